@@ -1,0 +1,73 @@
+"""Options, validated once and handed down. Durations are written as text (`500ms`, `10s`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import InputError
+
+_UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_000_000,
+             "h": 3_600_000_000, "d": 86_400_000_000}  # fmt: skip
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|m|h|d)\s*")
+
+FsyncPolicy = Literal["always", "never"]
+RecoveryPolicy = Literal["replay", "checkpoint"]
+
+
+def duration_us(text: str, *, of: str = "duration") -> int:
+    """`"1.5s"` to 1_500_000. `of` names the option in the message."""
+    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InputError(
+            f"{of}: {text!r} is not a duration; write a number and a unit, such as '500ms', '10s', "
+            "'5min', '1h' (units: us, ms, s, min, h, d)"
+        )
+    value = float(match[1]) * _UNITS_US[match[2]]
+    if value != int(value) or value <= 0:
+        raise InputError(f"{of}: {text!r} must be a positive whole number of microseconds")
+    return int(value)
+
+
+def duration_text(us: int) -> str:
+    for unit in ("d", "h", "min", "s", "ms"):
+        if us % _UNITS_US[unit] == 0:
+            return f"{us // _UNITS_US[unit]}{unit}"
+    return f"{us}us"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a network is run. What it computes never depends on any of these."""
+
+    #: Spark master URL of every node.
+    master: str = "local[2]"
+    #: Heap of each node's JVM (`-Xms` = `-Xmx`).
+    memory: str = "2g"
+    #: `always`: a record is on the disk before anybody is told of it.
+    fsync: FsyncPolicy = "always"
+    #: Whole-state checkpoint every so many buckets; 0 for never.
+    checkpoint_buckets: int = 100
+    #: `replay`: upstream logs keep what an empty node needs to rebuild its state, so that even the
+    #: loss of a node's storage is survived. `checkpoint`: they keep what the newest checkpoint needs.
+    recovery: RecoveryPolicy = "replay"
+    #: Keep source logs and what clients received, so that everything can be audited.
+    archive: bool = True
+    #: At most this many waiting buckets run as one job.
+    group_buckets_max: int = 64
+    #: At most this many rows are taken into one job when several buckets wait.
+    group_rows_max: int = 2_000_000
+    #: Address of the Flight server; port 0 picks a free one.
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fsync not in ("always", "never"):
+            raise InputError(f"fsync: {self.fsync!r} is not one of 'always', 'never'")
+        if self.recovery not in ("replay", "checkpoint"):
+            raise InputError(f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'")
+        if self.checkpoint_buckets < 0 or self.group_buckets_max < 1 or self.group_rows_max < 1:
+            raise InputError("checkpoint_buckets must be >= 0, group maxima must be >= 1")
+        if self.recovery == "checkpoint" and self.checkpoint_buckets == 0:
+            raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")

@@ -1,0 +1,445 @@
+"""Aggregates as partials that merge in any order and any grouping with the same bits.
+
+Each aggregate gives *dimensions* (columns the partials are grouped by, beside the keys), *partials*
+(columns with a commutative, associative, exact merge) and a *finish*. Sums of doubles are exact:
+a value is cut into four whole numbers of 30 bits on a grid fixed by its block of 64 binary
+exponents, whole numbers are added, and only the finish rounds. The block is a dimension; in common
+data there is one. So neither tasks, nor panes, nor groups of buckets can change a bit (DESIGN 1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.errors import InputError
+from holdfast.model.aggregates import Aggregate
+
+_NAN, _PLUS_INF, _MINUS_INF = 1000, 1001, 1002
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_2P60, _2P30 = "1152921504606846976D", "1073741824L"
+
+
+@dataclass(slots=True)
+class _Part:
+    """One aggregate taken apart, as SQL over the columns that `prepare` adds."""
+
+    #: Columns computed one layer after the other: [{name: sql}, ...].
+    layers: list[dict[str, str]] = field(default_factory=list)
+    dims: dict[str, str] = field(default_factory=dict)
+    #: Name of the partial: (function of the first level, function that merges, sql).
+    partials: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    #: SQL over the partials, or over `items` (array of structs of dims and partials) with dims.
+    finish: str = ""
+    #: Items with the same dimensions must be merged before the finish (top_k).
+    unique_items: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatePlan:
+    """All aggregates of one operator, ready to be put on DataFrames."""
+
+    keys: tuple[str, ...]
+    layers: tuple[tuple[Column, ...], ...]
+    dims: tuple[str, ...]
+    _first: tuple[Column, ...]
+    _merge: tuple[Column, ...]
+    #: How the dimensions are folded away, level by level: (group columns kept, columns).
+    _folds: tuple[tuple[tuple[str, ...], tuple[Column, ...]], ...]
+    _finish: tuple[Column, ...]
+
+    def prepare(self, df: DataFrame) -> DataFrame:
+        for layer in self.layers:
+            df = df.select("*", *layer)
+        return df
+
+    def first(self, df: DataFrame, *by: str) -> DataFrame:
+        """Rows (prepared) to partials grouped by `by`, the keys and the dimensions."""
+        return df.groupBy(*by, *self.keys, *self.dims).agg(*self._first)
+
+    def merge(self, df: DataFrame, *by: str) -> DataFrame:
+        """Partials to partials with a coarser `by`."""
+        return df.groupBy(*by, *self.keys, *self.dims).agg(*self._merge)
+
+    def finish(self, df: DataFrame, *by: str) -> DataFrame:
+        """Partials, one row per `by`, keys and dimensions, to results."""
+        for kept, columns in self._folds:
+            df = df.groupBy(*by, *self.keys, *kept).agg(*columns)
+        return df.select(*by, *self.keys, *self._finish)
+
+
+def plan(
+    df: DataFrame, keys: tuple[str, ...], aggregates: Mapping[str, Any], time: str, of: str
+) -> AggregatePlan:
+    """Take the aggregates apart; `df` is a stub with the schema of the input."""
+    parts: dict[str, _Part] = {}
+    finishes: list[tuple[str, str]] = []
+    for name, wanted in aggregates.items():
+        if name in keys or name in (time, "window_start"):
+            raise InputError(f"{of}: the aggregate name {name!r} is taken by a key or time column")
+        if callable(wanted) and not isinstance(wanted, Column):
+            wanted = wanted()  # a Column cannot be made before Spark runs
+        if isinstance(wanted, Aggregate):
+            pieces, text = [(f"_a{len(parts)}", wanted)], f"_a{len(parts)}"
+        elif isinstance(wanted, Column):
+            pieces, text = _take_apart(df, wanted, len(parts), f"{of}, aggregate {name!r}")
+        else:
+            raise InputError(
+                f"{of}, aggregate {name!r}: give hf.sum(...), hf.count(), … or a PySpark aggregate "
+                f"Column, not {type(wanted).__name__}"
+            )
+        for label, aggregate in pieces:
+            parts[label] = _part(df, label, aggregate, time, f"{of}, aggregate {name!r}")
+            text = re.sub(rf"\b{label}\b", lambda _, to=label: f"({_placeholder(to)})", text)
+        finishes.append((name, text))
+    return _assemble(keys, parts, finishes, of)
+
+
+def _placeholder(label: str) -> str:
+    return f"\x00{label}\x00"
+
+
+def _assemble(
+    keys: tuple[str, ...], parts: dict[str, _Part], finishes: list[tuple[str, str]], of: str
+) -> AggregatePlan:
+    layers: list[tuple[Column, ...]] = []
+    for depth in range(1 + max((len(part.layers) for part in parts.values()), default=0)):
+        columns = {
+            name: sql
+            for part in parts.values()
+            for name, sql in (part.layers[depth].items() if depth < len(part.layers) else ())
+        }
+        if columns:
+            layers.append(tuple(F.expr(sql).alias(name) for name, sql in columns.items()))
+    dims = [name for part in parts.values() for name in part.dims]
+    if dims:
+        layers.append(
+            tuple(
+                F.expr(sql).alias(name) for part in parts.values() for name, sql in part.dims.items()
+            )
+        )
+    first, merge = [], []
+    for part in parts.values():
+        for name, (fn, merging, sql) in part.partials.items():
+            first.append(F.expr(f"{fn}({sql})").alias(name))
+            merge.append(F.expr(f"{merging}({name})").alias(name))
+    unique = [label for label, part in parts.items() if part.unique_items]
+    if len(unique) > 1:
+        raise InputError(f"{of}: one top_k per window; compute the second in a window of its own")
+    folds: list[tuple[tuple[str, ...], tuple[Column, ...]]] = []
+    others = [label for label, part in parts.items() if part.dims and not part.unique_items]
+    if unique and others:
+        folds.append((tuple(parts[unique[0]].dims), _fold(parts, others, flatten=(), keep=unique)))
+        folds.append(((), _fold(parts, unique, flatten=tuple(others), keep=[])))
+    elif dims:
+        folds.append(((), _fold(parts, others + unique, flatten=(), keep=[])))
+    texts = {label: part.finish for label, part in parts.items()}
+    finish = []
+    for name, text in finishes:
+        for label, sql in texts.items():
+            text = text.replace(_placeholder(label), sql)
+        finish.append(F.expr(text).alias(name))
+    return AggregatePlan(
+        keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds), tuple(finish)
+    )
+
+
+def _fold(
+    parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...], keep: list[str]
+) -> tuple[Column, ...]:
+    """One level that takes dimensions away: their aggregates become arrays of items."""
+    columns = []
+    for label, part in parts.items():
+        if label in collect:
+            fields = ", ".join([*part.dims, *part.partials])
+            columns.append(F.expr(f"array_sort(collect_list(struct({fields})))").alias(f"{label}_i"))
+        elif label in flatten:
+            columns.append(
+                F.expr(f"array_sort(flatten(collect_list({label}_i)))").alias(f"{label}_i")
+            )
+        else:
+            columns += [
+                F.expr(f"{merging}({name})").alias(name)
+                for name, (_, merging, _sql) in part.partials.items()
+            ]
+    assert set(keep) <= set(parts)
+    return tuple(columns)
+
+
+def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _Part:
+    if aggregate.kind == "count" and aggregate.arg is None:
+        return _Part(partials={f"{a}_n": ("count", "sum", "1")}, finish=f"{a}_n")
+    arg = aggregate.arg or "1"
+    kind = _type_of(df, arg, of)
+    x = f"{a}_x"
+    part = _Part(layers=[{x: arg}])
+    match aggregate.kind:
+        case "count":
+            part.partials = {f"{a}_n": ("count", "sum", x)}
+            part.finish = f"{a}_n"
+        case "sum" | "avg":
+            _sum(part, a, x, kind, aggregate.kind, of)
+        case "min" | "max":
+            if kind in ("float", "double"):
+                # -0.0 and 0.0 compare equal, so which one wins would depend on the order.
+                part.layers[0][x] = f"(({arg}) + cast(0 as {kind}))"
+            _orderable(kind, of)
+            part.partials = {f"{a}_v": (aggregate.kind, aggregate.kind, x)}
+            part.finish = f"{a}_v"
+        case "first" | "last":
+            _orderable(kind, of)
+            fn = "min" if aggregate.kind == "first" else "max"
+            part.partials = {f"{a}_v": (fn, fn, f"struct(`{time}` as t, {x} as v)")}
+            part.finish = f"{a}_v.v"
+        case "stddev" | "stddev_pop" | "variance" | "var_pop":
+            _spread(part, a, x, kind, aggregate.kind, of)
+        case "approx_distinct":
+            value = x if kind in ("int", "bigint", "string", "binary") else f"cast({x} as string)"
+            lg_k = aggregate.param("lg_k")
+            # A union forgets the order of arrival, which a lone sketch's estimate remembers.
+            part.finish = (
+                f"coalesce(hll_sketch_estimate(hll_union({a}_s, {a}_s)), cast(0 as bigint))"
+            )
+            part.partials = {f"{a}_s": ("hll_sketch_agg", "hll_union_agg", f"{value}, {lg_k}")}
+        case "quantile":
+            _quantile(part, a, x, kind, aggregate, of)
+        case "top_k":
+            _orderable(kind, of)
+            part.dims = {f"{a}_d": x}
+            part.partials = {f"{a}_n": ("count", "sum", x)}
+            part.unique_items = True
+            part.finish = (
+                f"transform(slice(array_sort(transform(filter({a}_i, e -> e.{a}_n > 0), "
+                f"e -> struct(-e.{a}_n as m, e.{a}_d as v))), 1, {aggregate.param('k')}), "
+                "e -> struct(e.v as value, -e.m as count))"
+            )
+        case _:
+            raise InputError(f"{of}: unknown aggregate {aggregate.kind!r}")
+    return part
+
+
+def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
+    part.partials = {f"{a}_n": ("count", "sum", x)}
+    if kind in _WHOLE:
+        part.partials[f"{a}_h"] = ("sum", "sum", f"shiftright(cast({x} as bigint), 32)")
+        part.partials[f"{a}_l"] = ("sum", "sum", f"cast({x} as bigint) & 4294967295L")
+        high = f"({a}_h + shiftright({a}_l, 32))"
+        low = f"({a}_l & 4294967295L)"
+        if wanted == "sum":
+            # Between -2**31 and 2**31-1 the high half fits; elsewhere the sum is not a long.
+            part.finish = (
+                f"if({high} between -2147483648L and 2147483647L, "
+                f"shiftleft({high}, 32) | {low}, cast(null as bigint))"
+            )
+        else:
+            part.finish = (
+                f"if({a}_n = 0, null, (cast({high} as double) * 4294967296D + {low}) / {a}_n)"
+            )
+        return
+    if kind.startswith("decimal"):
+        precision, scale = (int(text) for text in kind[8:-1].split(","))
+        part.partials[f"{a}_d"] = ("try_sum", "try_sum", f"cast({x} as decimal(38,{scale}))")
+        if wanted == "sum":
+            part.finish = f"cast({a}_d as decimal({min(38, precision + 10)},{scale}))"
+        else:
+            wide = f"decimal({min(38, precision + 4)},{min(scale + 4, 38)})"
+            part.finish = f"if({a}_n = 0, null, cast(try_divide({a}_d, {a}_n) as {wide}))"
+        return
+    _number(kind, of)
+    total = _exact(part, a, x)
+    part.finish = f"if({_items_n(a)} = 0, null, {total}" + (
+        ")" if wanted == "sum" else f" / {_items_n(a)})"
+    )
+
+
+def _items_n(a: str) -> str:
+    return f"aggregate({a}_i, 0L, (s, e) -> s + e.{a}_n)"
+
+
+def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
+    """Add dimension and limbs for the exact sum of the double `x`; gives the finishing SQL."""
+    y, e, w = f"{a}{tag}_y", f"{a}{tag}_e", f"{a}{tag}_w"
+    block = (
+        f"case when {x} is null then null when isnan({x}) then {_NAN} "
+        f"when {x} = double('Infinity') then {_PLUS_INF} "
+        f"when {x} = double('-Infinity') then {_MINUS_INF} "
+        f"when {x} = 0 or (abs({x}) >= 9.5367431640625e-7D and abs({x}) < 1.7592186044416e13D) then 0 "
+        f"else shiftright(cast(floor(log2(abs({x}))) as int) + 20, 6) end"
+    )
+    scaled = (
+        f"case when {e} = 0 then {x} * 4.722366482869645213696e21D when {e} >= {_NAN} then 0D "
+        f"else {x} * pow(2D, 36 - 32 * {e}) * pow(2D, 36 - 32 * {e}) end"
+    )
+    layers = [
+        {e: block},
+        {y: scaled},
+        {w: f"cast({y} / {_2P60} as bigint)"},
+        {f"{w}l": f"cast({y} - cast({w} as double) * {_2P60} as bigint)"},
+    ]
+    for depth, layer in enumerate(layers, start=1):
+        while len(part.layers) <= depth:
+            part.layers.append({})
+        part.layers[depth].update(layer)
+    # The block is both computed early and grouped by: the dimension gets a name of its own.
+    part.dims[f"{e}d"] = e
+    for limb, sql in (("3", f"{w} div {_2P30}"), ("2", f"{w} % {_2P30}"),
+                      ("1", f"{w}l div {_2P30}"), ("0", f"{w}l % {_2P30}")):  # fmt: skip
+        part.partials[f"{a}{tag}_{limb}"] = ("sum", "sum", sql)
+    i, d = f"{a}_i", f"{e}d"
+    value = " + ".join(
+        f"cast(coalesce(e.{a}{tag}_{limb}, 0L) as double) * {weight}"
+        for limb, weight in (("3", "1237940039285380274899124224D"), ("2", _2P60),
+                             ("1", "1073741824D"), ("0", "1D"))
+    )  # fmt: skip
+    half = f"pow(2D, 32 * e.{d} - 36)"
+    return (
+        f"case when exists({i}, e -> coalesce(e.{d} = {_NAN}, false)) "
+        f"or (exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) "
+        f"and exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false))) then double('NaN') "
+        f"when exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) then double('Infinity') "
+        f"when exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false)) then double('-Infinity') "
+        f"else aggregate(filter({i}, e -> e.{d} is not null), 0D, "
+        f"(s, e) -> s + ({value}) * {half} * {half}) end"
+    )
+
+
+def _spread(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
+    if kind not in _WHOLE and not kind.startswith("decimal"):
+        _number(kind, of)
+    part.layers = [{f"{x}r": part.layers[0][x]}, {x: f"cast({x}r as double)"}]
+    part.layers.append({f"{x}q": f"{x} * {x}"})
+    part.partials = {f"{a}_n": ("count", "sum", x)}
+    head = part.layers
+    part.layers = [{}, {}]
+    sum_1 = _exact(part, a, x, "s")
+    sum_2 = _exact(part, a, f"{x}q", "q")
+    tail = part.layers[1:]
+    part.layers = [*head, *[layer for layer in tail if layer]]
+    n = _items_n(a)
+    divisor = n if wanted.endswith("pop") else f"({n} - 1)"
+    least = 1 if wanted.endswith("pop") else 2
+    variance = f"greatest(0D, ({sum_2} - ({sum_1}) * (({sum_1}) / {n})) / {divisor})"
+    part.finish = f"if({n} < {least}, null, " + (
+        f"sqrt({variance}))" if wanted.startswith("stddev") else f"{variance})"
+    )
+
+
+_BIN_ZERO, _BIN_INF, _BIN_NAN = 10_000_000, 900_000_000, 1_000_000_000
+
+
+def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: str) -> None:
+    if kind not in _WHOLE and not kind.startswith("decimal"):
+        _number(kind, of)
+    error, q = aggregate.param("error"), aggregate.param("q")
+    gamma = (1 + error) / (1 - error)
+    value = f"cast({x} as double)"
+    size = f"cast(ceil(ln(abs({value})) / ln({gamma!r}D)) as int) + {_BIN_ZERO}"
+    part.dims = {
+        f"{a}_b": f"case when {x} is null then null when isnan({value}) then {_BIN_NAN} "
+        f"when {value} = 0 then 0 when {value} = double('Infinity') then {_BIN_INF} "
+        f"when {value} = double('-Infinity') then -{_BIN_INF} "
+        f"when {value} > 0 then {size} else -({size}) end"
+    }
+    part.partials = {f"{a}_n": ("count", "sum", x)}
+    items = f"filter({a}_i, e -> e.{a}_b is not null)"
+    rank = f"floor({q!r}D * ({_items_n(a)} - 1))"
+    # The first bin, in order, at which more than `rank` values have been seen.
+    found = (
+        f"aggregate({items}, named_struct('seen', 0L, 'bin', cast(null as int)), (s, e) -> "
+        f"named_struct('seen', s.seen + e.{a}_n, 'bin', "
+        f"if(s.bin is null and s.seen + e.{a}_n > {rank}, e.{a}_b, s.bin))).bin"
+    )
+    bin_value = f"(2D * pow({gamma!r}D, abs(b) - {_BIN_ZERO}) / ({gamma!r}D + 1D))"
+    part.finish = (
+        f"transform(array({found}), b -> case when b is null then null "
+        f"when b = {_BIN_NAN} then double('NaN') when b = 0 then 0D "
+        f"when b = {_BIN_INF} then double('Infinity') "
+        f"when b = -{_BIN_INF} then double('-Infinity') "
+        f"when b > 0 then {bin_value} else -{bin_value} end)[0]"
+    )
+
+
+def _type_of(df: DataFrame, sql: str, of: str) -> str:
+    from pyspark.errors import PySparkException
+
+    try:
+        return str(df.select(F.expr(sql)).schema.fields[0].dataType.simpleString())
+    except PySparkException as err:
+        known = ", ".join(df.columns)
+        raise InputError(f"{of}: {sql!r} cannot be computed from columns {known} ({_brief(err)})") from None
+
+
+def _brief(err: Exception) -> str:
+    return str(err).split("\n", 1)[0].split(" SQLSTATE", 1)[0][:200]
+
+
+def _number(kind: str, of: str) -> None:
+    if kind not in ("float", "double"):
+        raise InputError(f"{of}: {kind} is not a number; cast it or choose another column")
+
+
+def _orderable(kind: str, of: str) -> None:
+    if "map<" in kind:
+        raise InputError(f"{of}: values of type {kind} have no order")
+
+
+_PLAIN = {
+    "Count": "count", "Sum": "sum", "Min": "min", "Max": "max", "Average": "avg",
+    "StddevSamp": "stddev", "StddevPop": "stddev_pop", "VarianceSamp": "variance",
+    "VariancePop": "var_pop",
+}  # fmt: skip
+
+
+def _take_apart(
+    df: DataFrame, column: Column, at: int, of: str
+) -> tuple[list[tuple[str, Aggregate]], str]:
+    """A PySpark aggregate Column as our aggregates and the expression around them."""
+    from pyspark.errors import PySparkException
+
+    try:
+        analyzed = df.agg(column)._jdf.queryExecution().analyzed()  # type: ignore[operator]
+    except PySparkException as err:
+        raise InputError(f"{of}: {_brief(err)}") from None
+    expressions = analyzed.aggregateExpressions()
+    top = expressions.apply(0)
+    if top.getClass().getSimpleName() == "Alias":
+        top = top.child()
+    pieces: list[tuple[str, Aggregate]] = []
+    text = str(top.sql())
+
+    def walk(node: Any) -> None:
+        nonlocal text
+        if node.getClass().getSimpleName() == "AggregateExpression":
+            function = node.aggregateFunction()
+            name = function.getClass().getSimpleName()
+            if name not in _PLAIN or node.isDistinct() or node.filter().isDefined():
+                raise InputError(
+                    f"{of}: {node.sql()} has no form that can be merged from partials; use one of "
+                    f"hf.count, sum, min, max, avg, stddev, first, last, approx_distinct, quantile, "
+                    "top_k, or window(...).apply(fn) for any DataFrame code"
+                )
+            children = function.children()
+            if name == "Count":
+                only = str(children.apply(0).sql()) if children.size() == 1 else None
+                if only is None:
+                    raise InputError(f"{of}: count of several columns; count one")
+                arg: str | None = None if only == "1" else only
+            else:
+                arg = str(children.apply(0).sql())
+            label = f"_a{at + len(pieces)}"
+            pieces.append((label, Aggregate(_PLAIN[name], arg)))
+            text = text.replace(str(node.sql()), label)
+            return
+        inner = node.children()
+        for index in range(inner.size()):
+            walk(inner.apply(index))
+
+    walk(top)
+    if not pieces:
+        raise InputError(f"{of}: {text} is not an aggregate")
+    return pieces, text

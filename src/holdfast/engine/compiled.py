@@ -1,0 +1,246 @@
+"""A network with types: the schema of every stream, and every user function tried on a stub.
+
+This is the part of well-formedness that needs Spark (ECOC rule 3: schemas along every edge).
+All violations are collected before one is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from holdfast.engine import aggregates, determinism
+from holdfast.errors import HoldfastError, InputError, NetworkError
+from holdfast.model import operators as ops
+from holdfast.model.network import Network
+from holdfast.model.schema import arrow_schema, check_time, schema_ddl, type_ddl
+from holdfast.model.wellformed import topological
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What the engine knows of each stream, by operator name."""
+
+    network: Network
+    schema: dict[str, str] = field(default_factory=dict)
+    time: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, aggregates.AggregatePlan] = field(default_factory=dict)
+
+
+def compile_network(network: Network, spark: SparkSession) -> Compiled:
+    network.check()
+    made = Compiled(network)
+    violations: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-stub-") as folder:
+        empty = os.path.join(folder, "empty")
+        os.mkdir(empty)
+
+        def stub(ddl: str) -> DataFrame:
+            return spark.readStream.schema(ddl).parquet(empty)
+
+        for op in topological(network):
+            if any(up is not None and up.name not in made.schema for up in op.inputs):
+                continue  # its input is already reported
+            try:
+                _compile(op, made, spark, stub)
+            except HoldfastError as err:
+                violations.append(str(err))
+    if violations:
+        raise NetworkError(violations)
+    return made
+
+
+def _compile(
+    op: ops.Operator, made: Compiled, spark: SparkSession, stub: Callable[[str], DataFrame]
+) -> None:
+    ups = [up for up in op.inputs if up is not None]
+    ddl = [made.schema[up.name] for up in ups]
+    time = made.time[ups[0].name] if ups else ""
+    match op:
+        case ops.Source():
+            made.schema[op.name] = schema_ddl(arrow_schema(op.schema))
+            made.time[op.name] = op.time
+            return
+        case ops.Apply():
+            before = stub(ddl[0])
+            after = determinism.call(op.fn, before, op.name)
+            determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
+            determinism.check_time_kept(before, after, time, op.name)
+            made.schema[op.name] = _ddl(after, op.name)
+            if op.python_udfs:
+                _try_udfs(op, ddl[0], time, spark)
+        case ops.Union():
+            for number, (other, up) in enumerate(zip(ddl, ups, strict=True)):
+                if _fields(other) != _fields(ddl[0]) or made.time[up.name] != time:
+                    raise InputError(
+                        f"{op.name}, input port {number}: {up.name} has schema ({other}) with time "
+                        f"{made.time[up.name]!r}, but port 0 has ({ddl[0]}) with time {time!r}; make "
+                        "them equal with .map(...)"
+                    )
+            made.schema[op.name] = ddl[0]
+        case ops.TimeWindow():
+            df = stub(ddl[0])
+            if op.fn is not None:
+                after = determinism.call(op.fn, spark.createDataFrame([], ddl[0]), op.name)
+                determinism.check_plan(after, op.name, whole_window=True, python_udfs=False)
+                made.schema[op.name] = _ddl(stamp(after, time, 0), op.name)
+            else:
+                _have(op.keys, df, op.name, "group_by")
+                plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+                made.plans[op.name] = plan
+                made.schema[op.name] = _ddl(
+                    finish_window(_results(plan, spark, ddl[0], "_end"), op.size_us, time), op.name
+                )
+        case ops.Join():
+            joined = join(
+                spark.createDataFrame([], ddl[0]), spark.createDataFrame([], ddl[1]), op,
+                time, made.time[ups[1].name],
+            )  # fmt: skip
+            made.schema[op.name] = _ddl(joined, op.name)
+        case ops.CountWindow():
+            df = stub(ddl[0])
+            _have(op.keys, df, op.name, "by")
+            plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+            made.plans[op.name] = plan
+            made.schema[op.name] = _ddl(
+                finish_count_window(_results(plan, spark, ddl[0], "_seq", "_last"), time), op.name
+            )
+        case ops.Stateful():
+            df = stub(ddl[0])
+            _have(op.keys, df, op.name, "key")
+            out = arrow_schema(op.out)
+            missing = check_time(out, time, of=f"{op.name}, out")
+            if missing:
+                raise InputError(missing)
+            made.schema[op.name] = schema_ddl(out)
+        case ops.Output():
+            made.schema[op.name] = ddl[0]
+        case _:
+            raise InputError(f"{op.name}: {op.kind} cannot be run yet")
+    made.time[op.name] = time
+
+
+def _results(
+    plan: aggregates.AggregatePlan, spark: SparkSession, ddl: str, *by: str
+) -> DataFrame:
+    df = spark.createDataFrame([], ddl)
+    rows = plan.prepare(df.select("*", *[F.lit(0).cast("long").alias(name) for name in by]))
+    return plan.finish(plan.first(rows, *by), *by)
+
+
+def finish_window(df: DataFrame, size_us: int, time: str) -> DataFrame:
+    """`_end` (first instant after the window) becomes `window_start` and the time column."""
+    return df.select(
+        *[name for name in df.columns if name != "_end"],
+        F.expr(f"timestamp_micros(_end - {size_us}L)").alias("window_start"),
+        F.expr("timestamp_micros(_end - 1L)").alias(time),
+    )
+
+
+def finish_count_window(df: DataFrame, time: str) -> DataFrame:
+    """`_last`, the time of the row that filled the window, becomes the time column."""
+    return df.select(
+        *[name for name in df.columns if name not in ("_seq", "_last")],
+        F.expr("timestamp_micros(_last)").alias(time),
+    )
+
+
+def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
+    """The result of a window function gets the last instant of its window as time column."""
+    return df.select(
+        *[name for name in df.columns if name != time],
+        F.expr(f"timestamp_micros({end_us - 1}L)").alias(time),
+    )
+
+
+def join(
+    left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: str
+) -> DataFrame:
+    """Pairs at most `within` apart; the later time wins the left time column."""
+    equal = op.on if isinstance(op.on, tuple) else ()
+    _have(equal, left, f"{op.name}, input port 0", "on")
+    _have(equal, right, f"{op.name}, input port 1", "on")
+    same_time = {time_l} if time_l == time_r else set()
+    clash = set(left.columns) & set(right.columns) - set(equal) - same_time
+    if clash:
+        raise InputError(
+            f"{op.name}: both sides have a column {', '.join(sorted(clash))}; rename one with "
+            ".map(...) before the join"
+        )
+    condition = (
+        op.on if isinstance(op.on, str) else " and ".join(f"l.`{key}` = r.`{key}`" for key in equal)
+    )
+    apart = f"abs(unix_micros(l.`{time_l}`) - unix_micros(r.`{time_r}`)) <= {op.within_us}L"
+    later = f"greatest(l.`{time_l}`, r.`{time_r}`)"
+    kept_r = [name for name in right.columns if name not in equal and name not in same_time]
+    try:
+        return (
+            left.alias("l")
+            .join(right.alias("r"), F.expr(f"({condition}) and {apart}"))
+            .select(
+                *[
+                    F.expr(later).alias(time_l) if name == time_l else F.col(f"l.`{name}`")
+                    for name in left.columns
+                ],
+                *[F.col(f"r.`{name}`") for name in kept_r],
+            )
+        )
+    except Exception as err:
+        from pyspark.errors import PySparkException
+
+        if isinstance(err, PySparkException):
+            raise determinism.explain(
+                err, f"{op.name}, on={op.on!r}", [f"l.{c}" for c in left.columns]
+                + [f"r.{c}" for c in right.columns],
+            ) from None  # fmt: skip
+        raise
+
+
+def _have(keys: tuple[str, ...], df: DataFrame, of: str, what: str) -> None:
+    for key in keys:
+        if key not in df.columns:
+            raise InputError(
+                f"{of}: {what} names the column {key!r}, which is not among "
+                f"{', '.join(df.columns)}"
+            )
+
+
+def _fields(ddl: str) -> list[tuple[str, str]]:
+    return [(f.name, type_ddl(f.type)) for f in arrow_schema(ddl)]
+
+
+def _ddl(df: DataFrame, of: str) -> str:
+    schema: pa.Schema = to_arrow_schema(df.schema, timezone="UTC")
+    for item in schema:
+        if pa.types.is_null(item.type):
+            raise InputError(f"{of}: column {item.name!r} has no type; cast the null")
+    return schema_ddl(schema)
+
+
+def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
+    """Declared UDFs are tried on a made-up sample under two splits and orders."""
+    from holdfast.engine.sample import sample_rows
+    from holdfast.log.rows import canonical, digest
+
+    rows = sample_rows(arrow_schema(ddl), 64)
+    found = []
+    for order, parts in ((rows, 1), (rows.take(list(range(63, -1, -1))), 3)):
+        df = spark.createDataFrame(order.to_pandas(), ddl).repartition(parts)
+        try:
+            found.append(digest(canonical(op.fn(df).toArrow())))
+        except Exception as err:
+            raise InputError(
+                f"{op.name}: its Python UDF fails on sample rows ({str(err).strip().splitlines()[-1]})"
+            ) from None
+    if found[0] != found[1]:
+        raise InputError(
+            f"{op.name}: its Python UDF gave different results for the same rows in another order "
+            "or split; it must be deterministic and work row by row"
+        )

@@ -1,0 +1,164 @@
+"""User code is held against what is known to give the same bits everywhere (DESIGN section 1).
+
+A function is called once on a streaming stub, where a hidden `collect()` cannot run, and its analysed
+plan is walked: only listed plan nodes, no expression that depends on clock, chance or partitioning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from holdfast.errors import HoldfastError, InputError, NotDeterministic
+
+#: Nodes that treat every row by itself.
+_ROW_BY_ROW = {
+    "Project", "Filter", "Generate", "SubqueryAlias", "Union", "LocalRelation", "LogicalRDD",
+    "StreamingRelation", "StreamingRelationV2", "Expand", "ResolvedHint", "OneRowRelation",
+}  # fmt: skip
+#: Further nodes that are fine over a whole window, whose rows are all there.
+_WHOLE_WINDOW = _ROW_BY_ROW | {
+    "Aggregate", "Join", "Distinct", "Deduplicate", "Sort", "Window", "Intersect", "Except",
+    "Pivot", "Unpivot", "Repartition", "RepartitionByExpression", "WithCTE", "CTERelationDef",
+    "CTERelationRef", "GlobalLimit", "LocalLimit", "LogicalRelation",
+}  # fmt: skip
+_CHANCE = {
+    "Rand": "rand()", "Randn": "randn()", "RandStr": "randstr()", "Uniform": "uniform()",
+    "Shuffle": "shuffle()", "Uuid": "uuid()", "MonotonicallyIncreasingID":
+    "monotonically_increasing_id()", "SparkPartitionID": "spark_partition_id()",
+    "CurrentTimestamp": "current_timestamp()", "CurrentTimestampLike": "current_timestamp()",
+    "Now": "now()", "LocalTimestamp": "localtimestamp()", "CurrentDate": "current_date()",
+    "CurDateExpressionBuilder": "curdate()", "CurrentTime": "current_time()",
+    "UnixTimestamp": "", "InputFileName": "input_file_name()",
+    "InputFileBlockStart": "input_file_block_start()",
+    "InputFileBlockLength": "input_file_block_length()", "CurrentUser": "current_user()",
+    "CurrentBatchTimestamp": "current_timestamp()", "Sample": "sample()",
+    "CallMethodViaReflection": "reflect()", "TryReflect": "try_reflect()",
+}  # fmt: skip
+#: Aggregates that depend on the order of rows or are randomised.
+_ORDER = {
+    "First": "first()", "Last": "last()", "CollectList": "collect_list()", "AnyValue":
+    "any_value()", "ApproximatePercentile": "approx_percentile()",
+    "KllSketchAggBigint": "kll_sketch_agg()", "KllSketchAggDouble": "kll_sketch_agg()",
+    "KllSketchAggFloat": "kll_sketch_agg()", "ListAgg": "listagg()",
+}  # fmt: skip
+
+
+def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
+    """Call user code on the stub and turn what goes wrong into one clear message."""
+    try:
+        result = fn(stub)
+    except PySparkException as err:
+        raise explain(err, of, stub.columns) from None
+    except HoldfastError:
+        raise
+    except Exception as err:
+        raise InputError(f"{of}: the function raised {type(err).__name__}: {err}") from err
+    if not isinstance(result, DataFrame):
+        raise InputError(
+            f"{of}: the function must return a DataFrame, it returned {type(result).__name__}"
+        )
+    return result
+
+
+def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError:
+    condition = err.getCondition() or ""
+    first = str(err).split("\n", 1)[0].split(" SQLSTATE", 1)[0]
+    if "UNRESOLVED_COLUMN" in condition or "FIELD_NOT_FOUND" in condition:
+        return InputError(f"{of}: {first} The columns here are: {', '.join(columns)}.")
+    if "writeStream.start" in str(err) or "STREAMING" in condition:
+        return NotDeterministic(
+            f"{of}: the function runs an action (collect, count, toPandas, …) or something Spark "
+            f"cannot do on a stream; it may only describe transformations ({first})"
+        )
+    return InputError(f"{of}: {first}")
+
+
+def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool) -> None:
+    """Refuse a plan that could differ between replicas, saying which part and why."""
+    allowed = _WHOLE_WINDOW if whole_window else _ROW_BY_ROW
+    plan = df._jdf.queryExecution().analyzed()  # type: ignore[operator]
+    names = [cls.rsplit(".", 1)[-1].rstrip("$") for cls in _classes(json.loads(plan.toJSON()))]
+    if "Sample" in names:
+        raise NotDeterministic(f"{of}: sample() picks rows by chance; filter on a column instead")
+    for name in names:
+        text = _CHANCE.get(name)
+        if text:
+            raise NotDeterministic(
+                f"{of}: {text} differs between replicas and between repeats; use a column of the "
+                "input (its time column for the time) instead"
+            )
+        if whole_window and name in _ORDER:
+            raise NotDeterministic(
+                f"{of}: {_ORDER[name]} depends on the order of rows; use min_by, max_by, or "
+                "array_sort(collect_set(...))"
+            )
+        if name in ("PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF") and not python_udfs:
+            raise NotDeterministic(
+                f"{of}: it holds a user-defined function, which nobody can look into; if it is "
+                "deterministic and works row by row say so with apply(fn, python_udfs=True)"
+            )
+    for name in _nodes(plan):
+        if name in ("GlobalLimit", "LocalLimit") and "Sort" not in names:
+            raise NotDeterministic(
+                f"{of}: limit() without an order takes any rows; "
+                + ("orderBy() first" if whole_window else "it does not work row by row either")
+            )
+        if name not in allowed:
+            raise NotDeterministic(
+                f"{of}: {name} does not work row by row; "
+                + (
+                    "it cannot be used here"
+                    if whole_window
+                    else "aggregate with .window(...).agg(...), combine with .join(...), keep state "
+                    "with .stateful(...), or use window(...).apply(fn)"
+                )
+            )
+
+
+def check_time_kept(before: DataFrame, after: DataFrame, time: str, of: str) -> None:
+    """The time column must come through as it is: it says in which bucket a row lives."""
+    if time not in after.columns:
+        raise InputError(
+            f"{of}: the result has no time column {time!r} (it has {', '.join(after.columns)}); "
+            "pass it on"
+        )
+    if after.columns.count(time) > 1:
+        raise InputError(f"{of}: the result has the column {time!r} twice")
+    if _expression_id(before, time) != _expression_id(after, time):
+        raise InputError(
+            f"{of}: it changes the time column {time!r}, which places rows in buckets; put the "
+            "computed time into a column of another name"
+        )
+
+
+def _expression_id(df: DataFrame, column: str) -> str:
+    output = df._jdf.queryExecution().analyzed().output()  # type: ignore[operator]
+    for index in range(output.size()):
+        attribute = output.apply(index)
+        if attribute.name() == column:
+            return str(attribute.exprId().toString())
+    return ""
+
+
+def _nodes(plan: Any) -> Iterator[str]:
+    yield str(plan.nodeName()).replace(" ", "")
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _nodes(children.apply(index))
+
+
+def _classes(value: Any) -> Iterator[str]:
+    """Every class named anywhere in the JSON form of a plan, expressions included."""
+    if isinstance(value, dict):
+        if "class" in value:
+            yield str(value["class"])
+        for inner in value.values():
+            yield from _classes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _classes(inner)

@@ -1,0 +1,228 @@
+"""Keyed state on the executors: one shard file in, one shard file out, whole columns at a time.
+
+The rows of a step are spread by key over the network's shards; each task reads its shard of the
+previous version, runs the operator, writes the shard of the next version under a name nobody else
+uses, and passes its results on. A shard file that exists is whole (it is renamed into place) and,
+operators being deterministic, right: a task that ran twice wrote the same bytes twice.
+State never passes through the driver, and old versions are simply other files.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.engine.state import write_rows
+from holdfast.errors import InputError
+from holdfast.log.rows import sort_canonical, times_us
+
+Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketInfo:
+    """What a stateful function is told of the bucket it works on."""
+
+    bucket: int
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Everything a task needs, sent to it with the job."""
+
+    step: Step
+    #: Shard number to the file of the previous version; missing while the shard has no state.
+    files: Mapping[int, str]
+    folder: str
+    schema: pa.Schema
+    out: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        shard = context.partitionId()
+        held = list(batches)
+        rows = pa.Table.from_batches(held, held[0].schema if held else self.schema)
+        rows = rows.cast(self.schema)
+        before = pq.read_table(self.files[shard]) if shard in self.files else None
+        out, state, timer_us = self.step(before, rows)
+        write_shard(state, self.folder, shard, timer_us)
+        yield from out.cast(self.out).combine_chunks().to_batches()
+
+
+def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) -> None:
+    meta = {b"rows": str(state.num_rows).encode()}
+    if timer_us is not None:
+        meta[b"timer_us"] = str(timer_us).encode()
+    state = state.replace_schema_metadata(meta)
+    write_rows(state, os.path.join(folder, f"shard-{shard}.{uuid.uuid4().hex[:8]}.parquet"))
+
+
+def read_shards(folder: str) -> dict[int, dict[str, Any]]:
+    """What the tasks of a step left in `folder`: file, rows and timer of each shard."""
+    found: dict[int, dict[str, Any]] = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if not name.startswith("shard-"):
+            continue
+        shard = int(name[6:].split(".", 1)[0])
+        if shard in found:
+            os.unlink(os.path.join(folder, name))  # a task that ran twice
+            continue
+        meta = pq.read_metadata(os.path.join(folder, name)).metadata or {}
+        timer = meta.get(b"timer_us")
+        found[shard] = {
+            "file": os.path.join(folder, name),
+            "rows": int(meta[b"rows"]),
+            "timer_us": None if timer is None else int(timer),
+        }
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindowStep:
+    """Assign rows to count windows: full windows leave, the rows of the next ones stay.
+
+    Positions count from the start of each key's next window, so the state is just the rows since
+    then, in order.
+    """
+
+    keys: tuple[str, ...]
+    time: str
+    size: int
+    slide: int
+
+    def __call__(self, before: pa.Table | None, rows: pa.Table) -> tuple[pa.Table, pa.Table, None]:
+        rows = sort_canonical(rows, self.time)
+        if before is not None:
+            rows = pa.concat_tables([before.cast(rows.schema), rows])
+        rows = rows.combine_chunks()
+        count = rows.num_rows
+        group = group_ids(rows, self.keys)
+        order = np.argsort(group, kind="stable")
+        starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if count else np.array([0])
+        sizes = np.diff(np.r_[starts, count]) if count else np.array([0])
+        full = np.maximum(0, (sizes - self.size) // self.slide + 1)
+        # One entry per full window: where it starts in `order`, and its number within the key.
+        first = np.repeat(np.cumsum(full) - full, full)
+        number = np.arange(int(full.sum())) - first
+        window_start = np.repeat(starts, full) + number * self.slide
+        members = (window_start[:, None] + np.arange(self.size)).reshape(-1)
+        position = np.arange(count) - np.repeat(starts, sizes) if count else np.array([], int)
+        stays = position >= np.repeat(full * self.slide, sizes) if count else np.array([], bool)
+        out = rows.take(pa.array(order[members]))
+        times = times_us(rows, self.time)
+        last = times[order[window_start + self.size - 1]]
+        out = out.append_column("_seq", pa.array(np.repeat(number, self.size), pa.int64()))
+        out = out.append_column("_last", pa.array(np.repeat(last, self.size), pa.int64()))
+        kept = np.sort(order[stays])
+        return out, rows.take(pa.array(kept)), None
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulStep:
+    """Call a user's function bucket by bucket, also where only a timer is due."""
+
+    fn: Callable[[pa.Table, pa.Table, BucketInfo], tuple[pa.Table, pa.Table]]
+    name: str
+    time: str
+    timer: str | None
+    state: pa.Schema
+    out: pa.Schema
+    width_us: int
+    upto: int
+
+    def __call__(
+        self, before: pa.Table | None, rows: pa.Table
+    ) -> tuple[pa.Table, pa.Table, int | None]:
+        state = self.state.empty_table() if before is None else before.cast(self.state)
+        rows = sort_canonical(rows, self.time)
+        buckets = times_us(rows, self.time) // self.width_us
+        present, starts = np.unique(buckets, return_index=True)
+        ends = np.r_[starts[1:], len(buckets)]
+        outs: list[pa.Table] = []
+        at, done = 0, None
+        while True:
+            timer_us = self._timer(state)
+            by_timer = None if timer_us is None else timer_us // self.width_us
+            if by_timer is not None and done is not None and by_timer <= done:
+                raise InputError(
+                    f"{self.name}: a timer in the state was due in bucket {by_timer} and is still "
+                    "there; the function must remove or move timers that are before info.end_us"
+                )
+            by_rows = int(present[at]) if at < len(present) else None
+            candidates = [b for b in (by_rows, by_timer) if b is not None and b <= self.upto]
+            if not candidates:
+                break
+            bucket = min(candidates)
+            chunk = rows.slice(0, 0)
+            if bucket == by_rows:
+                chunk = rows.slice(int(starts[at]), int(ends[at] - starts[at]))
+                at += 1
+            out, state = self._call(state, chunk, bucket)
+            outs.append(out)
+            done = bucket
+        timer_us = self._timer(state)
+        return pa.concat_tables([self.out.empty_table(), *outs]), state, timer_us
+
+    def _timer(self, state: pa.Table) -> int | None:
+        if self.timer is None or state.num_rows == 0:
+            return None
+        least = pc.min(state[self.timer]).cast(pa.timestamp("us", tz="UTC"))
+        return None if not least.is_valid else int(least.value)
+
+    def _call(self, state: pa.Table, rows: pa.Table, bucket: int) -> tuple[pa.Table, pa.Table]:
+        info = BucketInfo(bucket, bucket * self.width_us, (bucket + 1) * self.width_us)
+        result = self.fn(state, rows, info)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(f"{self.name}: the function must return (out, state), two Arrow tables")
+        out, state = (
+            _fit(table, schema, f"{self.name}, {label}")
+            for table, schema, label in zip(
+                result, (self.out, self.state), ("out", "state"), strict=True
+            )
+        )
+        times = times_us(out, self.time)
+        if len(times) and (times.min() < info.start_us or times.max() >= info.end_us):
+            raise InputError(
+                f"{self.name}: a result's time {self.time!r} lies outside bucket {bucket} that was "
+                "worked on; stamp results with a time from info.start_us to info.end_us - 1"
+            )
+        return out, state
+
+
+def _fit(table: Any, schema: pa.Schema, of: str) -> pa.Table:
+    if not isinstance(table, pa.Table):
+        raise InputError(f"{of}: expected an Arrow table, got {type(table).__name__}")
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise InputError(f"{of}: column {', '.join(missing)} is missing")
+    try:
+        return table.select(schema.names).cast(schema).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        raise InputError(f"{of}: {err}") from None
+
+
+def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A number for every row, equal exactly where all keys are equal (nulls too)."""
+    ids = np.zeros(rows.num_rows, np.int64)
+    for key in keys:
+        column = rows[key].combine_chunks()
+        encoded = column.dictionary_encode(null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        ids = ids * (len(encoded.dictionary) + 1) + codes
+        _, ids = np.unique(ids, return_inverse=True)
+    return ids.astype(np.int64)

@@ -1,0 +1,28 @@
+"""Made-up rows of any schema, to try user functions on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+
+def sample_rows(schema: pa.Schema, rows: int, *, seed: int = 7) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    return pa.table({field.name: _column(field.type, rows, rng) for field in schema}, schema=schema)
+
+
+def _column(kind: pa.DataType, rows: int, rng: np.random.Generator) -> pa.Array:
+    whole = rng.integers(0, 100, rows)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pa.array(np.char.add("v", whole.astype(str))).cast(kind)
+    if pa.types.is_floating(kind):
+        return pa.array(rng.random(rows) * 100).cast(kind)
+    if pa.types.is_boolean(kind):
+        return pa.array(whole % 2 == 0)
+    if pa.types.is_timestamp(kind):
+        return pa.array(1_700_000_000_000_000 + whole * 1_000, pa.int64()).cast(kind)
+    if pa.types.is_date(kind):
+        return pa.array((whole + 19_000).astype(np.int32)).cast(kind)
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return pa.array(whole, pa.int64()).cast(kind)
+    return pa.nulls(rows, kind)

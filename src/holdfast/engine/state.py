@@ -1,0 +1,164 @@
+"""State versions: what a path knows after a bucket, as a small immutable description of files.
+
+A version is never changed: a step makes the next one, which shares most files with it. Rolling back is
+choosing an older version; moving state is sending a version's files; a durable checkpoint is a
+version whose files were flushed and whose description is in the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.errors import InputError, LogCorrupted
+from holdfast.log.files import put_file, storage
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A file of rows or partials that covers buckets `lo` to `hi`."""
+
+    file: str
+    lo: int
+    hi: int
+    rows: int
+    #: The buckets in it that have rows, where that is known one by one.
+    buckets: tuple[int, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        return {"file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
+                "buckets": list(self.buckets)}  # fmt: skip
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Chunk:
+        return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    file: str
+    rows: int
+    timer_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """State of one path after `bucket`. File names are relative to the state folder."""
+
+    path: str
+    bucket: int
+    #: Panes of each time window, oldest first.
+    panes: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict)
+    #: Rows kept of each input edge ("operator:port") that does not come straight from inputs.
+    edges: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict)
+    #: Shards of each keyed operator.
+    shards: Mapping[str, Mapping[int, Shard]] = field(default_factory=dict)
+    #: First bucket of the raw inputs that this version still refers to.
+    needs_from: int = 0
+    #: Hash of network, operators and schemas: state is not read by a query it was not made by.
+    plan: str = ""
+
+    def files(self) -> list[str]:
+        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
+        shards = [shard for held in self.shards.values() for shard in held.values()]
+        return [chunk.file for chunk in chunks] + [shard.file for shard in shards]
+
+    def rows(self) -> int:
+        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
+        return sum(chunk.rows for chunk in chunks) + sum(
+            shard.rows for held in self.shards.values() for shard in held.values()
+        )
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "panes": {op: [chunk.body() for chunk in held] for op, held in self.panes.items()},
+            "edges": {op: [chunk.body() for chunk in held] for op, held in self.edges.items()},
+            "shards": {
+                op: {str(n): [s.file, s.rows, s.timer_us] for n, s in held.items()}
+                for op, held in self.shards.items()
+            },
+            "needs_from": self.needs_from,
+            "plan": self.plan,
+        }
+
+    @staticmethod
+    def of(path: str, bucket: int, body: Mapping[str, Any]) -> Version:
+        return Version(
+            path,
+            bucket,
+            panes={op: tuple(map(Chunk.of, held)) for op, held in body["panes"].items()},
+            edges={op: tuple(map(Chunk.of, held)) for op, held in body["edges"].items()},
+            shards={
+                op: {int(n): Shard(*shard) for n, shard in held.items()}
+                for op, held in body["shards"].items()
+            },
+            needs_from=body["needs_from"],
+            plan=body["plan"],
+        )
+
+
+def write_rows(table: pa.Table, path: str) -> None:
+    """A state file: there whole or not at all, flushed only when a checkpoint names it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="snappy", row_group_size=max(1, table.num_rows))
+    with storage(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    put_file(FilePath(path), memoryview(sink.getvalue()), fsync=False)
+
+
+def check_files(version: Version, folder: str) -> None:
+    """Every file of a version is there and has the rows it should have."""
+    held = [c for group in (version.panes, version.edges) for cs in group.values() for c in cs]
+    expected = {chunk.file: chunk.rows for chunk in held}
+    expected |= {s.file: s.rows for group in version.shards.values() for s in group.values()}
+    for name, rows in expected.items():
+        path = os.path.join(folder, name)
+        try:
+            found = pq.read_metadata(path).num_rows
+        except Exception as err:
+            raise LogCorrupted(f"state file {path} cannot be read ({err})") from None
+        if found != rows:
+            raise LogCorrupted(f"state file {path} has {found} rows instead of {rows}")
+
+
+def export_version(version: Version, folder: str, target: str) -> dict[str, Any]:
+    """Copy a version's files to `target`; the result with the files is all another node needs."""
+    check_files(version, folder)
+    for name in version.files():
+        os.makedirs(os.path.dirname(os.path.join(target, name)), exist_ok=True)
+        shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
+    return {"path": version.path, "bucket": version.bucket, "body": version.body()}
+
+
+def import_version(exported: Mapping[str, Any], source: str, folder: str, plan: str) -> Version:
+    version = Version.of(exported["path"], exported["bucket"], exported["body"])
+    if version.plan != plan:
+        raise InputError(
+            f"state of path {version.path!r} was made by another query (plan {version.plan}, "
+            f"here {plan}); start without it, or run the network that made it"
+        )
+    check_files(version, source)
+    for name in version.files():
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+    return version
+
+
+def release(folder: str, kept: Iterable[Version], made: set[str]) -> None:
+    """Delete the files among `made` that no kept version refers to, and forget them."""
+    needed = {name for version in kept for name in version.files()}
+    for name in sorted(made - needed):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            os.unlink(path)
+        parent = os.path.dirname(path)
+        if parent != folder and os.path.isdir(parent) and not os.listdir(parent):
+            os.rmdir(parent)
+    made &= needed

@@ -1,0 +1,86 @@
+"""When time windows close, which rows they still need, and their results on Spark.
+
+A window [end - size, end) is stamped with its last instant, so it closes in the bucket of `end - 1`.
+All of this is whole-number arithmetic on microseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import gcd
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.engine.aggregates import AggregatePlan
+from holdfast.model.operators import TimeWindow
+
+
+def ends_due(
+    op: TimeWindow, lo: int, hi: int, buckets: Sequence[int], width_us: int
+) -> list[int]:
+    """Ends of the windows that close in buckets lo..hi and overlap a bucket with rows.
+
+    `buckets` is sorted. Only stretches near data are looked at, so a gap of years costs nothing.
+    """
+    first, last = lo * width_us + 1, (hi + 1) * width_us
+    ends: list[int] = []
+    at = 0
+    while at < len(buckets):
+        run = at
+        while run + 1 < len(buckets) and buckets[run + 1] - buckets[run] <= 1:
+            run += 1
+        start = max(first, buckets[at] * width_us + 1, ends[-1] + 1 if ends else first)
+        stop = min(last, (buckets[run] + 1) * width_us - 1 + op.size_us)
+        end = -(-start // op.slide_us) * op.slide_us
+        while end <= stop:
+            ends.append(end)
+            end += op.slide_us
+        at = run + 1
+    return [end for end in ends if _any_between(buckets, (end - op.size_us) // width_us,
+                                                (end - 1) // width_us)]  # fmt: skip
+
+
+def _any_between(buckets: Sequence[int], lo: int, hi: int) -> bool:
+    at = bisect_left(buckets, lo)
+    return at < len(buckets) and buckets[at] <= hi
+
+
+def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
+    """First bucket whose rows a window that closes after bucket `upto` can still need."""
+    next_end = ((upto + 1) * width_us // op.slide_us + 1) * op.slide_us
+    return (next_end - op.size_us) // width_us
+
+
+def partials(plan: AggregatePlan, op: TimeWindow, rows: DataFrame, time: str) -> DataFrame:
+    """Raw rows to panes: partial aggregates per pane (start `_p`), keys and dimensions."""
+    pane_us = gcd(op.size_us, op.slide_us)
+    micros = f"unix_micros(`{time}`)"
+    pane = F.expr(f"{micros} - pmod({micros}, {pane_us}L)").alias("_p")
+    return plan.first(plan.prepare(rows.select("*", pane)), "_p")
+
+
+def results(
+    plan: AggregatePlan, op: TimeWindow, panes: DataFrame, ends: Sequence[int], *, merged: bool
+) -> DataFrame:
+    """Panes to results of the windows `ends`, with `_end`. `merged`: a pane stands in one row."""
+    lo, hi = ends[0], ends[-1]
+    if op.size_us == op.slide_us:
+        found = panes.select(F.expr(f"_p + {op.size_us}L").alias("_end"), "*").filter(
+            f"_end between {lo}L and {hi}L"
+        )
+        if not merged:
+            found = plan.merge(found.drop("_p"), "_end")
+    else:
+        pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
+        since, until = f"(_p + {pane_us}L + {slide - 1}L)", f"(_p + {op.size_us}L)"
+        first = f"greatest({since} - pmod({since}, {slide}L), {lo}L)"
+        last = f"least({until} - pmod({until}, {slide}L), {hi}L)"
+        found = (
+            panes.filter(f"{first} <= {last}")
+            .select(F.expr(f"explode(sequence({first}, {last}, {slide}L))").alias("_end"), "*")
+            .drop("_p")
+        )
+        found = plan.merge(found, "_end")
+    return plan.finish(found, "_end")

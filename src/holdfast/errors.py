@@ -1,0 +1,80 @@
+"""Every way Holdfast fails, as two families.
+
+    HoldfastError                 the world's fault: says what happened and what to do next
+    ├── NetworkError              the network is not well formed (all violations at once)
+    ├── InputError                data or arguments that do not fit what was declared
+    ├── NotDeterministic          user code that would not give the same bits on every replica
+    ├── LogError                  storage
+    │   ├── LogCorrupted          bytes on disk are not what was written
+    │   ├── StorageFull           no space left: nothing acknowledged is lost
+    │   └── StorageDenied         no permission, read-only, not a folder
+    ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
+    ├── StaleEpoch                an instance that was replaced spoke up
+    ├── TransportError            a peer is away, or refused
+    └── SetupError                Java, ports, applications that cannot be loaded
+    ProtocolViolation             our bug: the node stops rather than give a wrong answer
+
+Command-line users see the message alone; `--debug` adds the stack trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """The world's fault. The message names the thing, what is wrong and the remedy."""
+
+
+class NetworkError(HoldfastError):
+    """The network is not well formed; `violations` lists every one found, not just the first."""
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        self.violations = tuple(violations)
+        count = len(self.violations)
+        head = "the network is not well formed" if count == 1 else f"{count} violations"
+        super().__init__(head + ":\n" + "\n".join(f"  - {text}" for text in self.violations))
+
+
+class InputError(HoldfastError):
+    """Data or arguments that do not fit what was declared."""
+
+
+class NotDeterministic(HoldfastError):
+    """User code whose result could differ between replicas or between two runs."""
+
+
+class LogError(HoldfastError):
+    """Storage did not do what was asked."""
+
+
+class LogCorrupted(LogError):
+    """Bytes on disk are not the bytes that were written, in a place a crash cannot explain."""
+
+
+class StorageFull(LogError):
+    """No space left on the device. Nothing that was acknowledged is lost."""
+
+
+class StorageDenied(LogError):
+    """The storage cannot be written or read: permission, read-only, or not a folder."""
+
+
+class Trimmed(HoldfastError):
+    """A reader asked for buckets that all readers had declared no longer needed."""
+
+
+class StaleEpoch(HoldfastError):
+    """A message from an instance whose successor is already known."""
+
+
+class TransportError(HoldfastError):
+    """A peer cannot be reached, or refused."""
+
+
+class SetupError(HoldfastError):
+    """The machine or the application is not ready to run."""
+
+
+class ProtocolViolation(Exception):
+    """Our bug. Carries the recent story of the state machine that noticed."""

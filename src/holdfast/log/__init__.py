@@ -1,0 +1,40 @@
+"""Storage: rows as segments, everything else as records; the only part that syncs."""
+
+from holdfast.log.records import (
+    Ack,
+    Added,
+    Boundary,
+    Counter,
+    DropState,
+    Ended,
+    Epoch,
+    Note,
+    Open,
+    Record,
+    State,
+    Token,
+    Trim,
+)
+from holdfast.log.rows import canonical, digest, sort_canonical, times_us
+from holdfast.log.store import Log
+
+__all__ = [
+    "Ack",
+    "Added",
+    "Boundary",
+    "Counter",
+    "DropState",
+    "Ended",
+    "Epoch",
+    "Log",
+    "Note",
+    "Open",
+    "Record",
+    "State",
+    "Token",
+    "Trim",
+    "canonical",
+    "digest",
+    "sort_canonical",
+    "times_us",
+]

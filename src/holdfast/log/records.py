@@ -1,0 +1,178 @@
+"""The words of a manifest. Whatever a log knows, it knows from records like these.
+
+They are written as JSON objects with a "kind", flat and plain, so that a manifest can be read with
+ordinary tools when something has gone wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.errors import LogCorrupted
+from holdfast.types import Segment, SegmentId, Stability
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A new instance of the owner has opened the log. Epochs only rise."""
+
+    epoch: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A stream begins: its rows, and the first bucket it can have."""
+
+    stream: str
+    schema: str
+    time: str
+    starts_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The segment's file is durable and part of its stream."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Every bucket up to `upto` is whole: nothing more will be added to it."""
+
+    stream: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The boundary will never rise again."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Segments up to `upto` are given up. Their files are deleted after this, never before."""
+
+    stream: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A reader's two positions: only `needed` (no longer needed up to it) may trim."""
+
+    reader: str
+    stream: str
+    received: int
+    needed: int
+    #: Epoch of the reader's instance.
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Where the application resumes; durable together with the rows it speaks of."""
+
+    stream: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that must survive, such as rows that came late. The value replaces the last one."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A durable version of an engine path's state, after `bucket`. Its files are synced already."""
+
+    path: str
+    bucket: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DropState:
+    """Versions of the path before `upto` are forgotten; the one of `upto` itself stays."""
+
+    path: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For people: changes nothing."""
+
+    text: str
+
+
+_OfStreams = Open | Added | Boundary | Ended | Trim | Ack | Token
+Record = Epoch | _OfStreams | Counter | State | DropState | Note
+
+_KINDS: dict[str, type[Record]] = {
+    "epoch": Epoch,
+    "open": Open,
+    "added": Added,
+    "boundary": Boundary,
+    "ended": Ended,
+    "trim": Trim,
+    "ack": Ack,
+    "token": Token,
+    "counter": Counter,
+    "state": State,
+    "drop_state": DropState,
+    "note": Note,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """One flat object; a segment's identity is spread out beside the rest of it."""
+    kind: dict[str, Any] = {"kind": _NAMES[type(record)]}
+    if isinstance(record, Added):
+        plain = asdict(record.segment)
+        identity: dict[str, Any] = plain.pop("id")
+        return kind | identity | plain
+    return kind | asdict(record)
+
+
+def from_json(plain: dict[str, Any]) -> Record:
+    """The inverse of `to_json`. Whoever wrote a kind or a field we do not know is newer than us."""
+    fields = dict(plain)
+    name = fields.pop("kind", None)
+    try:
+        kind = _KINDS[name]
+        if kind is Added:
+            names = ("stream", "partition", "bucket", "version", "part")
+            identity = SegmentId(**{name: fields.pop(name) for name in names})
+            stability = Stability(fields.pop("stability"))
+            return Added(Segment(id=identity, stability=stability, **fields))
+        return kind(**fields)
+    except (KeyError, TypeError, ValueError) as err:
+        raise LogCorrupted(
+            f"a record of kind {name!r} with fields {sorted(fields)} is unknown: it was written by "
+            "a newer Holdfast; start this storage with that version"
+        ) from err
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    """Records that become durable together: one frame's payload."""
+    plain = [to_json(record) for record in records]
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(payload: bytes) -> list[Record]:
+    try:
+        plain = json.loads(payload)
+    except ValueError as err:
+        raise LogCorrupted(f"a record that is not JSON: {err}") from err
+    return [from_json(record) for record in plain]

@@ -1,0 +1,353 @@
+"""The log of one owner, a node or a source: its streams' segments, and what must survive with them.
+
+    <root>/manifest                      the truth (`manifest`)
+    <root>/segments/<stream>/*.parquet   the rows (`segment`)
+    <root>/state/                        files of state versions, the engine's
+    <root>/lock                          held by the live instance (`folder`)
+
+The order is always: data durable, then the record that names it, then anybody is told. A log
+decides nothing: when to trim, or which segment to read, is for its owner to say (DESIGN section 7).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.config import FsyncPolicy
+from holdfast.errors import (
+    InputError,
+    LogCorrupted,
+    LogError,
+    ProtocolViolation,
+    StaleEpoch,
+    Trimmed,
+)
+from holdfast.log import folder
+from holdfast.log.files import make_folder, storage, sync_tree
+from holdfast.log.manifest import Manifest
+from holdfast.log.records import Ack, Added, Boundary, DropState, Epoch, Open, Record, State, Trim
+from holdfast.log.segment import read_segment, write_segment
+from holdfast.log.state import LogState, StreamState, fold, live_records, rehearse, snapshot
+from holdfast.types import Segment, SegmentId, Stability, StreamInfo
+
+#: A manifest is rewritten when it has grown by so many records, and by so many times its contents.
+_COMPACT_RECORDS = 1_000
+_COMPACT_FACTOR = 4
+
+
+class Log:
+    """Thread-safe. Made by `Log.open`, which recovers whatever a predecessor left.
+
+    Locks are taken in one order: `_appending`, then `changed`. Nobody may append while holding
+    `changed`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        state: LogState,
+        lock: int,
+        *,
+        fsync: bool,
+        archive: bool,
+    ) -> None:
+        self.root = root
+        self.archive = archive
+        #: Notified after each durable append, and when the log is closed.
+        self.changed = threading.Condition()
+        #: Files of a crash that opening deleted.
+        self.orphans: list[str] = []
+        #: The fold of all durable records and of `_unwritten`. Changed under `changed`.
+        self._state = state
+        #: Acknowledgements that wait for the next append, by stream and reader.
+        self._unwritten: dict[tuple[str, str], Ack] = {}
+        self._appending = threading.Lock()
+        self._manifest = manifest
+        self._fsync = fsync
+        self._lock: int | None = lock
+        self._attempts = itertools.count()
+        #: Records in the manifest beyond those its last rewrite left in it.
+        self._grown = 0
+        self._compact_at = 0
+
+    @classmethod
+    def open(
+        cls, root: str | Path, owner: str, *, fsync: FsyncPolicy, archive: bool = False
+    ) -> Log:
+        root, sync = Path(root).absolute(), fsync == "always"
+        for path in (root, root / folder.SEGMENTS, root / folder.STATE):
+            make_folder(path, fsync=sync)
+        lock = folder.take_lock(root)
+        try:
+            manifest, records = Manifest.open(root / folder.MANIFEST, fsync)
+            state = LogState()
+            log = cls(root, manifest, state, lock, fsync=sync, archive=archive)
+            try:
+                for record in records:
+                    fold(state, record)
+                if records and state.owner != owner:
+                    raise InputError(f"{root} is the log of {state.owner!r}, not of {owner!r}")
+                sizes = {
+                    segment.path: segment.size_bytes
+                    for stream in state.streams.values()
+                    for segment in stream.segments
+                }
+                log.orphans = folder.tidy(root, sizes, fresh=not records)
+                log._grown = len(records)
+                log.append(Epoch(state.epoch + 1, owner))
+            except BaseException:
+                manifest.close()
+                raise
+        except BaseException:
+            os.close(lock)
+            raise
+        return log
+
+    @property
+    def owner(self) -> str:
+        return self._state.owner
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    @property
+    def cut_bytes(self) -> int:
+        """Length of the torn tail that recovery cut off the manifest."""
+        return self._manifest.cut_bytes
+
+    def close(self) -> None:
+        """Lets go of the folder. Whoever waits is woken."""
+        with self._appending:
+            with self.changed:
+                if self._lock is None:
+                    return
+                lock, self._lock = self._lock, None
+                acks = list(self._unwritten.values())
+                self.changed.notify_all()
+            try:
+                with suppress(LogError):
+                    self._manifest.append(acks)
+            finally:
+                self._manifest.close()
+                os.close(lock)
+
+    # Streams
+
+    def open_stream(self, stream: str, schema: str, time: str, starts_at: int) -> StreamInfo:
+        """Opens the stream, or finds it as it was left, with the `starts_at` it had at first."""
+        with self.changed:
+            known = self._state.streams.get(stream)
+        if known is None:
+            make_folder(self.root / folder.stream_folder(stream), fsync=self._fsync)
+            self.append(Open(stream, schema, time, starts_at))
+        elif (known.schema, known.time) != (schema, time):
+            raise InputError(
+                f"stream {stream!r} is logged as '{known.schema}' with time column {known.time!r}, "
+                f"but declared as '{schema}' with {time!r}; go back to the logged schema, or give "
+                "the stream another name"
+            )
+        return self.info(stream)
+
+    def streams(self) -> list[str]:
+        with self.changed:
+            return list(self._state.streams)
+
+    def info(self, stream: str) -> StreamInfo:
+        with self.changed:
+            return self._info(self._stream(stream))
+
+    def wait(self, stream: str, after: int, timeout_s: float) -> StreamInfo:
+        """Returns when a bucket behind `after` is whole, none will ever be, or the time is over."""
+        with self.changed:
+            known = self._stream(stream)
+            self.changed.wait_for(
+                lambda: known.complete_upto > after or known.ended or self._lock is None, timeout_s
+            )
+            return self._info(known)
+
+    # Writing
+
+    def write(self, table: pa.Table, id: SegmentId, stability: Stability) -> Segment:
+        """Makes the rows durable in a file of their own; the log holds them once appended."""
+        with self.changed:
+            time, epoch = self._stream(id.stream).time, self._state.epoch
+        path = folder.segment_path(id, epoch=epoch, attempt=next(self._attempts))
+        file = write_segment(table, self.root / path, time=time, fsync=self._fsync)
+        return Segment(
+            id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch
+        )
+
+    def append(self, *records: Record) -> None:
+        """Makes the records durable together, then visible, then known to whoever waits."""
+        if not records:
+            return
+        with self._appending:
+            with self.changed:
+                rehearse(self._state, records)
+                acks = list(self._unwritten.items())
+            self._manifest.append([*records, *(ack for _, ack in acks)])
+            with self.changed:
+                for record in records:
+                    fold(self._state, record)
+                for key, ack in acks:
+                    if self._unwritten[key] is ack:
+                        del self._unwritten[key]
+                self.changed.notify_all()
+            self._grown += len(records) + len(acks)
+            self._compact()
+
+    def commit(
+        self, stream: str, segments: Sequence[Segment], upto: int, *extra_records: Record
+    ) -> None:
+        """The segments and the boundary that closes their buckets, in one append."""
+        added = [Added(segment) for segment in segments]
+        strangers = [segment.id for segment in segments if segment.id.stream != stream]
+        if strangers:
+            raise ProtocolViolation(f"segments {strangers} are not of stream {stream!r}")
+        self.append(*added, Boundary(stream, upto), *extra_records)
+
+    # Reading
+
+    def segments(self, stream: str, from_bucket: int, upto: int) -> list[Segment]:
+        """By bucket; those of buckets that are not whole yet among them, if asked for."""
+        with self.changed:
+            known = self._stream(stream)
+            if known.starts_at <= known.trimmed_upto and from_bucket <= known.trimmed_upto:
+                raise Trimmed(
+                    f"stream {stream!r} was asked for from bucket {from_bucket}, but its readers "
+                    f"needed nothing up to bucket {known.trimmed_upto}, which is deleted"
+                )
+            return known.between(from_bucket, upto)
+
+    def absolute(self, segment: Segment) -> str:
+        return str(self.root / segment.path)
+
+    def read(self, segment: Segment) -> pa.Table:
+        """The rows, held against their checksum."""
+        try:
+            return read_segment(
+                self.absolute(segment), rows=segment.rows, checksum=segment.checksum
+            )
+        except LogCorrupted:
+            bucket = segment.id.bucket
+            self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
+            raise
+
+    # Acknowledging and trimming
+
+    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+        """Takes a reader's positions. Lost in a crash, they only make the reader say them again.
+
+        That is why they wait for the next append; a new epoch of the reader does not, because
+        after a crash of ours its predecessor must still be refused.
+        """
+        ack = Ack(reader, stream, received, needed, epoch)
+        with self.changed:
+            known = self._stream(stream)
+            last = known.acks.get(reader)
+            if last is not None and epoch < last.epoch:
+                raise StaleEpoch(
+                    f"reader {reader!r} of stream {stream!r} spoke with epoch {epoch}, but its "
+                    f"instance of epoch {last.epoch} is known; the older one must stop"
+                )
+            if last is not None and epoch == last.epoch:
+                fold(self._state, ack)
+                if known.acks[reader] != last:
+                    self._unwritten[stream, reader] = known.acks[reader]
+                return
+        self.append(ack)
+
+    def trimmable(self, stream: str) -> int:
+        """The last bucket that no reader that ever acknowledged anything still needs."""
+        with self.changed:
+            return self._stream(stream).trimmable
+
+    def trim(self, stream: str, upto: int) -> None:
+        """Gives up the whole buckets up to `upto`: first the record, then the files."""
+        if self.archive:
+            return
+        with self.changed:
+            known = self._stream(stream)
+            upto = min(upto, known.complete_upto)
+            if upto <= known.trimmed_upto:
+                return
+            doomed = [segment.path for segment in known.between(known.starts_at, upto)]
+        self.append(Trim(stream, upto))
+        folder.delete(self.root, doomed)
+
+    # What survives beside the rows
+
+    def save_state(self, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
+        """Records a state version; `files` are its files and folders, below the root."""
+        if self._fsync:
+            for name in files:
+                with storage(self.root / name):
+                    sync_tree(self.root / name, self.root)
+        # As recovery would read it: what JSON cannot hold must not live on in memory alone.
+        self.append(State(path, bucket, json.loads(json.dumps(body))))
+
+    def drop_states(self, path: str, upto: int) -> None:
+        """Forgets the versions before `upto`. Their files are the engine's to delete."""
+        self.append(DropState(path, upto))
+
+    def states(self, path: str) -> list[tuple[int, dict[str, Any]]]:
+        """Durable versions, oldest first. Not to be changed."""
+        with self.changed:
+            return list(self._state.states.get(path, []))
+
+    def token(self, stream: str) -> str | None:
+        with self.changed:
+            return self._state.tokens.get(stream)
+
+    def counter(self, name: str) -> int:
+        with self.changed:
+            return self._state.counters.get(name, 0)
+
+    # Inside
+
+    def _stream(self, name: str) -> StreamState:
+        known = self._state.streams.get(name)
+        if known is None:
+            raise InputError(
+                f"{self.owner!r} has no stream {name!r}; it has {sorted(self._state.streams)}"
+            )
+        return known
+
+    def _info(self, stream: StreamState) -> StreamInfo:
+        return StreamInfo(
+            name=stream.name,
+            schema=stream.schema,
+            time=stream.time,
+            starts_at=stream.starts_at,
+            complete_upto=stream.complete_upto,
+            trimmed_upto=stream.trimmed_upto,
+            epoch=self._state.epoch,
+            ended=stream.ended,
+        )
+
+    def _compact(self) -> None:
+        """Rewrites the manifest when most of it is history. A failure puts it off, no more."""
+        if self._grown <= max(_COMPACT_RECORDS, self._compact_at):
+            return
+        with self.changed:
+            if self._grown <= _COMPACT_FACTOR * live_records(self._state):
+                return
+            records = snapshot(self._state)
+        try:
+            self._manifest.rewrite(records)
+        except LogError:
+            # The append before it stands: reporting a failure would make its caller do it again.
+            self._compact_at = 2 * self._grown
+            return
+        self._grown, self._compact_at = 0, 0

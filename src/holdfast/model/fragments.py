@@ -1,0 +1,116 @@
+"""Cutting a network into fragments, one per node, and each fragment into paths.
+
+A path is a set of outputs of a fragment that depend on exactly the same inputs: scheduling and state
+versions go per path, so a missing input never delays an output that does not need it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.model import operators as ops
+from holdfast.model.network import Network
+from holdfast.model.wellformed import topological
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    #: Name of the first output: unique in the fragment.
+    name: str
+    #: Streams read and streams written, in the order of the network.
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    #: The operators between, upstream first, without inputs and outputs.
+    operators: tuple[ops.Operator, ...]
+
+    @property
+    def convergent(self) -> bool:
+        return all(op.convergent for op in self.operators)
+
+    def extent_us(self) -> int:
+        """How far back in the inputs the results of a bucket may reach, over all operators."""
+        reach: dict[str, int] = {}
+        for op in self.operators:
+            before = [reach.get(up.name, 0) for up in op.inputs if up is not None]
+            reach[op.name] = op.extent_us + max(before, default=0)
+        return max(reach.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    name: str
+    paths: tuple[Path, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def stream_name(op: ops.Operator) -> str:
+    """The name under which an operator's rows are logged, where they are."""
+    return op.name
+
+
+def fragments(network: Network) -> list[Fragment]:
+    """Upstream fragments first."""
+    order = topological(network)
+    names: list[str] = []
+    for op in order:
+        if not isinstance(op, ops.Source) and op.fragment not in names:
+            names.append(op.fragment)
+    return [_fragment(order, name) for name in names]
+
+
+def _fragment(order: list[ops.Operator], name: str) -> Fragment:
+    mine = [op for op in order if op.fragment == name and not isinstance(op, ops.Source)]
+    read_elsewhere = {
+        up.name
+        for op in order
+        if op.fragment != name
+        for up in op.inputs
+        if up is not None and up.fragment == name and not isinstance(up, ops.Source)
+    }
+    ends = [op for op in mine if isinstance(op, ops.Output) or op.name in read_elsewhere]
+    grouped: dict[tuple[str, ...], list[ops.Operator]] = {}
+    for end in ends:
+        grouped.setdefault(_inputs(end, name), []).append(end)
+    paths = []
+    for inputs, outputs in grouped.items():
+        needed = {op.name for end in outputs for op in _upstream(end, name)}
+        operators = tuple(
+            op for op in mine if op.name in needed and not isinstance(op, ops.Output)
+        )
+        paths.append(
+            Path(
+                name=outputs[0].name,
+                inputs=inputs,
+                outputs=tuple(end.name for end in outputs),
+                operators=operators,
+            )
+        )
+    return Fragment(
+        name=name,
+        paths=tuple(paths),
+        inputs=tuple(dict.fromkeys(stream for path in paths for stream in path.inputs)),
+        outputs=tuple(end.name for end in ends),
+    )
+
+
+def _upstream(end: ops.Operator, fragment: str) -> list[ops.Operator]:
+    """The operators of the fragment that `end` depends on, itself included."""
+    found: dict[str, ops.Operator] = {}
+    waiting = [end]
+    while waiting:
+        op = waiting.pop()
+        if op.name in found or op.fragment != fragment or isinstance(op, ops.Source):
+            continue
+        found[op.name] = op
+        waiting += [up for up in op.inputs if up is not None]
+    return list(found.values())
+
+
+def _inputs(end: ops.Operator, fragment: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for op in _upstream(end, fragment):
+        for up in op.inputs:
+            if up is not None and (isinstance(up, ops.Source) or up.fragment != fragment):
+                found.append(stream_name(up))
+    return tuple(sorted(set(found)))

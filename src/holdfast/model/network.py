@@ -1,0 +1,352 @@
+"""A network: the query, written in Python, checked before it runs.
+
+    net = hf.Network("netmon", bucket="500ms")
+    tap = net.source("tap", "ts timestamp, src string, bytes long", time="ts")
+    top = tap.window("10s", slide="1s").group_by("src").agg(bytes=hf.sum("bytes"))
+    net.output("top_talkers", top)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.config import duration_us
+from holdfast.errors import InputError
+from holdfast.model import operators as ops
+from holdfast.model.contract import Contract
+
+
+class Network:
+    """Operators and the streams between them; the unit that is checked, run and audited."""
+
+    def __init__(self, name: str, *, bucket: str = "500ms", partitions: int = 2) -> None:
+        if not name.replace("-", "_").isidentifier():
+            raise InputError(f"network name {name!r}: use letters, digits, - and _")
+        if partitions < 1:
+            raise InputError(f"partitions={partitions}: must be at least 1")
+        self.name = name
+        self.width_us = duration_us(bucket, of="bucket")
+        #: Shards of keyed state. A constant of the network, never of the machine.
+        self.partitions = partitions
+        self.operators: list[ops.Operator] = []
+
+    def source(
+        self,
+        name: str,
+        schema: str,
+        *,
+        time: str,
+        feed: Any = None,
+        late: str = "restamp",
+        ahead: str = "1min",
+        clock: str | None = None,
+    ) -> Stream:
+        """A stream of rows from outside. `feed` brings them by itself (a generator, a replay, a
+        Structured Streaming query); without one the application pushes."""
+        if late not in ("restamp", "reject"):
+            raise InputError(f"source {name!r}: late={late!r} is not one of 'restamp', 'reject'")
+        clock = clock or getattr(feed, "clock", "wall")
+        if clock not in ("wall", "manual"):
+            raise InputError(f"source {name!r}: clock={clock!r} is not one of 'wall', 'manual'")
+        return self._add(
+            ops.Source(
+                name=self._name("source", name),
+                schema=schema,
+                time=time,
+                feed=feed,
+                late=late,
+                ahead_us=duration_us(ahead, of=f"source {name!r} ahead"),
+                clock=clock,
+            )
+        )
+
+    def union(self, *streams: Stream, name: str | None = None) -> Stream:
+        if not streams:
+            raise InputError("union: give at least one stream")
+        inputs = [self._mine(stream) for stream in streams]
+        return self._add(ops.Union(name=self._name("union", name), inputs=inputs))
+
+    def port(self, name: str, schema: str, *, time: str) -> Stream:
+        """A stream connected later with `connect`, to draw a cycle."""
+        return self._add(
+            ops.Port(name=self._name("port", name), schema=schema, time=time, inputs=[None])
+        )
+
+    def connect(self, stream: Stream, port: Stream, *, feedback: int = 0) -> None:
+        """Feed `port` from `stream`; `feedback` is the delay of the edge in buckets."""
+        op = port.op
+        if not isinstance(op, ops.Port):
+            raise InputError(f"connect: {op.name!r} is not a port made with net.port()")
+        op.feeds.append(self._mine(stream))
+        op.inputs[0] = stream.op
+        op.feedback_buckets = feedback
+
+    def output(
+        self, name: str, stream: Stream, *, contract: Contract | None = None, sink: Any = None
+    ) -> None:
+        source = self._mine(stream)
+        self._add(
+            ops.Output(
+                name=self._name("output", name),
+                inputs=[source],
+                contract=contract or Contract(),
+                sink=sink,
+                fragment=source.fragment,
+            )
+        )
+
+    def named(self, name: str) -> ops.Operator:
+        for op in self.operators:
+            if op.name == name:
+                return op
+        raise InputError(f"network {self.name!r} has no operator {name!r}")
+
+    @property
+    def sources(self) -> list[ops.Source]:
+        return [op for op in self.operators if isinstance(op, ops.Source)]
+
+    @property
+    def outputs(self) -> list[ops.Output]:
+        return [op for op in self.operators if isinstance(op, ops.Output)]
+
+    def check(self) -> None:
+        """Raise NetworkError with every violation of well-formedness that needs no Spark to see."""
+        from holdfast.model.wellformed import check
+
+        check(self)
+
+    def _add(self, op: ops.Operator) -> Stream:
+        if not isinstance(op, ops.Output):
+            fragments = [upstream.fragment for upstream in op.inputs if upstream is not None]
+            op.fragment = fragments[0] if fragments else op.fragment
+        self.operators.append(op)
+        return Stream(self, op)
+
+    def _mine(self, stream: Stream) -> ops.Operator:
+        if not isinstance(stream, Stream):
+            raise InputError(
+                f"expected a stream of network {self.name!r}, not {type(stream).__name__}"
+                + ("; finish the window with .agg(...) or .apply(fn)" if stream else "")
+            )
+        if stream.network is not self:
+            raise InputError(f"stream {stream.op.name!r} belongs to another network")
+        return stream.op
+
+    def _name(self, kind: str, name: str | None) -> str:
+        if name is None:
+            taken = {op.name for op in self.operators}
+            number = len(self.operators)
+            while f"{kind}-{number}" in taken:
+                number += 1
+            return f"{kind}-{number}"
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
+            raise InputError(f"{kind} name {name!r}: use letters, digits, - and _")
+        if any(op.name == name for op in self.operators):
+            raise InputError(f"{kind} {name!r}: the name is taken in network {self.name!r}")
+        return name
+
+
+class Stream:
+    """The output port of an operator. Every method adds an operator and gives its stream."""
+
+    def __init__(self, network: Network, op: ops.Operator) -> None:
+        self.network = network
+        self.op = op
+
+    def apply(
+        self, fn: Callable[[Any], Any], *, python_udfs: bool = False, name: str | None = None
+    ) -> Stream:
+        """Any DataFrame function that works row by row and passes the time column on."""
+        if not callable(fn):
+            raise InputError("apply: give a function from DataFrame to DataFrame")
+        return self._then(
+            ops.Apply(name=self._named("apply", name), fn=fn, python_udfs=python_udfs)
+        )
+
+    def filter(self, condition: Any, *, name: str | None = None) -> Stream:
+        """Keep the rows for which the SQL text or Column holds."""
+        return self._then(
+            ops.Apply(name=self._named("filter", name), fn=lambda df: df.filter(condition))
+        )
+
+    def map(self, *columns: Any, name: str | None = None, **named: Any) -> Stream:
+        """Choose and compute columns, as SQL text or Columns: `map("ts", kb="bytes / 1024")`."""
+
+        def select(df: Any) -> Any:
+            from pyspark.sql import functions as F
+
+            def column(value: Any) -> Any:
+                return F.expr(value) if isinstance(value, str) else value
+
+            chosen = [column(value) for value in columns]
+            chosen += [column(value).alias(key) for key, value in named.items()]
+            return df.select(*chosen)
+
+        return self._then(ops.Apply(name=self._named("map", name), fn=select))
+
+    def union(self, *others: Stream, name: str | None = None) -> Stream:
+        return self.network.union(self, *others, name=name)
+
+    def window(self, size: str, *, slide: str | None = None, name: str | None = None) -> Windowed:
+        """Time windows, tumbling or (with `slide`) sliding. A result is stamped with the last
+        instant of its window."""
+        size_us = duration_us(size, of="window size")
+        slide_us = size_us if slide is None else duration_us(slide, of="window slide")
+        if slide_us > size_us:
+            raise InputError(
+                f"window: slide {slide!r} is longer than size {size!r}, rows between would be lost"
+            )
+        return Windowed(self, size_us, slide_us, name)
+
+    def count_window(
+        self,
+        size: int,
+        *,
+        by: str | list[str] | tuple[str, ...],
+        slide: int | None = None,
+        name: str | None = None,
+    ) -> CountWindowed:
+        """Windows of `size` rows per group, one every `slide` rows, in canonical order: by time,
+        then by the row itself."""
+        slide = size if slide is None else slide
+        if not 1 <= slide <= size:
+            raise InputError(f"count_window: slide={slide} must be from 1 to size={size}")
+        return CountWindowed(self, size, slide, _keys(by, "count_window"), name)
+
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: str | list[str] | tuple[str, ...],
+        within: str,
+        name: str | None = None,
+    ) -> Stream:
+        """Pairs whose times are at most `within` apart. `on`: a list of columns equal on both
+        sides, or SQL over the aliases l and r such as "l.id = r.seller and r.price > 10". The
+        result carries the left columns, the right ones the left does not have, and the later
+        of the two times."""
+        condition: str | tuple[str, ...] = on if isinstance(on, str) else _keys(on, "join")
+        return self._then(
+            ops.Join(
+                name=self._named("join", name),
+                within_us=duration_us(within, of="join within"),
+                on=condition,
+            ),
+            other,
+        )
+
+    def stateful(
+        self,
+        fn: Callable[[Any, Any, Any], Any],
+        *,
+        key: str | list[str] | tuple[str, ...],
+        state: str,
+        out: str,
+        timer: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Your own keyed state, whole shards at once: `fn(state, rows, info)` takes and returns
+        Arrow tables, `(out, state)`. It is called once for every bucket in which the shard has
+        rows or a timer is due; rows come in canonical order. Each key must be treated apart."""
+        return self._then(
+            ops.Stateful(
+                name=self._named("stateful", name),
+                fn=fn,
+                keys=_keys(key, "stateful"),
+                state=state,
+                out=out,
+                timer=timer,
+            )
+        )
+
+    def on(self, fragment: str) -> Stream:
+        """What follows runs in `fragment`, on a node of its own."""
+        self._then(moved := ops.Apply(name=self._named("on", None), fn=_same))
+        moved.fragment = fragment
+        return Stream(self.network, moved)
+
+    def _then(self, op: ops.Operator, *others: Stream) -> Stream:
+        op.inputs = [self.op, *(self.network._mine(other) for other in others)]
+        return self.network._add(op)
+
+    def _named(self, kind: str, name: str | None) -> str:
+        return self.network._name(kind, name)
+
+
+class Windowed:
+    """A time window that still wants its aggregates."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        size_us: int,
+        slide_us: int,
+        name: str | None,
+        keys: tuple[str, ...] = (),
+    ) -> None:
+        self._stream, self._size_us, self._slide_us = stream, size_us, slide_us
+        self._name, self._keys = name, keys
+
+    def group_by(self, *keys: str) -> Windowed:
+        return Windowed(
+            self._stream, self._size_us, self._slide_us, self._name, _keys(keys, "group_by")
+        )
+
+    def agg(self, **aggregates: Any) -> Stream:
+        """One row per window and group: the keys, the aggregates, `window_start` and the time."""
+        if not aggregates:
+            raise InputError("agg: name at least one aggregate, such as agg(n=hf.count())")
+        return self._op(aggregates=dict(aggregates))
+
+    def apply(self, fn: Callable[[Any], Any]) -> Stream:
+        """Any DataFrame code over the raw rows of one window; the time column is set for you."""
+        if self._keys:
+            raise InputError("window.apply: group inside the function, not with group_by()")
+        return self._op(fn=fn)
+
+    def _op(self, **rest: Any) -> Stream:
+        return self._stream._then(
+            ops.TimeWindow(
+                name=self._stream._named("window", self._name),
+                size_us=self._size_us,
+                slide_us=self._slide_us,
+                keys=self._keys,
+                **rest,
+            )
+        )
+
+
+class CountWindowed:
+    """A count window that still wants its aggregates."""
+
+    def __init__(
+        self, stream: Stream, size: int, slide: int, keys: tuple[str, ...], name: str | None
+    ) -> None:
+        self._stream, self._size, self._slide = stream, size, slide
+        self._keys, self._name = keys, name
+
+    def agg(self, **aggregates: Any) -> Stream:
+        """One row per full window: the keys, the aggregates, and the time of its last row."""
+        if not aggregates:
+            raise InputError("agg: name at least one aggregate, such as agg(n=hf.count())")
+        return self._stream._then(
+            ops.CountWindow(
+                name=self._stream._named("count_window", self._name),
+                size=self._size,
+                slide=self._slide,
+                keys=self._keys,
+                aggregates=dict(aggregates),
+            )
+        )
+
+
+def _same(df: Any) -> Any:
+    return df
+
+
+def _keys(keys: Any, of: str) -> tuple[str, ...]:
+    found = (keys,) if isinstance(keys, str) else tuple(keys)
+    if not found or not all(isinstance(key, str) for key in found):
+        raise InputError(f"{of}: name at least one column, as text")
+    return found

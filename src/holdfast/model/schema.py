@@ -1,0 +1,166 @@
+"""Schemas as Spark DDL text (`ts timestamp, src string`) and as Arrow schemas.
+
+Edges of the system (sources, clients, the log) run without a JVM, so the text is read here and
+not by Spark. Only types that have one canonical Arrow form are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from holdfast.errors import InputError
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(), "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(),
+    "short": pa.int16(), "int": pa.int32(), "integer": pa.int32(), "bigint": pa.int64(),
+    "long": pa.int64(), "float": pa.float32(), "real": pa.float32(), "double": pa.float64(),
+    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+_CANONICAL = {pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint",
+              pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
+              pa.float64(): "double", pa.string(): "string", pa.large_string(): "string",
+              pa.binary(): "binary", pa.large_binary(): "binary", pa.date32(): "date"}  # fmt: skip
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|\w+|[<>(),:])")
+
+
+class _Reader:
+    """Recursive descent over the tokens of one DDL text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[str] = []
+        at = 0
+        stripped = text.rstrip()
+        while at < len(stripped):
+            match = _TOKEN.match(stripped, at)
+            if match is None:
+                raise self.bad(f"unexpected character {stripped[at]!r}")
+            self.tokens.append(match[1])
+            at = match.end()
+        self.at = 0
+
+    def bad(self, why: str) -> InputError:
+        return InputError(
+            f"schema {self.text!r}: {why}; write it as 'name type, name type', for example "
+            "'ts timestamp, src string, bytes long'"
+        )
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, expected: str | None = None) -> str:
+        token = self.peek()
+        if not token or (expected is not None and token != expected):
+            raise self.bad(f"expected {expected or 'more'} {'before ' + token if token else ''}")
+        self.at += 1
+        return token
+
+    def fields(self, end: str) -> list[pa.Field]:
+        found: list[pa.Field] = []
+        while self.peek() != end or not found:
+            raw = self.take()
+            name = raw[1:-1].replace("``", "`") if raw.startswith("`") else raw
+            if self.peek() == ":":
+                self.take()
+            kind = self.type()
+            nullable = True
+            if self.peek().lower() == "not":
+                self.take()
+                if self.take().lower() != "null":
+                    raise self.bad("expected NULL after NOT")
+                nullable = False
+            found.append(pa.field(name, kind, nullable))
+            if self.peek() != ",":
+                break
+            self.take(",")
+        return found
+
+    def type(self) -> pa.DataType:
+        word = self.take().lower()
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        if word in ("decimal", "dec", "numeric"):
+            precision, scale = 10, 0
+            if self.peek() == "(":
+                self.take("(")
+                precision = int(self.take())
+                if self.peek() == ",":
+                    self.take(",")
+                    scale = int(self.take())
+                self.take(")")
+            return pa.decimal128(precision, scale)
+        if word == "array":
+            self.take("<")
+            inner = self.type()
+            self.take(">")
+            return pa.list_(inner)
+        if word == "map":
+            self.take("<")
+            key = self.type()
+            self.take(",")
+            value = self.type()
+            self.take(">")
+            return pa.map_(key, value)
+        if word == "struct":
+            self.take("<")
+            fields = self.fields(">")
+            self.take(">")
+            return pa.struct(fields)
+        raise self.bad(f"unknown type {word!r}")
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    reader = _Reader(ddl)
+    if not reader.tokens:
+        raise reader.bad("it is empty")
+    fields = reader.fields("")
+    if reader.peek():
+        raise reader.bad(f"unexpected {reader.peek()!r}")
+    names = [field.name for field in fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise reader.bad(f"column {', '.join(twice)} stands twice")
+    return pa.schema([pa.field(f.name, f.type) for f in fields])
+
+
+def type_ddl(kind: pa.DataType) -> str:
+    if kind in _CANONICAL:
+        return _CANONICAL[kind]
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_map(kind):
+        return f"map<{type_ddl(kind.key_type)},{type_ddl(kind.item_type)}>"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{type_ddl(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return "struct<" + ",".join(f"{_quoted(f.name)}:{type_ddl(f.type)}" for f in kind) + ">"
+    if pa.types.is_null(kind):
+        return "void"
+    raise InputError(f"Arrow type {kind} has no place in a Holdfast schema; cast it first")
+
+
+def schema_ddl(schema: pa.Schema) -> str:
+    """The canonical text: equal schemas have equal texts."""
+    return ", ".join(f"{_quoted(field.name)} {type_ddl(field.type)}" for field in schema)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else "`" + name.replace("`", "``") + "`"
+
+
+def check_time(schema: pa.Schema, time: str, *, of: str) -> str | None:
+    """Why `time` cannot be the time column of `schema`, or None."""
+    if time not in schema.names:
+        return (
+            f"{of}: there is no time column {time!r} among {', '.join(schema.names)}; name one of "
+            "the timestamp columns with time="
+        )
+    kind = schema.field(time).type
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return f"{of}: time column {time!r} is {type_ddl(kind)}; it must be a timestamp"
+    return None

@@ -1,0 +1,170 @@
+"""ECOC's well-formedness (section 2.3) for our networks, as far as it needs no Spark.
+
+1. every input port is fed exactly once; 2. every output port is used; 3. schemas are equal along
+an edge (the engine checks what user functions give, with Spark); 4. sources and outputs are never
+joined directly; 5. delays are feasible. Cycles only along a `feedback` edge of at least a bucket.
+Each violation names the operator, the port and the remedy.
+"""
+
+from __future__ import annotations
+
+from holdfast.config import duration_text
+from holdfast.errors import HoldfastError, InputError, NetworkError
+from holdfast.model import operators as ops
+from holdfast.model.network import Network
+from holdfast.model.schema import arrow_schema, check_time
+
+
+def check(network: Network) -> None:
+    violations = [
+        *_ports(network),
+        *_cycles(network),
+        *_used(network),
+        *_edges(network),
+        *_schemas(network),
+        *_delays(network),
+    ]
+    if violations:
+        raise NetworkError(violations)
+
+
+def readers(network: Network) -> dict[str, list[ops.Operator]]:
+    """Who reads each operator, by its name."""
+    found: dict[str, list[ops.Operator]] = {op.name: [] for op in network.operators}
+    for op in network.operators:
+        for upstream in op.inputs:
+            if upstream is not None:
+                found[upstream.name].append(op)
+    return found
+
+
+def topological(network: Network) -> list[ops.Operator]:
+    """Upstream before downstream; feedback edges do not count."""
+    order: list[ops.Operator] = []
+    seen: set[str] = set()
+
+    def visit(op: ops.Operator) -> None:
+        if op.name in seen:
+            return
+        seen.add(op.name)
+        if not (isinstance(op, ops.Port) and op.feedback_buckets):
+            for upstream in op.inputs:
+                if upstream is not None:
+                    visit(upstream)
+        order.append(op)
+
+    for op in network.operators:
+        visit(op)
+    return order
+
+
+def _ports(network: Network) -> list[str]:
+    found = []
+    if not network.sources:
+        found.append(f"network {network.name!r} has no source: add one with net.source(...)")
+    if not network.outputs:
+        found.append(f"network {network.name!r} has no output: add one with net.output(...)")
+    for op in network.operators:
+        if isinstance(op, ops.Port):
+            if not op.feeds:
+                found.append(
+                    f"{op.name}, input port 0: nothing feeds it; connect a stream with "
+                    f"net.connect(stream, {op.name})"
+                )
+            elif len(op.feeds) > 1:
+                names = ", ".join(feed.name for feed in op.feeds)
+                found.append(
+                    f"{op.name}, input port 0: fed {len(op.feeds)} times ({names}); unite them "
+                    "first with net.union(...)"
+                )
+    return found
+
+
+def _cycles(network: Network) -> list[str]:
+    found: list[str] = []
+    state: dict[str, int] = {}
+
+    def visit(op: ops.Operator, trail: list[str]) -> None:
+        if state.get(op.name) == 2:
+            return
+        if state.get(op.name) == 1:
+            loop = " -> ".join([*trail[trail.index(op.name) :], op.name])
+            found.append(
+                f"{op.name}, input port 0: the cycle {loop} has no delay; connect it with "
+                "net.connect(stream, port, feedback=1) or more buckets"
+            )
+            return
+        state[op.name] = 1
+        if not (isinstance(op, ops.Port) and op.feedback_buckets >= 1):
+            for upstream in op.inputs:
+                if upstream is not None:
+                    visit(upstream, [*trail, op.name])
+        state[op.name] = 2
+
+    for op in network.operators:
+        visit(op, [])
+    for op in network.operators:
+        if isinstance(op, ops.Port) and op.feedback_buckets >= 1:
+            found.append(
+                f"{op.name}: feedback edges are checked but not yet run; they come with "
+                "coordinated checkpoints in cyclic networks"
+            )
+    return found
+
+
+def _used(network: Network) -> list[str]:
+    return [
+        f"{op.name}, output port 0: nothing reads it; make it an output with "
+        f"net.output('name', stream), or remove it"
+        for op in network.operators
+        if not isinstance(op, ops.Output) and not readers(network)[op.name]
+    ]
+
+
+def _edges(network: Network) -> list[str]:
+    return [
+        f"{op.name}, input port 0: it is fed by source {op.inputs[0].name} directly; sources and "
+        "outputs are both the outside world, put an operator between, at least .apply(lambda df: df)"
+        for op in network.outputs
+        if isinstance(op.inputs[0], ops.Source)
+    ]
+
+
+def _schemas(network: Network) -> list[str]:
+    found = []
+    for op in network.operators:
+        if isinstance(op, ops.Source | ops.Port):
+            try:
+                problem = check_time(arrow_schema(op.schema), op.time, of=op.name)
+            except HoldfastError as err:
+                problem = f"{op.name}: {err}"
+            if problem:
+                found.append(problem)
+        if isinstance(op, ops.Stateful):
+            for label, ddl in (("state", op.state), ("out", op.out)):
+                try:
+                    schema = arrow_schema(ddl)
+                except InputError as err:
+                    found.append(f"{op.name}, {label}: {err}")
+                    continue
+                if label == "state" and op.timer is not None:
+                    problem = check_time(schema, op.timer, of=f"{op.name}, timer")
+                    if problem:
+                        found.append(problem)
+        if isinstance(op, ops.Source):
+            problem = getattr(op.feed, "problem", lambda: None)()
+            if problem:
+                found.append(f"{op.name}, feed: {problem}")
+    return found
+
+
+def _delays(network: Network) -> list[str]:
+    found = []
+    for op in network.outputs:
+        within = op.contract.within_us
+        if within is not None and within < network.width_us:
+            found.append(
+                f"{op.name}: it promises results within {op.contract.within}, but a bucket alone "
+                f"lasts {duration_text(network.width_us)}; promise more or make the buckets shorter"
+            )
+    return found

@@ -268,6 +268,11 @@ class Log:
                 return
         self.append(ack)
 
+    def readers(self, stream: str) -> list[str]:
+        """Everybody who ever acknowledged anything."""
+        with self.changed:
+            return list(self._stream(stream).acks)
+
     def trimmable(self, stream: str) -> int:
         """The last bucket that no reader that ever acknowledged anything still needs."""
         with self.changed:

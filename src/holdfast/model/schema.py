@@ -17,7 +17,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "short": pa.int16(), "int": pa.int32(), "integer": pa.int32(), "bigint": pa.int64(),
     "long": pa.int64(), "float": pa.float32(), "real": pa.float32(), "double": pa.float64(),
     "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us", tz="UTC"),
 }  # fmt: skip
 _CANONICAL = {pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint",
               pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
@@ -109,6 +109,8 @@ class _Reader:
             fields = self.fields(">")
             self.take(">")
             return pa.struct(fields)
+        if word == "timestamp_ntz":
+            raise self.bad("timestamp_ntz has no place on the time line; use timestamp")
         raise self.bad(f"unknown type {word!r}")
 
 

@@ -1,0 +1,1 @@
+"""Carrying segments and messages between processes; deciding nothing."""

@@ -1,0 +1,51 @@
+"""Finding the network of an application: `path/to/app.py` or `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+
+from holdfast.errors import HoldfastError, SetupError
+from holdfast.model.network import Network
+
+
+def load(app: str) -> Network:
+    """Import the application and give its network. Errors inside it are told, not traced."""
+    target, _, attribute = app.partition(":")
+    try:
+        if target.endswith(".py") or os.path.sep in target:
+            if not os.path.exists(target):
+                raise SetupError(f"there is no application file {target}")
+            name = "holdfast_app_" + os.path.splitext(os.path.basename(target))[0]
+            spec = importlib.util.spec_from_file_location(name, target)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(target)
+    except HoldfastError:
+        raise
+    except Exception as err:
+        raise SetupError(
+            f"application {app!r} cannot be imported: {type(err).__name__}: {err}"
+        ) from err
+    if attribute:
+        found = getattr(module, attribute, None)
+        if not isinstance(found, Network):
+            raise SetupError(f"application {app!r}: {attribute!r} is not a hf.Network")
+        return found
+    networks = {
+        id(value): (key, value) for key, value in vars(module).items() if isinstance(value, Network)
+    }
+    if len(networks) != 1:
+        names = ", ".join(key for key, _ in networks.values()) or "none"
+        raise SetupError(
+            f"application {app!r} has {len(networks)} networks ({names}); name one as "
+            f"{target}:name"
+        )
+    return next(iter(networks.values()))[1]

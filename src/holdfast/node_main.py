@@ -1,0 +1,99 @@
+"""Entry of a node process: `python -m holdfast.node_main APP FRAGMENT STORAGE SUPERVISOR OPTIONS`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.app import load
+from holdfast.config import Options
+from holdfast.errors import HoldfastError, TransportError
+from holdfast.log import Log
+from holdfast.model.fragments import fragments
+from holdfast.supervise import EXPLAINED
+from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.transport.service import Peer, Service
+
+#: A node whose supervisor is gone for so long ends itself.
+ORPHANED_S = 10.0
+
+
+def main(argv: list[str]) -> int:
+    app, name, storage, supervisor, options_json = argv
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    options = Options(**json.loads(options_json))
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        return _run(app, name, storage, supervisor, options, stop)
+    except HoldfastError as err:
+        print(f"error: {err}", file=sys.stderr, flush=True)
+        return EXPLAINED
+
+
+def _run(
+    app: str, name: str, storage: str, supervisor: str, options: Options, stop: threading.Event
+) -> int:
+    from holdfast.engine import session
+    from holdfast.engine.engine import Engine
+    from holdfast.node import Node
+
+    sessions = session.start(options, name=f"holdfast-{name}")
+    network = load(app)
+    fragment = next(f for f in fragments(network) if f.name == name)
+    log = Log.open(os.path.join(storage, "nodes", name), name, fsync=options.fsync)
+    engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
+    service = Service()
+    for other in fragments(network):
+        for stream in other.inputs:
+            if stream in fragment.outputs:
+                service.readers.setdefault(stream, set()).add(other.name)
+    for op in network.outputs:
+        if op.name in fragment.outputs:
+            service.readers.setdefault(op.name, set()).add(f"client-{op.name}")
+    chief = FlightPeer(supervisor)
+
+    def upstream(stream: str) -> Callable[[], Peer]:
+        def connect() -> Peer:
+            address = chief.call("locate", {"stream": stream})["address"]
+            if address is None:
+                raise TransportError(f"the producer of {stream!r} has not reported yet")
+            return FlightPeer(address)
+
+        return connect
+
+    node = Node(
+        name, fragment, engine, log, service, {s: upstream(s) for s in fragment.inputs}, options
+    )
+    service.calls["node-status"] = lambda _: node.status()
+    server = FlightServer(service, options.host, 0)
+    node.start()
+    last_heard = time.monotonic()
+    while not stop.is_set() and node.failure is None:
+        try:
+            chief.call("register", {"fragment": name, "address": server.address, "epoch": log.epoch})
+            last_heard = time.monotonic()
+        except TransportError:
+            if time.monotonic() - last_heard > ORPHANED_S:
+                break
+        stop.wait(0.5)
+    node.stop()
+    server.stop()
+    log.close()
+    if node.failure is not None:
+        if isinstance(node.failure, HoldfastError):
+            raise node.failure
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # the JVM and gRPC threads have nothing left to say

@@ -1,0 +1,314 @@
+"""Running a network: sources, nodes and clients put together.
+
+`local`: everything in this process with one JVM. `processes`: one process per fragment, supervised
+and restarted, sources and clients here. The same logs, the same messages, the same code.
+
+    with hf.run(net) as run:
+        run.source("tap").push([...])
+        for table, info in run.client("top"):
+            ...
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from holdfast.client import Client
+from holdfast.config import Options
+from holdfast.errors import HoldfastError, InputError, TransportError
+from holdfast.feeds import tick_wall
+from holdfast.log import Log
+from holdfast.model.fragments import fragments
+from holdfast.model.network import Network
+from holdfast.source import Source
+from holdfast.supervise import NodeProcess
+from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.transport.service import InProcess, Peer, Service
+
+_log = logging.getLogger("holdfast.run")
+
+
+def node_folder(storage: str, fragment: str) -> str:
+    return os.path.join(storage, "nodes", fragment)
+
+
+def client_folder(storage: str, output: str) -> str:
+    return os.path.join(storage, "clients", output)
+
+
+def source_folder(storage: str, source: str) -> str:
+    return os.path.join(storage, "sources", source)
+
+
+class Run:
+    """A running network. Made by `run()`; a context manager that stops everything."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        storage: str | None = None,
+        deployment: str = "local",
+        options: Options | None = None,
+        app: str | None = None,
+    ) -> None:
+        if deployment not in ("local", "processes"):
+            raise InputError(f"deployment={deployment!r} is not one of 'local', 'processes'")
+        if deployment == "processes" and app is None:
+            raise InputError(
+                "deployment='processes' wants app='path.py' or 'module:network', because each node "
+                "process imports the network by itself"
+            )
+        network.check()
+        self.network, self.options = network, options or Options()
+        self.deployment, self.app = deployment, app
+        self._temporary = storage is None
+        self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
+        self.service = Service()
+        self.sources: dict[str, Source] = {}
+        self.fragments = fragments(network)
+        self.nodes: dict[str, Any] = {}
+        self.processes: dict[str, NodeProcess] = {}
+        self.failures: list[str] = []
+        self._addresses: dict[str, str] = {}
+        self._logs: list[Log] = []
+        self._clients: list[Client] = []
+        self._sessions: Any = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._producers = {
+            stream: fragment.name for fragment in self.fragments for stream in fragment.outputs
+        }
+
+    def start(self) -> Run:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        readers = self.service.readers
+        for fragment in self.fragments:
+            for stream in fragment.inputs:
+                readers.setdefault(stream, set()).add(fragment.name)
+        for op in self.network.sources:
+            log = self._open(source_folder(self.storage, op.name), op.name)
+            source = self.sources[op.name] = Source(op, log, self.network.width_us)
+            self.service.logs[op.name] = log
+            self.service.pushes[op.name] = lambda table, token, flush, to=source: to.push(
+                table, token=token, flush=flush
+            )
+        self.service.calls["status"] = lambda _: self.status()
+        self.service.calls["register"] = self._register
+        self.service.calls["locate"] = self._locate
+        if self.deployment == "local":
+            self._start_local()
+        self.server = FlightServer(self.service, self.options.host, self.options.port)
+        self._describe()
+        if self.deployment == "processes":
+            self._start_processes()
+        for source in self.sources.values():
+            feed = source.op.feed
+            if source.op.clock == "wall":
+                self._thread(lambda s=source: tick_wall(s, self._stop), f"clock-{source.name}")
+            if feed is not None:
+                self._thread(lambda s=source, f=feed: f.run(s, self._stop), f"feed-{source.name}")
+
+    def _start_local(self) -> None:
+        from holdfast.engine import session
+        from holdfast.engine.compiled import compile_network
+        from holdfast.engine.engine import Engine
+        from holdfast.node import Node
+
+        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}")
+        compiled = compile_network(self.network, self._sessions.small)
+        for fragment in self.fragments:
+            log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
+            engine = Engine(
+                self.network, self._sessions, os.path.join(str(log.root), "state"), compiled=compiled
+            )
+            upstream = dict.fromkeys(fragment.inputs, lambda: InProcess(self.service))
+            self.nodes[fragment.name] = Node(
+                fragment.name, fragment, engine, log, self.service, upstream, self.options
+            )
+        for node in self.nodes.values():
+            node.start()
+
+    def _start_processes(self) -> None:
+        assert self.app is not None
+        for fragment in self.fragments:
+            process = NodeProcess(
+                self.app, fragment.name, self.storage, self.server.address, self.options,
+                self.failures.append,
+            )  # fmt: skip
+            self.processes[fragment.name] = process
+            process.start()
+
+    # -- for the application ----------------------------------------------------------------------
+
+    def source(self, name: str) -> Source:
+        if name not in self.sources:
+            raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
+        return self.sources[name]
+
+    def client(self, output: str, *, durable: bool | None = None, name: str | None = None) -> Client:
+        """A reader of an output. `durable` keeps its position (and with archive what it received)
+        in the storage; by default when the storage was named."""
+        names = [op.name for op in self.network.outputs]
+        if output not in names:
+            raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
+        keep = (not self._temporary) if durable is None else durable
+        log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
+        client = Client(
+            output, lambda: self.peer_of(output), self.network.width_us, log=log, name=name
+        )
+        self.service.readers.setdefault(output, set()).add(client.name)
+        self._clients.append(client)
+        return client
+
+    def peer_of(self, stream: str) -> Peer:
+        if self.deployment == "local" or stream not in self._producers:
+            return InProcess(self.service)
+        fragment = self._producers[stream]
+        if fragment not in self._addresses:
+            raise TransportError(f"node {fragment!r} has not reported yet")
+        return FlightPeer(self._addresses[fragment])
+
+    def status(self) -> dict[str, Any]:
+        nodes = [node.status() for node in self.nodes.values()]
+        for name, process in self.processes.items():
+            told: dict[str, Any] = {"node": name, "pid": process.pid, "restarts": process.restarts}
+            if name in self._addresses:
+                try:
+                    peer = FlightPeer(self._addresses[name])
+                    told |= peer.call("node-status", {})
+                    peer.close()
+                except HoldfastError as err:
+                    told["failure"] = str(err)
+            nodes.append(told)
+        return {
+            "network": self.network.name,
+            "deployment": self.deployment,
+            "sources": {
+                name: {
+                    "complete_upto": source.log.info(name).complete_upto if source.opened else None,
+                    **source.counters,
+                }
+                for name, source in self.sources.items()
+            },
+            "nodes": nodes,
+            "clients": {
+                client.output: {"position": client.position, "reconnects": client.reconnects}
+                for client in self._clients
+            },
+            "failures": list(self.failures),
+        }
+
+    def raise_failure(self) -> None:
+        """Raise what stopped a node or a feed, if anything did."""
+        for node in self.nodes.values():
+            if node.failure is not None:
+                raise node.failure
+        if self.failures:
+            raise HoldfastError(self.failures[0])
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Until every output has ended (all sources ended), locally."""
+        for node in self.nodes.values():
+            if not node.ended.wait(timeout_s):
+                return False
+        self.raise_failure()
+        return True
+
+    def stop(self) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for node in self.nodes.values():
+            node.stop()
+        for process in self.processes.values():
+            process.stop()
+        if hasattr(self, "server"):
+            self.server.stop()
+        for log in self._logs:
+            log.close()
+        described = os.path.join(self.storage, "run.json")
+        if os.path.exists(described):
+            os.unlink(described)
+        if self._temporary:
+            shutil.rmtree(self.storage, ignore_errors=True)
+
+    def __enter__(self) -> Run:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _open(self, folder: str, owner: str, *, archive: bool | None = None) -> Log:
+        keep = self.options.archive if archive is None else archive
+        log = Log.open(folder, owner, fsync=self.options.fsync, archive=keep)
+        self._logs.append(log)
+        return log
+
+    def _thread(self, run: Callable[[], None], name: str) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as err:
+                if not self._stop.is_set():
+                    self.failures.append(f"{name}: {err}")
+                    _log.error("%s stopped: %s", name, err)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _register(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._addresses[body["fragment"]] = body["address"]
+        return {}
+
+    def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
+        fragment = self._producers.get(body["stream"])
+        if fragment is None:
+            return {"address": self.server.address}
+        return {"address": self._addresses.get(fragment)}
+
+    def _describe(self) -> None:
+        """Other commands (`status`, `tail`) find a running network by this file."""
+        told = {
+            "network": self.network.name,
+            "address": self.server.address,
+            "pid": os.getpid(),
+            "deployment": self.deployment,
+            "app": self.app,
+            "options": asdict(self.options),
+        }
+        path = os.path.join(self.storage, "run.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump(told, file)
+        os.replace(path + ".tmp", path)
+
+
+def run(network: Network, **how: Any) -> Run:
+    """A run of `network`, to be used with `with`. Takes storage, deployment, options and app."""
+    return Run(network, **how)

@@ -1,0 +1,258 @@
+"""A source: rows are logged durably before anybody sees them, and buckets are closed by a clock.
+
+Boundaries come from the source's clock, never from row times: one row of the year 3000 must not close
+the world. A row that comes after its bucket was closed is late: it is moved to the open bucket
+(`restamp`) or goes to the dead letters (`reject`); both are counted, none is dropped in silence.
+An idle source closes empty buckets, so it never holds anybody up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.errors import InputError
+from holdfast.log import Counter, Ended, Log, Token
+from holdfast.log.rows import canonical
+from holdfast.model.operators import Source as SourceOperator
+from holdfast.model.schema import arrow_schema, schema_ddl
+from holdfast.types import Segment, SegmentId, Stability, bucket_of
+
+COUNTERS = ("rows", "late_restamped", "late_rejected", "ahead_restamped", "ahead_rejected",
+            "null_time_rejected")  # fmt: skip
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+def dead_letters(source: str) -> str:
+    """Name of the stream of rows a source refused, with the reason."""
+    return f"{source}-dead"
+
+
+class Source:
+    """Thread-safe: the application pushes, a clock closes buckets."""
+
+    def __init__(self, op: SourceOperator, log: Log, width_us: int) -> None:
+        self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
+        self.schema = arrow_schema(op.schema)
+        self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
+        self._lock = threading.RLock()
+        #: Rows of buckets that are not closed yet and not durable yet.
+        self._pending: dict[int, list[pa.Table]] = {}
+        self._dead: list[pa.Table] = []
+        #: Next part number of each open bucket that already has durable rows.
+        self._parts: dict[int, int] = {}
+        self._token: str | None = None
+        self._dirty = False
+        if op.name in log.streams():
+            info = log.info(op.name)
+            for segment in log.segments(op.name, info.complete_upto + 1, 2**62):
+                bucket = segment.id.bucket
+                self._parts[bucket] = max(self._parts.get(bucket, 0), segment.id.part + 1)
+
+    @property
+    def opened(self) -> bool:
+        return self.name in self.log.streams()
+
+    @property
+    def token(self) -> str | None:
+        """The application's token of the last durable push, to resume from after a restart."""
+        return self.log.token(self.name)
+
+    def start(self, at_us: int) -> None:
+        """Open the stream: nothing will ever be before the bucket of `at_us`."""
+        with self._lock:
+            if not self.opened:
+                ddl = schema_ddl(self.schema)
+                first = bucket_of(at_us, self.width_us)
+                dead = f"rejected_at timestamp, reason string, {ddl}"
+                self.log.open_stream(dead_letters(self.name), dead, "rejected_at", first)
+                self.log.open_stream(self.name, ddl, self.op.time, first)
+
+    def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
+        """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
+
+        They are durable, and acknowledged, when their bucket closes, or at once with `flush`.
+        """
+        table = self._fit(data)
+        with self._lock:
+            if table.num_rows:
+                self._place(table)
+            if token is not None:
+                self._token = token
+            if flush:
+                self.flush()
+
+    def advance(self, to_us: int) -> None:
+        """The clock stands at `to_us`: close every bucket that ended before."""
+        with self._lock:
+            self.start(to_us)
+            upto = bucket_of(to_us, self.width_us) - 1
+            if upto > self.log.info(self.name).complete_upto:
+                self._close(upto)
+
+    def flush(self) -> None:
+        """Make everything pushed so far durable, without closing a bucket."""
+        with self._lock:
+            if not self.opened:
+                return
+            complete = self.log.info(self.name).complete_upto
+            self._commit(sorted(self._pending), complete, closing=False)
+
+    def end(self) -> None:
+        """No row will come any more: close the buckets that have rows and end the stream."""
+        with self._lock:
+            self.start(now_us())
+            info = self.log.info(self.name)
+            if not info.ended:
+                upto = max([info.complete_upto, *self._pending, *self._parts])
+                self._close(upto)
+                self.log.append(Ended(self.name))
+
+    # -- placing rows ---------------------------------------------------------------------------
+
+    def _fit(self, data: Any) -> pa.Table:
+        try:
+            table = _table(data, self.schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
+            raise InputError(f"source {self.name!r}: rows do not fit ({err})") from None
+        unknown = [name for name in table.column_names if name not in self.schema.names]
+        missing = [name for name in self.schema.names if name not in table.column_names]
+        if unknown or missing:
+            problem = " and ".join(
+                text for text in (
+                    f"unknown column {', '.join(unknown)}" if unknown else "",
+                    f"missing column {', '.join(missing)}" if missing else "",
+                ) if text
+            )  # fmt: skip
+            raise InputError(
+                f"source {self.name!r}: {problem}; it was declared as ({schema_ddl(self.schema)})"
+            )
+        try:
+            return canonical(table.select(self.schema.names).cast(self.schema))
+        except pa.ArrowException as err:
+            raise InputError(
+                f"source {self.name!r}: rows do not fit ({schema_ddl(self.schema)}): {err}"
+            ) from None
+
+    def _place(self, table: pa.Table) -> None:
+        time_at = self.schema.get_field_index(self.op.time)
+        column = table.column(time_at)
+        if column.null_count:
+            self._reject(table.filter(column.is_null()), "null time", "null_time_rejected")
+            table = table.filter(column.is_valid())
+            column = table.column(time_at)
+        if not table.num_rows:
+            return
+        times = column.combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
+        wall = self.op.clock == "wall"
+        if not self.opened:
+            self.start(now_us() if wall else int(times.min()))
+        clock_us = now_us() if wall else None
+        open_bucket = self.log.info(self.name).complete_upto + 1
+        if self.log.info(self.name).ended:
+            raise InputError(f"source {self.name!r} has ended; it takes no more rows")
+        late = times < open_bucket * self.width_us
+        ahead = np.zeros(len(times), bool)
+        if clock_us is not None:
+            ahead = times > clock_us + self.op.ahead_us
+        if late.any() or ahead.any():
+            stamp = open_bucket * self.width_us if clock_us is None else max(
+                open_bucket * self.width_us, clock_us
+            )
+            if self.op.late == "reject":
+                self._reject(table.filter(pa.array(late)), "late", "late_rejected")
+                self._reject(table.filter(pa.array(ahead)), "ahead of the clock", "ahead_rejected")
+                table, times = table.filter(pa.array(~(late | ahead))), times[~(late | ahead)]
+            else:
+                self.counters["late_restamped"] += int(late.sum())
+                self.counters["ahead_restamped"] += int(ahead.sum())
+                times = np.where(ahead, stamp, np.where(late, open_bucket * self.width_us, times))
+                stamped = pa.array(times).cast(self.schema.field(time_at).type)
+                table = table.set_column(time_at, self.schema.field(time_at), stamped)
+            self._dirty = True
+        self.counters["rows"] += table.num_rows
+        buckets = times // self.width_us
+        for bucket in np.unique(buckets):
+            mask = buckets == bucket
+            rows = table if mask.all() else table.filter(pa.array(mask))
+            self._pending.setdefault(int(bucket), []).append(rows)
+
+    def _reject(self, rows: pa.Table, reason: str, counter: str) -> None:
+        if rows.num_rows:
+            self.counters[counter] += rows.num_rows
+            self._dirty = True
+            rows = rows.add_column(0, "reason", pa.array([reason] * rows.num_rows))
+            self._dead.append(rows)
+
+    # -- closing buckets ------------------------------------------------------------------------
+
+    def _close(self, upto: int) -> None:
+        self._commit([b for b in sorted(self._pending) if b <= upto], upto, closing=True)
+        self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
+
+    def _commit(self, buckets: list[int], upto: int, *, closing: bool) -> None:
+        """Files first, then one append with everything. What was pending stays so if it fails."""
+        segments: list[Segment] = []
+        for bucket in buckets:
+            table = pa.concat_tables(self._pending[bucket])
+            id = SegmentId(self.name, 0, bucket, part=self._parts.get(bucket, 0))
+            segments.append(self.log.write(table, id, Stability.STABLE))
+        extra: list[Any] = []
+        if self._token is not None:
+            extra.append(Token(self.name, self._token))
+        dead = self._write_dead() if self._dead else None
+        if buckets or self._dirty:
+            extra += [
+                Counter(f"{self.name}.{name}", value)
+                for name, value in self.counters.items()
+                if value
+            ]
+        if dead is not None:
+            self.log.commit(dead.id.stream, [dead], dead.id.bucket)
+            self._dead = []
+        self.log.commit(self.name, segments, upto, *extra)
+        for bucket in buckets:
+            del self._pending[bucket]
+            if not closing:
+                self._parts[bucket] = self._parts.get(bucket, 0) + 1
+        self._token, self._dirty = None, False
+
+    def _write_dead(self) -> Segment:
+        stream = dead_letters(self.name)
+        info = self.log.info(stream)
+        rows = pa.concat_tables(self._dead)
+        bucket = max(info.complete_upto + 1, bucket_of(now_us(), self.width_us))
+        stamped = pa.array(np.full(rows.num_rows, bucket * self.width_us))
+        table = rows.add_column(0, "rejected_at", stamped.cast(pa.timestamp("us", tz="UTC")))
+        return self.log.write(table, SegmentId(stream, 0, bucket), Stability.STABLE)
+
+
+def _table(data: Any, schema: pa.Schema) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if hasattr(data, "iloc"):
+        return pa.Table.from_pandas(data, preserve_index=False)
+    if isinstance(data, Mapping):
+        return pa.table(
+            {
+                name: pa.array(list(values), schema.field(name).type)
+                if name in schema.names
+                else pa.array(list(values))
+                for name, values in data.items()
+            }
+        )
+    if isinstance(data, Iterable):
+        rows = list(data)
+        names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
+        return _table({name: [row.get(name) for row in rows] for name in names}, schema)
+    raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")

@@ -1,0 +1,23 @@
+"""One Spark for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.config import Options
+from holdfast.engine import session
+
+
+@pytest.fixture(scope="session")
+def sessions() -> Iterator[session.Sessions]:
+    started = session.start(Options(memory="2g"), name="holdfast-tests")
+    yield started
+    started.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/spark/" in str(item.path) and not item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.spark)

@@ -1,0 +1,97 @@
+"""Run a network's engine over whole tables, in any grouping of buckets, without shells."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import cycle
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.engine.engine import Engine, InputFile
+from holdfast.engine.session import Sessions
+from holdfast.log.rows import canonical, digest, times_us
+from holdfast.log.segment import write_segment
+from holdfast.model.fragments import fragments
+from holdfast.model.network import Network
+from holdfast.model.schema import arrow_schema
+
+
+class Files:
+    """Input segments of whole tables, cut into buckets."""
+
+    def __init__(self, network: Network, tables: Mapping[str, pa.Table], folder: str) -> None:
+        self.by_stream: dict[str, list[InputFile]] = {}
+        for op in network.sources:
+            schema = arrow_schema(op.schema)
+            table = canonical(tables[op.name].select(schema.names).cast(schema))
+            buckets = times_us(table, op.time) // network.width_us
+            held = self.by_stream[op.name] = []
+            for bucket in np.unique(buckets):
+                rows = table.filter(pa.array(buckets == bucket))
+                path = os.path.join(folder, f"{op.name}.{bucket}.parquet")
+                write_segment(rows, path, time=op.time, fsync=False)
+                held.append(InputFile(int(bucket), path, rows.num_rows))
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        return [file for file in self.by_stream[stream] if lo <= file.bucket <= hi]
+
+    def span(self) -> tuple[int, int]:
+        buckets = [file.bucket for files in self.by_stream.values() for file in files]
+        return min(buckets), max(buckets)
+
+
+def run_network(
+    network: Network,
+    tables: Mapping[str, pa.Table],
+    sessions: Sessions,
+    *,
+    groups: Iterable[int] = (1_000_000,),
+    extra_buckets: int | None = None,
+    pane_buckets: int = 16,
+) -> dict[str, pa.Table]:
+    """Every output as one table, over all buckets with rows and `extra_buckets` after them (by
+    default the reach of the windows). `groups`: sizes of the groups of buckets, repeated."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
+        files = Files(network, tables, folder)
+        first, last = files.span()
+        engine = Engine(
+            network, sessions, os.path.join(folder, "state"), pane_buckets=pane_buckets
+        )
+        (fragment,) = fragments(network)
+        found: dict[str, list[pa.Table]] = {name: [] for name in fragment.outputs}
+        for path in fragment.paths:
+            reach = -(-path.extent_us() // network.width_us) + len(path.operators)
+            end = last + (reach if extra_buckets is None else extra_buckets)
+            version = engine.empty(path, first - 1)
+            for lo, hi in _cut(first, end, groups):
+                result = engine.run(path, version, lo, hi, files)
+                version = result.version
+                engine.release(path, [version])
+                for output, buckets in result.outputs.items():
+                    for bucket, table in buckets:
+                        times = times_us(table, engine.compiled.time[output])
+                        assert set(times // network.width_us) == {bucket}
+                        found[output].append(table)
+        return {
+            name: pa.concat_tables(
+                [arrow_schema(engine.compiled.schema[name]).empty_table(), *tables_of]
+            )
+            for name, tables_of in found.items()
+        }
+
+
+def digests(outputs: Mapping[str, pa.Table]) -> dict[str, tuple[int, str]]:
+    """Rows and order-independent digest of every output: equal exactly when every bit is."""
+    return {name: (table.num_rows, digest(table)) for name, table in outputs.items()}
+
+
+def _cut(first: int, end: int, groups: Iterable[int]) -> Iterator[tuple[int, int]]:
+    lo = first
+    for size in cycle(groups):
+        if lo > end:
+            return
+        yield lo, min(end, lo + size - 1)
+        lo += size

@@ -8,37 +8,48 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from holdfast.errors import InputError
-from holdfast.log.rows import times_us
+from holdfast.log.rows import runs, times_us
 from holdfast.source import Source, now_us
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`fn(number, from_us, to_us)` makes the rows of one tick of live time: a table or dict."""
+    """`fn(number, from_us, to_us)` makes the rows of one tick of live time: a table or dict.
+
+    The feed is the source's clock: what it made up to now is all there is up to now.
+    """
 
     fn: Callable[[int, int, int], Any]
     every_ms: int = 50
-    clock: ClassVar[str] = "wall"
+    clock: ClassVar[str] = "manual"
 
     def problem(self) -> str | None:
         return None if callable(self.fn) else "Generate wants a function(number, from_us, to_us)"
 
     def run(self, source: Source, stop: threading.Event) -> None:
         number, since = 0, now_us()
-        while not stop.wait(self.every_ms / 1_000):
+        source.start(since)
+        while not stop.is_set():
+            # Wake at ticks, and exactly where a bucket ends.
+            now = now_us()
+            ends = (now // source.width_us + 1) * source.width_us
+            if stop.wait(min(self.every_ms * 1_000, ends - now) / 1e6 + 0.0002):
+                return
             until = now_us()
+            if since < ends <= until:
+                until = ends
             source.push(self.fn(number, since, until))
+            source.advance(until)
             number, since = number + 1, until
 
 
@@ -94,7 +105,7 @@ class Replay:
             return
         done = source.log.info(source.name).complete_upto if source.opened else None
         began_us, origin_us = now_us(), int(times[0])
-        for bucket, lo, hi in _slices(times // source.width_us):
+        for bucket, lo, hi in runs(times // source.width_us):
             if done is not None and bucket <= done:
                 continue  # replayed before a restart
             end_us = (bucket + 1) * source.width_us
@@ -149,18 +160,12 @@ class ReadStream:
             query.stop()
 
 
-def _slices(buckets: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[tuple[int, int, int]]:
-    starts = np.flatnonzero(np.r_[True, np.diff(buckets) != 0])
-    for lo, hi in zip(starts, np.r_[starts[1:], len(buckets)], strict=True):
-        yield int(buckets[lo]), int(lo), int(hi)
-
-
 def tick_wall(source: Source, stop: threading.Event) -> None:
     """Close the buckets of a live source as its clock passes them."""
-    source.start(now_us())
+    source.start(now_us() - source.op.grace_us)
     while not stop.is_set():
         width_us = source.width_us
-        next_us = (now_us() // width_us + 1) * width_us
-        if stop.wait(max(0.0, (next_us - now_us()) / 1e6 + 0.0002)):
+        clock_us = now_us() - source.op.grace_us
+        if stop.wait((width_us - clock_us % width_us) / 1e6 + 0.0002):
             return
-        source.advance(now_us())
+        source.advance(now_us() - source.op.grace_us)

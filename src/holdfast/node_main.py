@@ -44,7 +44,8 @@ def _run(
     from holdfast.engine.engine import Engine
     from holdfast.node import Node
 
-    sessions = session.start(options, name=f"holdfast-{name}")
+    jvm_log = os.path.join(storage, "nodes", f"{name}.spark.log")
+    sessions = session.start(options, name=f"holdfast-{name}", jvm_log=jvm_log)
     network = load(app)
     fragment = next(f for f in fragments(network) if f.name == name)
     log = Log.open(os.path.join(storage, "nodes", name), name, fsync=options.fsync)
@@ -73,6 +74,8 @@ def _run(
     )
     service.calls["node-status"] = lambda _: node.status()
     server = FlightServer(service, options.host, 0)
+    for path in fragment.paths:
+        engine.warm_up(path, rounds=2)
     node.start()
     last_heard = time.monotonic()
     while not stop.is_set() and node.failure is None:

@@ -131,7 +131,8 @@ class Run:
         from holdfast.engine.engine import Engine
         from holdfast.node import Node
 
-        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}")
+        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}",
+                                       jvm_log=os.path.join(self.storage, "spark.log"))  # fmt: skip
         compiled = compile_network(self.network, self._sessions.small)
         for fragment in self.fragments:
             log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
@@ -143,6 +144,8 @@ class Run:
                 fragment.name, fragment, engine, log, self.service, upstream, self.options
             )
         for node in self.nodes.values():
+            for path in node.fragment.paths:
+                node.engine.warm_up(path)
             node.start()
 
     def _start_processes(self) -> None:

@@ -243,16 +243,16 @@ def _table(data: Any, schema: pa.Schema) -> pa.Table:
     if hasattr(data, "iloc"):
         return pa.Table.from_pandas(data, preserve_index=False)
     if isinstance(data, Mapping):
-        return pa.table(
-            {
-                name: pa.array(list(values), schema.field(name).type)
-                if name in schema.names
-                else pa.array(list(values))
-                for name, values in data.items()
-            }
-        )
+        return pa.table({name: _column(name, values, schema) for name, values in data.items()})
     if isinstance(data, Iterable):
         rows = list(data)
         names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
         return _table({name: [row.get(name) for row in rows] for name in names}, schema)
     raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")
+
+
+def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:
+    """Arrays keep their type until the cast to the schema; Python values are given its type."""
+    if isinstance(values, np.ndarray) or name not in schema.names:
+        return pa.array(values)
+    return pa.array(list(values), schema.field(name).type)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import tempfile
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -31,10 +33,11 @@ from holdfast.engine.compiled import (
     join,
     stamp,
 )
+from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
 from holdfast.engine.state import Chunk, Shard, Version, release, write_rows
 from holdfast.errors import HoldfastError, InputError
-from holdfast.log.rows import canonical, sort_canonical, times_us
+from holdfast.log.rows import canonical, runs, sort_canonical, times_us
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
@@ -113,6 +116,24 @@ class Engine:
         except PySparkException as err:
             raise _told(err, path, lo, hi) from err
 
+    def warm_up(self, path: Path, *, rounds: int = 3) -> None:
+        """Run the path over made-up rows and forget the results: the first real bucket should not
+        pay for class loading. What user functions make of such rows does not matter."""
+        folder = tempfile.mkdtemp(prefix="holdfast-warm-")
+        scratch = Engine(self.network, self.sessions, folder, pane_buckets=2, compiled=self.compiled)
+        try:
+            version = scratch.empty(path, -1)
+            reach = max(1, -(-path.extent_us() // self.network.width_us))
+            for number in range(rounds):
+                made = _MadeUp(self, path, folder, number * reach)
+                version = scratch.run(
+                    path, version, version.bucket + 1, (number + 1) * reach - 1, made
+                ).version
+        except HoldfastError:
+            pass
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def adopt(self, version: Version) -> None:
         """Know the files of a version that was recovered or imported."""
         self._made.setdefault(version.path, set()).update(version.files())
@@ -129,6 +150,27 @@ class Engine:
         if key not in self._readers:
             self._readers[key] = spark.read.schema(ddl)
         return self._readers[key]
+
+
+class _MadeUp:
+    """A bucket of sample rows on every input."""
+
+    def __init__(self, engine: Engine, path: Path, folder: str, bucket: int) -> None:
+        self._held = {}
+        for stream in path.inputs:
+            schema = arrow_schema(engine.compiled.schema[stream])
+            rows, time = sample_rows(schema, 64), engine.compiled.time[stream]
+            at = pa.scalar(bucket * engine.network.width_us, pa.int64()).cast(schema.field(time).type)
+            rows = rows.set_column(
+                rows.column_names.index(time), schema.field(time), pa.repeat(at, rows.num_rows)
+            )
+            file = os.path.join(folder, f"{stream}.{bucket}.parquet")
+            write_rows(rows, file)
+            self._held[stream] = InputFile(bucket, file, rows.num_rows)
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        file = self._held[stream]
+        return [file] if lo <= file.bucket <= hi else []
 
 
 def _told(err: PySparkException, path: Path, lo: int, hi: int) -> HoldfastError:
@@ -345,18 +387,13 @@ class _Step:
             return []
         time = self.compiled.time[output]
         table = sort_canonical(self._arrow(frame, output), time)
-        buckets = times_us(table, time) // self.width_us
-        present, starts = np.unique(buckets, return_index=True)
-        ends = np.r_[starts[1:], len(buckets)]
-        if len(present) and (present[0] < self.lo or present[-1] > self.hi):
+        found = runs(times_us(table, time) // self.width_us)
+        if found and (found[0][0] < self.lo or found[-1][0] > self.hi):
             raise InputError(
-                f"{output}: a result in bucket {present[0]} or {present[-1]} came out of buckets "
+                f"{output}: a result in bucket {found[0][0]} or {found[-1][0]} came out of buckets "
                 f"{self.lo} to {self.hi}"
             )
-        return [
-            (int(bucket), table.slice(int(start), int(end - start)))
-            for bucket, start, end in zip(present, starts, ends, strict=True)
-        ]
+        return [(bucket, table.slice(start, end - start)) for bucket, start, end in found]
 
     # -- time windows ----------------------------------------------------------------------------
 

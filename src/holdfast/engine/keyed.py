@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from holdfast.engine.state import write_rows
 from holdfast.errors import InputError
-from holdfast.log.rows import sort_canonical, times_us
+from holdfast.log.rows import runs, sort_canonical, times_us
 
 Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | None]]
 
@@ -148,9 +148,7 @@ class StatefulStep:
     ) -> tuple[pa.Table, pa.Table, int | None]:
         state = self.state.empty_table() if before is None else before.cast(self.state)
         rows = sort_canonical(rows, self.time)
-        buckets = times_us(rows, self.time) // self.width_us
-        present, starts = np.unique(buckets, return_index=True)
-        ends = np.r_[starts[1:], len(buckets)]
+        present = runs(times_us(rows, self.time) // self.width_us)
         outs: list[pa.Table] = []
         at, done = 0, None
         while True:
@@ -161,14 +159,14 @@ class StatefulStep:
                     f"{self.name}: a timer in the state was due in bucket {by_timer} and is still "
                     "there; the function must remove or move timers that are before info.end_us"
                 )
-            by_rows = int(present[at]) if at < len(present) else None
+            by_rows = present[at][0] if at < len(present) else None
             candidates = [b for b in (by_rows, by_timer) if b is not None and b <= self.upto]
             if not candidates:
                 break
             bucket = min(candidates)
             chunk = rows.slice(0, 0)
             if bucket == by_rows:
-                chunk = rows.slice(int(starts[at]), int(ends[at] - starts[at]))
+                chunk = rows.slice(present[at][1], present[at][2] - present[at][1])
                 at += 1
             out, state = self._call(state, chunk, bucket)
             outs.append(out)

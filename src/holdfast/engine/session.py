@@ -7,11 +7,14 @@ arithmetic does not depend on the plan.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +87,25 @@ def java_problem() -> str | None:
     return None
 
 
-def start(options: Options, *, name: str = "holdfast") -> Sessions:
+@contextmanager
+def _output_to(path: str) -> Iterator[None]:
+    """What the JVM prints goes to `path`: a process started inside inherits the descriptors."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        for number, held in zip((1, 2), kept, strict=True):
+            os.dup2(held, number)
+            os.close(held)
+        os.close(target)
+
+
+def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull) -> Sessions:
     """Start Spark, or join the session of this process when there is one already."""
     active = SparkSession.getActiveSession()
     if active is None:
@@ -104,8 +125,10 @@ def start(options: Options, *, name: str = "holdfast") -> Sessions:
         }
         for key, value in conf.items():
             builder = builder.config(key, value)
-        active = builder.getOrCreate()
+        with nullcontext() if os.environ.get("HOLDFAST_DEBUG") else _output_to(jvm_log):
+            active = builder.getOrCreate()
         active.sparkContext.setLogLevel("OFF")
+        logging.getLogger("py4j").setLevel(logging.WARNING)
     cores = max(1, int(active.sparkContext.defaultParallelism))
     return Sessions(
         small=_session(active, {"spark.sql.codegen.wholeStage": "false"}),

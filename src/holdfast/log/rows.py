@@ -141,3 +141,12 @@ def _canonical_nested(array: pa.Array) -> pa.Array:
         keys, items = (_canonical(child) for child in entries.flatten())
         return pa.MapArray.from_arrays(offsets, keys, items, mask=nulls)
     return pa.ListArray.from_arrays(offsets, _canonical(entries), mask=nulls)
+
+
+def runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Stretches of equal values in a sorted array: (value, first index, index after the last)."""
+    if not len(values):
+        return []
+    starts = np.flatnonzero(np.r_[True, np.diff(values) != 0])
+    ends = np.r_[starts[1:], len(values)]
+    return [(int(values[lo]), int(lo), int(hi)) for lo, hi in zip(starts, ends, strict=True)]

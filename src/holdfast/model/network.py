@@ -40,6 +40,7 @@ class Network:
         feed: Any = None,
         late: str = "restamp",
         ahead: str = "1min",
+        grace: str | None = None,
         clock: str | None = None,
     ) -> Stream:
         """A stream of rows from outside. `feed` brings them by itself (a generator, a replay, a
@@ -57,6 +58,7 @@ class Network:
                 feed=feed,
                 late=late,
                 ahead_us=duration_us(ahead, of=f"source {name!r} ahead"),
+                grace_us=0 if grace is None else duration_us(grace, of=f"source {name!r} grace"),
                 clock=clock,
             )
         )
@@ -64,7 +66,7 @@ class Network:
     def union(self, *streams: Stream, name: str | None = None) -> Stream:
         if not streams:
             raise InputError("union: give at least one stream")
-        inputs = [self._mine(stream) for stream in streams]
+        inputs: list[ops.Operator | None] = [self._mine(stream) for stream in streams]
         return self._add(ops.Union(name=self._name("union", name), inputs=inputs))
 
     def port(self, name: str, schema: str, *, time: str) -> Stream:

@@ -49,6 +49,8 @@ class Source(Operator):
     late: str = "restamp"
     #: Rows further ahead of the source's clock than this are treated like late ones.
     ahead_us: int = 60_000_000
+    #: A live bucket is closed this long after it ended, for rows that take a while to be pushed.
+    grace_us: int = 0
     #: `wall`: buckets are closed by the system clock; `manual`: by `advance()`.
     clock: str = "wall"
 

@@ -1,0 +1,45 @@
+"""Finding the storage of a network, and the running network behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from holdfast.errors import SetupError
+from holdfast.transport.flight import FlightPeer
+
+ROOT = "holdfast-data"
+
+
+def storage_of(storage: str | None, network: Any, app: str | None) -> str:
+    """The named folder, the network's default one, or the only one there is."""
+    if storage is not None:
+        return storage
+    if network is not None:
+        return os.path.join(ROOT, network.name)
+    if app is not None:
+        from holdfast.app import load
+
+        return os.path.join(ROOT, load(app).name)
+    found = sorted(os.listdir(ROOT)) if os.path.isdir(ROOT) else []
+    live = [name for name in found if os.path.exists(os.path.join(ROOT, name, "run.json"))]
+    for names in (live, found):
+        if len(names) == 1:
+            return os.path.join(ROOT, names[0])
+    told = f"{ROOT} holds {', '.join(found)}" if found else f"there is no {ROOT} folder here"
+    raise SetupError(f"which network? {told}; name it with --storage DIR")
+
+
+def running(storage: str) -> FlightPeer:
+    path = os.path.join(storage, "run.json")
+    try:
+        with open(path) as file:
+            told = json.load(file)
+    except FileNotFoundError:
+        raise SetupError(
+            f"nothing runs on {storage}: start it with `holdfast run APP --storage {storage}`"
+        ) from None
+    except ValueError:
+        raise SetupError(f"{path} is damaged; stop the run and delete it") from None
+    return FlightPeer(told["address"])

@@ -1,0 +1,166 @@
+"""`run` and `tail`: results as they come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+
+from holdfast.cli.find import running, storage_of
+from holdfast.cli.show import show_report
+from holdfast.client import BucketInfo
+from holdfast.config import Options
+from holdfast.errors import InputError
+from holdfast.run import Run
+from holdfast.transport.flight import FlightPeer
+from holdfast.log.segment import read_segment
+
+SHOWN_ROWS = 3
+
+
+class Printer:
+    """One block per bucket: what came, how late, the first rows. Whole lines from any thread."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self.buckets = 0
+        self.rows = 0
+        self.delays_ms: list[float] = []
+
+    def __call__(self, table: pa.Table, info: BucketInfo) -> None:
+        with self._lock:
+            self.buckets += 1
+            self.rows += info.rows
+            self.delays_ms.append(info.delay_us / 1_000)
+            at = datetime.fromtimestamp(info.received_at_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
+            self._console.print(
+                f"[dim]{at}[/dim] [bold]{info.output}[/bold] bucket {info.bucket} "
+                f"[green]{info.stability.value}[/green] {info.rows} rows, "
+                f"{info.delay_us / 1_000:.0f} ms after its end",
+                highlight=False,
+            )
+            for row in table.slice(0, SHOWN_ROWS).to_pylist():
+                text = "  ".join(f"{key}={_text(value)}" for key, value in row.items())
+                self._console.print(f"    {text}", highlight=False, overflow="ellipsis",
+                                    no_wrap=True, markup=False)  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return value.strftime("%H:%M:%S.%f") if isinstance(value, datetime) else str(value)
+
+
+def run_live(
+    args: argparse.Namespace, options: Options, start: Callable[[], tuple[Any, Any]]
+) -> int:
+    console = Console(soft_wrap=False)
+    sessions = None
+    with console.status("starting Spark …") if console.is_terminal else nullcontext():
+        if args.deployment == "local" or args.audit:
+            sessions, network = start()
+        else:
+            from holdfast.app import load
+
+            network = load(args.app)
+        storage = storage_of(args.storage, network, None)
+        if args.fresh:
+            shutil.rmtree(storage, ignore_errors=True)
+        run = Run(
+            network, storage=storage, deployment=args.deployment, options=options, app=args.app
+        )
+        run.start()
+    printer = Printer(console)
+    try:
+        console.print(
+            f"running [bold]{network.name}[/bold] ({args.deployment}), storage {storage}, "
+            f"Flight on {run.server.address}"
+        )
+        threads = [_reader(run, op, None if args.quiet else printer) for op in network.outputs]
+        until = None if args.seconds is None else time.monotonic() + args.seconds
+        while any(thread.is_alive() for thread in threads):
+            run.raise_failure()
+            if until is not None and time.monotonic() >= until:
+                break
+            time.sleep(0.1)
+        run.raise_failure()
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        run.stop()
+    if printer.delays_ms:
+        delays = sorted(printer.delays_ms)
+        console.print(
+            f"{printer.buckets} buckets, {printer.rows} rows, median delay "
+            f"{delays[len(delays) // 2]:.0f} ms, longest {delays[-1]:.0f} ms"
+        )
+    if not args.audit:
+        return 0
+    from holdfast.audit import audit
+
+    console.print("audit: computing the ideal output from the source logs …")
+    assert sessions is not None
+    report = audit(network, storage, sessions.large)
+    show_report(report, None)
+    return 0 if report.ok else 1
+
+
+def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
+    client = run.client(op.name, durable=True)
+
+    def deliver(table: pa.Table, info: BucketInfo) -> None:
+        if op.sink is not None:
+            op.sink(table, info)
+        if printer is not None:
+            printer(table, info)
+
+    def read() -> None:
+        try:
+            client.foreach_bucket(deliver)
+        except Exception as err:
+            run.failures.append(f"client of {op.name!r}: {err}")
+
+    thread = threading.Thread(target=read, name=f"client-{op.name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
+    chief = running(storage)
+    address = chief.call("locate", {"stream": output})["address"]
+    peer = FlightPeer(address) if address else chief
+    info = next((info for info in peer.streams() if info.name == output), None)
+    if info is None:
+        known = ", ".join(info.name for info in peer.streams())
+        raise InputError(f"there is no stream {output!r} (streams: {known})")
+    start = None if oldest else info.complete_upto + 1
+    seen = 0
+    for delivery in peer.follow(output, start, threading.Event()):
+        for number, segment in enumerate(delivery.segments):
+            table = (
+                delivery.tables[number]
+                if delivery.tables
+                else read_segment(
+                    delivery.paths[number], rows=segment.rows, checksum=segment.checksum
+                )
+            )
+            for row in table.to_pylist():
+                shown = {key: str(value) if isinstance(value, datetime) else value
+                         for key, value in row.items()}  # fmt: skip
+                if as_json:
+                    print(json.dumps({"bucket": segment.id.bucket, **shown}, default=str), flush=True)
+                else:
+                    print(f"{segment.id.bucket} {segment.stability.value} "
+                          + "  ".join(f"{k}={v}" for k, v in shown.items()), flush=True)  # fmt: skip
+            seen += 1
+            if buckets is not None and seen >= buckets:
+                return 0
+    return 0

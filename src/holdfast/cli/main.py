@@ -1,0 +1,212 @@
+"""`holdfast`: run, check, status, tail, audit, experiment, version.
+
+Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the application or
+the machine is not right, with one message that says what to do. `--debug` adds stack traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from holdfast import __version__
+from holdfast.config import Options
+from holdfast.errors import HoldfastError
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.debug:
+        os.environ["HOLDFAST_DEBUG"] = "1"
+    logging.basicConfig(
+        level=logging.INFO if args.debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        return int(args.call(args))
+    except HoldfastError as err:
+        if args.debug:
+            raise
+        print(f"error: {err}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="holdfast",
+        description="Fault-tolerant continuous queries on Spark.",
+        epilog="APP is path/to/app.py or package.module:network, a Python file with one hf.Network.",
+    )
+    top.add_argument("--debug", action="store_true", help="stack traces and Spark's own log")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", "run an application until it ends or is interrupted", _run)
+    _app(run)
+    _storage(run)
+    run.add_argument("--deployment", choices=("local", "processes"), default="local",
+                     help="everything in one process (default), or one process per node")  # fmt: skip
+    run.add_argument("--seconds", type=float, help="stop after so long")
+    run.add_argument("--fresh", action="store_true", help="delete the storage first")
+    run.add_argument("--audit", action="store_true", help="audit after the run; 1 if it fails")
+    run.add_argument("--quiet", action="store_true", help="do not print results")
+    run.add_argument("--port", type=int, default=0, help="of the Flight server (default: any)")
+    run.add_argument("--memory", default="2g", help="heap of each JVM (default: %(default)s)")
+    run.add_argument("--fsync", choices=("always", "never"), default="always",
+                     help="flush before acknowledging (default: %(default)s)")  # fmt: skip
+    run.add_argument("--recovery", choices=("replay", "checkpoint"), default="replay",
+                     help="what upstream keeps for a node that comes back (default: %(default)s)")  # fmt: skip
+    run.add_argument("--checkpoint-buckets", type=int, default=100, metavar="N",
+                     help="durable whole-state checkpoint every N buckets (default: %(default)s)")  # fmt: skip
+    run.add_argument("--no-archive", action="store_true",
+                     help="trim source logs and client receipts; no audit later")  # fmt: skip
+    _master(run)
+
+    check = _command(commands, "check", "check an application without running it", _check)
+    _app(check)
+    _master(check)
+
+    status = _command(commands, "status", "what a running network is doing", _status)
+    status.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    _storage(status)
+    status.add_argument("--json", action="store_true", help="machine-readable")
+
+    tail = _command(commands, "tail", "follow an output of a running network", _tail)
+    tail.add_argument("output", metavar="OUTPUT")
+    tail.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    _storage(tail)
+    tail.add_argument("--json", action="store_true", help="one JSON object per row")
+    tail.add_argument("-n", "--buckets", type=int, help="stop after N buckets with rows")
+    tail.add_argument("--all", action="store_true", help="from the oldest bucket, not from now")
+
+    audit = _command(commands, "audit", "compare what clients received with the ideal", _audit)
+    _app(audit)
+    _storage(audit)
+    audit.add_argument("--json", metavar="FILE", help="write the report there, - for stdout")
+    _master(audit)
+
+    experiment = _command(commands, "experiment", "measure, beside the papers' figures", _experiment)
+    experiment.add_argument("name", metavar="NAME", help="an experiment, or `list`")
+    experiment.add_argument("--quick", action="store_true", help="short form, for every day")
+    experiment.add_argument("--json", metavar="FILE", help="write the figures there, - for stdout")
+    experiment.add_argument("--plots", metavar="DIR", help="draw the figures there as PNG")
+
+    version = _command(commands, "version", "print the versions", _version)
+    version.set_defaults(call=_version)
+    return top
+
+
+def _command(commands: Any, name: str, help: str, call: Any) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help + ".")
+    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
+                      help="stack traces and Spark's own log")  # fmt: skip
+    made.set_defaults(call=call)
+    return made
+
+
+def _app(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("app", metavar="APP", help="path/to/app.py or package.module:network")
+
+
+def _storage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--storage", metavar="DIR",
+                        help="where logs are kept (default: holdfast-data/NETWORK)")  # fmt: skip
+
+
+def _master(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--master", default="local[2]",
+                        help="Spark master URL (default: %(default)s)")  # fmt: skip
+
+
+def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
+    """Spark first, because applications may build Columns; then the application."""
+    from holdfast.app import load
+    from holdfast.engine import session
+
+    sessions = session.start(options)
+    return sessions, load(args.app)
+
+
+def _folder(args: argparse.Namespace, network: Any = None) -> str:
+    from holdfast.cli.find import storage_of
+
+    return storage_of(args.storage, network, getattr(args, "app", None))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from holdfast.cli.live import run_live
+
+    options = Options(
+        master=args.master, memory=args.memory, fsync=args.fsync, recovery=args.recovery,
+        checkpoint_buckets=args.checkpoint_buckets, archive=not args.no_archive, port=args.port,
+    )  # fmt: skip
+    if args.audit and args.no_archive:
+        raise HoldfastError("--audit wants the archive; leave out --no-archive")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return run_live(args, options, lambda: _load(args, options))
+
+
+def _check(args: argparse.Namespace) -> int:
+    from holdfast.cli.show import show_network
+    from holdfast.engine.compiled import compile_network
+
+    sessions, network = _load(args, Options(master=args.master))
+    compiled = compile_network(network, sessions.small)
+    show_network(network, compiled)
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from holdfast.cli.find import running
+    from holdfast.cli.show import show_status
+
+    told = running(_folder(args)).call("status", {})
+    show_status(told, as_json=args.json)
+    return 1 if told["failures"] or any(node.get("failure") for node in told["nodes"]) else 0
+
+
+def _tail(args: argparse.Namespace) -> int:
+    from holdfast.cli.live import tail
+
+    return tail(_folder(args), args.output, args.json, args.buckets, args.all)
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from holdfast.cli.show import show_report
+
+    sessions, network = _load(args, Options(master=args.master))
+    from holdfast.audit import audit
+
+    report = audit(network, _folder(args, network), sessions.large)
+    show_report(report, args.json)
+    return 0 if report.ok else 1
+
+
+def _experiment(args: argparse.Namespace) -> int:
+    from holdfast.experiments import run_experiment
+
+    return run_experiment(args.name, quick=args.quick, json_to=args.json, plots=args.plots)
+
+
+def _version(args: argparse.Namespace) -> int:
+    import platform
+
+    import pyarrow
+    import pyspark
+
+    print(f"holdfast {__version__} (pyspark {pyspark.__version__}, pyarrow {pyarrow.__version__}, "
+          f"Python {platform.python_version()})")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Networks, status and reports for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.config import duration_text
+
+
+def show_network(network: Any, compiled: Any) -> None:
+    console = Console()
+    table = Table(title=f"network {network.name}: well formed, buckets of "
+                  f"{duration_text(network.width_us)}")  # fmt: skip
+    for column in ("operator", "kind", "reads", "rows", "state"):
+        table.add_column(column, overflow="fold")
+    for op in network.operators:
+        state = "-"
+        if op.stateful:
+            state = "convergent" if op.convergent else "not convergent: kept for ever"
+        reads = ", ".join(up.name for up in op.inputs if up is not None)
+        table.add_row(op.name, op.kind, reads, compiled.schema.get(op.name, ""), state)
+    console.print(table)
+    for op in network.outputs:
+        contract = op.contract
+        console.print(
+            f"output {op.name}: within {contract.within or 'any time'}, loss at most "
+            f"{contract.loss:g}, order {contract.order}"
+        )
+
+
+def show_status(told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    console = Console()
+    console.print(f"network [bold]{told['network']}[/bold], deployment {told['deployment']}")
+    sources = Table(title="sources")
+    for column in ("source", "complete up to", "rows", "late", "rejected"):
+        sources.add_column(column, justify="left" if column == "source" else "right")
+    for name, source in told["sources"].items():
+        late = source["late_restamped"] + source["ahead_restamped"]
+        rejected = sum(source[key] for key in source if key.endswith("rejected"))
+        sources.add_row(name, str(source["complete_upto"]), str(source["rows"]), str(late),
+                        str(rejected))  # fmt: skip
+    console.print(sources)
+    nodes = Table(title="nodes")
+    for column in ("node", "path", "position", "waits for", "step ms", "state rows", "checkpoint"):
+        nodes.add_column(column)
+    for node in told["nodes"]:
+        if node.get("failure"):
+            console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
+        for name, path in node.get("paths", {}).items():
+            nodes.add_row(node["node"], name, str(path["position"]), ", ".join(path["waiting_for"]),
+                          str(node["step_ms"]), str(path["state_rows"]), str(path["checkpoint"]))  # fmt: skip
+    console.print(nodes)
+    for failure in told["failures"]:
+        console.print(f"[red]{failure}[/red]")
+
+
+def show_report(report: Any, json_to: str | None) -> None:
+    if json_to == "-":
+        json.dump(report.json(), sys.stdout, indent=2)
+        print()
+        return
+    if json_to is not None:
+        with open(json_to, "w") as file:
+            json.dump(report.json(), file, indent=2)
+    print(report.text())

@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
@@ -24,7 +25,7 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
-from holdfast.errors import HoldfastError, InputError, TransportError
+from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
 from holdfast.feeds import tick_wall
 from holdfast.log import Log
 from holdfast.model.fragments import fragments
@@ -35,6 +36,8 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.service import InProcess, Peer, Service
 
 _log = logging.getLogger("holdfast.run")
+#: A node process that has not reported by then has a problem.
+READY_S = 180.0
 
 
 def node_folder(storage: str, fragment: str) -> str:
@@ -157,6 +160,16 @@ class Run:
             )  # fmt: skip
             self.processes[fragment.name] = process
             process.start()
+        until = time.monotonic() + READY_S
+        while len(self._addresses) < len(self.fragments):
+            self.raise_failure()
+            if time.monotonic() > until:
+                missing = [f.name for f in self.fragments if f.name not in self._addresses]
+                raise SetupError(
+                    f"node {', '.join(missing)} did not come up in {READY_S:.0f} s; its log is in "
+                    f"{os.path.join(self.storage, 'nodes')}"
+                )
+            time.sleep(0.02)
 
     # -- for the application ----------------------------------------------------------------------
 

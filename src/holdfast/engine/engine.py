@@ -220,7 +220,8 @@ class _Step:
         for op in self.path.operators:
             frame = self._frame(op)
             fans_out = readers.get(op.name, 0) > 1 and not self._by_reference(op)
-            if frame is not None and (fans_out or self._feeds_history(op)):
+            splits = isinstance(op, ops.Stateful) and self._into_union(op)
+            if frame is not None and (fans_out or splits or self._feeds_history(op)):
                 frame = self._materialise(op, frame)
             self.frames[op.name] = frame
         outputs = {}
@@ -352,6 +353,15 @@ class _Step:
             up is op and isinstance(reader, ops.TimeWindow | ops.Join)
             for reader in self.path.operators
             for up in reader.inputs
+        )
+
+    def _into_union(self, op: ops.Operator) -> bool:
+        """A shard is known by the number of its task, which a union in the same job would change."""
+        return any(
+            isinstance(reader, ops.Union)
+            or (isinstance(reader, ops.Apply) and self._into_union(reader))
+            for reader in self.path.operators
+            if op in reader.inputs
         )
 
     def _materialise(self, op: ops.Operator, frame: DataFrame) -> DataFrame | None:

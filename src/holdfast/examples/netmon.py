@@ -45,7 +45,11 @@ traffic = net.union(*taps).filter("bytes > 0")
 
 net.output(
     "top_talkers",
-    traffic.window("10s", slide="1s").group_by("src").agg(bytes=hf.sum("bytes"), flows=hf.count()),
+    traffic.window("10s", slide="1s")
+    .group_by("src")
+    .agg(bytes=hf.sum("bytes"), flows=hf.count())
+    .window("1s")
+    .apply(lambda df: df.orderBy(df.bytes.desc(), df.src).limit(5)),
     contract=hf.Contract(within="3s", loss=0, order="intra"),
 )
 net.output(

@@ -1,0 +1,58 @@
+"""Experiments: what the papers measured, and what we promise, measured again on this machine.
+
+Each experiment is a module with `run(quick, say) -> dict`, `table(result) -> rich.table.Table` and
+`plot(result, folder) -> list[str]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+
+from rich.console import Console
+
+from holdfast.errors import InputError, SetupError
+
+EXPERIMENTS = {
+    "serialization": "delay against bucket width (Borealis Table 3)",
+    "vs-structured-streaming": "the same queries on plain Structured Streaming",
+    "endurance": "memory and step time over thousands of buckets",
+}
+
+
+def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | None) -> int:
+    console = Console(stderr=json_to == "-")
+    if name == "list":
+        for key, text in EXPERIMENTS.items():
+            console.print(f"{key:26} {text}")
+        return 0
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name!r}; there are: {', '.join(EXPERIMENTS)}")
+    module = importlib.import_module(f"holdfast.experiments.{name.replace('-', '_')}")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim] {text}", highlight=False)
+
+    result = module.run(quick, say)
+    result = {"experiment": name, "quick": quick, **result}
+    console.print(module.table(result))
+    if json_to == "-":
+        json.dump(result, sys.stdout, indent=2)
+        print()
+    elif json_to is not None:
+        with open(json_to, "w") as file:
+            json.dump(result, file, indent=2)
+    if plots is not None:
+        try:
+            import matplotlib
+        except ImportError:
+            raise SetupError("--plots wants matplotlib: pip install 'holdfast[plots]'") from None
+        matplotlib.use("Agg")
+        os.makedirs(plots, exist_ok=True)
+        for path in module.plot(result, plots):
+            console.print(f"drew {path}")
+    return 0

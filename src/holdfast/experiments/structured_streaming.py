@@ -158,7 +158,7 @@ class Job:
     keys: int = 100
     steps: int = 20
     #: Batches before measuring. The JVM still gets faster after a hundred: tuned steps fell from
-    #: about 200 ms after 15 batches to about 105 ms after 150, so a short warm-up flatters us.
+    #: 170-220 ms after 15 batches to 106-109 ms after 150, so a short warm-up flatters us.
     warm: int = 150
     width_us: int = 100_000
     window: str = "1 second"

@@ -1,5 +1,6 @@
 """Storage: rows as segments, everything else as records; the only part that syncs."""
 
+from holdfast.log.reading import ReadOnlyLog, read_only
 from holdfast.log.records import (
     Ack,
     Added,
@@ -29,12 +30,14 @@ __all__ = [
     "Log",
     "Note",
     "Open",
+    "ReadOnlyLog",
     "Record",
     "State",
     "Token",
     "Trim",
     "canonical",
     "digest",
+    "read_only",
     "sort_canonical",
     "times_us",
 ]

@@ -1,0 +1,192 @@
+"""The documented aggregates on whole groups of raw rows, in plain Spark SQL: no partials, no panes.
+
+Only what plain Spark cannot do well enough to be a judge is written out. Its sum of doubles depends
+on the order of rows, and where values cancel out nothing of it may be right; so doubles are added
+with compensation (Neumaier), which is right to the last digit or two. Sketches are built from all rows
+at once, and held against the exact answer by `accuracy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from math import sqrt
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.errors import InputError
+from holdfast.model.aggregates import Aggregate
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+#: Standard errors a sketch of distinct values may be off: by chance less than once in 10**8.
+_SIGMAS = 6.0
+
+
+@dataclass(slots=True)
+class Grouped:
+    """One row per group: the grouping columns, the results, and the columns that judge them."""
+
+    frame: DataFrame
+    names: list[str]
+    #: Result to the column with its absolute tolerance.
+    tolerance: dict[str, str] = field(default_factory=dict)
+    #: Result to (what it approximates, the column with the exact answer, the one with the bound).
+    approximate: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+
+    def results(self, *, tolerances: bool = False) -> list[str]:
+        return [*self.names, *(self.tolerance.values() if tolerances else ())]
+
+    def accuracy(self) -> list[str]:
+        """What is further from the exact answer than was declared."""
+        told = []
+        for name, (what, exact, bound) in self.approximate.items():
+            off = F.expr(f"not (abs(`{name}` - `{exact}`) <= `{bound}` or `{name}` <=> `{exact}`)")
+            bad = self.frame.filter(off).count()
+            if bad:
+                told.append(f"{what} is further from the exact answer than declared in {bad} rows")
+        return told
+
+
+def grouped(
+    df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: str
+) -> Grouped:
+    """Aggregate `df` by the columns `by`."""
+    found = Grouped(df, [*aggregates])
+    columns: list[Column] = [F.count(F.lit(1)).alias("__rows")]
+    tops: dict[str, Aggregate] = {}
+    for number, (name, wanted) in enumerate(aggregates.items()):
+        if isinstance(wanted, Aggregate):
+            if wanted.kind == "top_k":
+                tops[name] = wanted
+                continue
+            columns.append(F.expr(_sql(df, wanted, time)).alias(name))
+            x = f"({wanted.arg})"
+            if wanted.kind in ("stddev", "stddev_pop", "variance", "var_pop"):
+                found.tolerance[name] = f"__t{number}"
+                columns.append(F.expr(_spread_tolerance(x, wanted.kind)).alias(f"__t{number}"))
+            if wanted.kind in ("approx_distinct", "quantile"):
+                exact, bound = _exact(x, wanted)
+                columns.append(F.expr(exact).alias(f"__e{number}"))
+                columns.append(F.expr(bound).alias(f"__b{number}"))
+                what = f"{wanted.kind}({wanted.arg}) as {name!r}"
+                found.approximate[name] = (what, f"__e{number}", f"__b{number}")
+        elif isinstance(wanted, Column) or callable(wanted):
+            column = wanted if isinstance(wanted, Column) else wanted()
+            columns.append(column.alias(name))
+        else:
+            raise InputError(f"aggregate {name!r}: {type(wanted).__name__} is not an aggregate")
+    quoted = [F.col(f"`{name}`") for name in by]
+    found.frame = df.groupBy(*quoted).agg(*columns)
+    for name, top in tops.items():
+        found.frame = _with_top(found.frame, df, by, name, top)
+    return found
+
+
+def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
+    if aggregate.arg is None:
+        return "count(1)"
+    x = f"({aggregate.arg})"
+    kind = df.select(F.expr(aggregate.arg)).schema.fields[0].dataType.simpleString()
+    match aggregate.kind:
+        case "count" | "min" | "max" | "stddev" | "stddev_pop" | "variance" | "var_pop":
+            return f"{aggregate.kind}({x})"
+        case "sum" if kind in _WHOLE:
+            wide = f"sum(cast({x} as decimal(38,0)))"
+            fits = f"{wide} between -9223372036854775808BD and 9223372036854775807BD"
+            return f"cast(if({fits}, {wide}, null) as bigint)"
+        case "avg" if kind in _WHOLE:
+            return f"cast(sum(cast({x} as decimal(38,0))) as double) / nullif(count({x}), 0)"
+        case "sum" | "avg" if kind.startswith("decimal"):
+            return f"try_{aggregate.kind}({x})"
+        case "sum":
+            return _compensated(x)
+        case "avg":
+            return f"{_compensated(x)} / nullif(count({x}), 0)"
+        case "first":
+            return f"min_by({x}, struct(`{time}`, {x}))"
+        case "last":
+            return f"max_by({x}, struct(`{time}`, {x}))"
+        case "approx_distinct":
+            text = kind not in ("int", "bigint", "string", "binary")
+            value = f"cast({x} as string)" if text else x
+            sketch = f"hll_sketch_agg({value}, {aggregate.param('lg_k')})"
+            return f"coalesce(hll_sketch_estimate(hll_union({sketch}, {sketch})), 0L)"
+        case "quantile":
+            return _binned(_element(x, aggregate.param("q")), aggregate.param("error"))
+    raise InputError(f"the audit does not know the aggregate {aggregate.kind!r}")
+
+
+def _compensated(x: str) -> str:
+    x = f"cast({x} as double)"
+    step = (
+        "(a, x) -> named_struct('s', a.s + x, 'c', a.c + "
+        "if(abs(a.s) >= abs(x), (a.s - (a.s + x)) + x, (x - (a.s + x)) + a.s))"
+    )
+    zero = "named_struct('s', 0D, 'c', 0D)"
+    exact = f"aggregate(collect_list({x}), {zero}, {step}, a -> a.s + a.c)"
+    special = f"bool_or(isnan({x}) or abs({x}) = double('Infinity'))"
+    return f"case when count({x}) = 0 then null when {special} then sum({x}) else {exact} end"
+
+
+def _spread_tolerance(x: str, kind: str) -> str:
+    """What is left of the digits when n, sum and sum of squares are all that is known."""
+    x = f"cast({x} as double)"
+    variance = f"(7.1e-15D * sum({x} * {x}) / greatest(count({x}) - 1, 1))"
+    if not kind.startswith("stddev"):
+        return variance
+    # |sqrt(a) - sqrt(b)| <= |a - b| / max(sqrt(a), sqrt|a - b|), all 0 when everything is 0
+    return f"coalesce({variance} / nullif(greatest({kind}({x}), sqrt({variance})), 0D), 0D)"
+
+
+def _element(x: str, q: float) -> str:
+    """The value at position floor(q * (n - 1)) in order, NaN last."""
+    at = f"cast(floor({q!r}D * (count({x}) - 1)) as int)"
+    return f"get(array_sort(collect_list(cast({x} as double) + 0D)), {at})"
+
+
+def _binned(value: str, error: float) -> str:
+    """Its logarithmic bin's middle: the one number that stands for all values of the bin."""
+    gamma = (1 + error) / (1 - error)
+    middle = (
+        f"sign(v) * 2D * pow({gamma!r}D, ceil(ln(abs(v)) / ln({gamma!r}D))) / ({gamma!r}D + 1D)"
+    )
+    plain = "v is null or isnan(v) or v = 0 or abs(v) = double('Infinity')"
+    return f"transform(array({value}), v -> if({plain}, v, {middle}))[0]"
+
+
+def _exact(x: str, aggregate: Aggregate) -> tuple[str, str]:
+    """The exact answer and how far from it the approximate one may be."""
+    if aggregate.kind == "quantile":
+        value = _element(x, aggregate.param("q"))
+        return value, f"abs({value}) * {aggregate.param('error') * (1 + 1e-9)!r}D"
+    exact = f"size(collect_set({x}))"
+    share = _SIGMAS * 1.04 / sqrt(2.0 ** aggregate.param("lg_k"))
+    return exact, f"1D + {share!r}D * {exact}"
+
+
+def _with_top(
+    frame: DataFrame, df: DataFrame, by: list[str], name: str, top: Aggregate
+) -> DataFrame:
+    """Count every value, sort, cut; groups without any value get an empty list."""
+    quoted = [F.col(f"`{column}`") for column in by]
+    labels = [f"__by{number}" for number in range(len(by))]
+    counted = df.groupBy(*quoted, F.expr(top.arg or "1").alias("__v")).agg(
+        F.count(F.lit(1)).alias("__n")
+    )
+    best = f"slice(array_sort(collect_list(struct(-__n as m, __v as v))), 1, {top.param('k')})"
+    tops = (
+        counted.filter("__v is not null")
+        .groupBy(*quoted)
+        .agg(F.expr(f"transform({best}, e -> struct(e.v as value, -e.m as count))").alias("__top"))
+        .toDF(*labels, name)
+    )
+    kind = tops.schema[name].dataType.simpleString()
+    same = reduce(
+        lambda all_, one: all_ & one,
+        [F.col(f"`{b}`").eqNullSafe(F.col(label)) for b, label in zip(by, labels, strict=True)],
+    )
+    filled = F.coalesce(F.col(f"`{name}`"), F.expr(f"cast(array() as {kind})"))
+    return frame.join(tops, same, "left").withColumn(name, filled).drop(*labels)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from holdfast.app import load
 from holdfast.config import Options
-from holdfast.errors import HoldfastError, TransportError
+from holdfast.errors import HoldfastError, StaleEpoch, TransportError
 from holdfast.log import Log
 from holdfast.model.fragments import fragments
 from holdfast.supervise import EXPLAINED
@@ -49,6 +49,8 @@ def _run(
     network = load(app)
     fragment = next(f for f in fragments(network) if f.name == name)
     log = Log.open(os.path.join(storage, "nodes", name), name, fsync=options.fsync)
+    chief = FlightPeer(supervisor)
+    log.raise_epoch(chief.call("epoch", {"name": name, "at_least": log.epoch})["epoch"])
     engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
     service = Service()
     for other in fragments(network):
@@ -58,8 +60,6 @@ def _run(
     for op in network.outputs:
         if op.name in fragment.outputs:
             service.readers.setdefault(op.name, set()).add(f"client-{op.name}")
-    chief = FlightPeer(supervisor)
-
     def upstream(stream: str) -> Callable[[], Peer]:
         def connect() -> Peer:
             address = chief.call("locate", {"stream": stream})["address"]
@@ -80,7 +80,9 @@ def _run(
     last_heard = time.monotonic()
     while not stop.is_set() and node.failure is None:
         try:
-            chief.call("register", {"fragment": name, "address": server.address, "epoch": log.epoch})
+            told = {"fragment": name, "address": server.address, "epoch": log.epoch}
+            if not chief.call("register", told)["current"]:
+                raise StaleEpoch(f"node {name!r} of epoch {log.epoch} was replaced; it stops")
             last_heard = time.monotonic()
         except TransportError:
             if time.monotonic() - last_heard > ORPHANED_S:

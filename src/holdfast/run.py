@@ -25,6 +25,7 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
+from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
 from holdfast.feeds import tick_wall
 from holdfast.log import Log
@@ -82,7 +83,7 @@ class Run:
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, NodeProcess] = {}
         self.failures: list[str] = []
-        self._addresses: dict[str, str] = {}
+        self.controller: Controller
         self._logs: list[Log] = []
         self._clients: list[Client] = []
         self._sessions: Any = None
@@ -101,6 +102,9 @@ class Run:
         return self
 
     def _start(self) -> None:
+        self.controller = Controller(
+            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False)
+        )
         readers = self.service.readers
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -113,6 +117,7 @@ class Run:
                 table, token=token, flush=flush
             )
         self.service.calls["status"] = lambda _: self.status()
+        self.service.calls["epoch"] = self._epoch
         self.service.calls["register"] = self._register
         self.service.calls["locate"] = self._locate
         if self.deployment == "local":
@@ -161,10 +166,11 @@ class Run:
             self.processes[fragment.name] = process
             process.start()
         until = time.monotonic() + READY_S
-        while len(self._addresses) < len(self.fragments):
+        while missing := [
+            f.name for f in self.fragments if self.controller.address(f.name) is None
+        ]:
             self.raise_failure()
             if time.monotonic() > until:
-                missing = [f.name for f in self.fragments if f.name not in self._addresses]
                 raise SetupError(
                     f"node {', '.join(missing)} did not come up in {READY_S:.0f} s; its log is in "
                     f"{os.path.join(self.storage, 'nodes')}"
@@ -197,17 +203,19 @@ class Run:
         if self.deployment == "local" or stream not in self._producers:
             return InProcess(self.service)
         fragment = self._producers[stream]
-        if fragment not in self._addresses:
+        address = self.controller.address(fragment)
+        if address is None:
             raise TransportError(f"node {fragment!r} has not reported yet")
-        return FlightPeer(self._addresses[fragment])
+        return FlightPeer(address)
 
     def status(self) -> dict[str, Any]:
         nodes = [node.status() for node in self.nodes.values()]
         for name, process in self.processes.items():
             told: dict[str, Any] = {"node": name, "pid": process.pid, "restarts": process.restarts}
-            if name in self._addresses:
+            address = self.controller.address(name)
+            if address is not None:
                 try:
-                    peer = FlightPeer(self._addresses[name])
+                    peer = FlightPeer(address)
                     told |= peer.call("node-status", {})
                     peer.close()
                 except HoldfastError as err:
@@ -280,10 +288,14 @@ class Run:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _open(self, folder: str, owner: str, *, archive: bool | None = None) -> Log:
+    def _open(
+        self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
+    ) -> Log:
         keep = self.options.archive if archive is None else archive
         log = Log.open(folder, owner, fsync=self.options.fsync, archive=keep)
         self._logs.append(log)
+        if epoch:
+            log.raise_epoch(self.controller.next_epoch(owner, log.epoch))
         return log
 
     def _thread(self, run: Callable[[], None], name: str) -> None:
@@ -299,15 +311,18 @@ class Run:
         self._threads.append(thread)
         thread.start()
 
+    def _epoch(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"epoch": self.controller.next_epoch(body["name"], body["at_least"])}
+
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._addresses[body["fragment"]] = body["address"]
-        return {}
+        known = self.controller.register(body["fragment"], body["address"], body["epoch"])
+        return {"current": known}
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         fragment = self._producers.get(body["stream"])
         if fragment is None:
             return {"address": self.server.address}
-        return {"address": self._addresses.get(fragment)}
+        return {"address": self.controller.address(fragment)}
 
     def _describe(self) -> None:
         """Other commands (`status`, `tail`) find a running network by this file."""

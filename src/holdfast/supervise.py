@@ -43,6 +43,7 @@ class NodeProcess:
         self._log_file = os.path.join(storage, "nodes", f"{fragment}.log")
         self._report = report
         self._process: subprocess.Popen[bytes] | None = None
+        self._before_restart: Callable[[], None] | None = None
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -55,10 +56,11 @@ class NodeProcess:
         self._watcher = threading.Thread(target=self._watch, name="supervise", daemon=True)
         self._watcher.start()
 
-    def kill(self) -> None:
+    def kill(self, *, before_restart: Callable[[], None] | None = None) -> None:
         """SIGKILL the process and its JVM; the watcher starts it again."""
         process = self._process
         if process is not None:
+            self._before_restart = before_restart
             _end(process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
@@ -95,6 +97,9 @@ class NodeProcess:
             if code == EXPLAINED:
                 self._report(f"node {self.fragment!r} stopped: {self._last_words()}")
                 return
+            if self._before_restart is not None:
+                self._before_restart()
+                self._before_restart = None
             self.restarts += 1
             _log.warning("node %s died (%s), starting it again", self.fragment, code)
             time.sleep(min(5.0, 0.1 * 2 ** min(self.restarts - 1, 6)) if self.restarts > 20 else 0.1)

@@ -90,7 +90,7 @@ def sql(text: str, **tables: pa.Table) -> pa.Table:
         con.execute("create macro floor_to(t, s) as t - ((t % s) + s) % s")
         for name, table in tables.items():
             con.register(name, micros(table))
-        return con.execute(text).to_arrow_table()
+        return con.sql(text).to_arrow_table()
 
 
 def differences(found: pa.Table, wanted: pa.Table) -> list[str]:

@@ -116,26 +116,28 @@ CASES: dict[int, tuple[dict[str, str], int | None, str]] = {
 def tables() -> dict[str, pa.Table]:
     """Forty seconds of events, with ties to keep (prices are capped, at first nothing is hot) and
     bids at the very edges of an auction's life and of a session."""
-    made = make(3_000, rate=75, start_us=START_US, seed=11)
+    made = make(3_000, rate=75, start_us=START_US, seed=16)
     bid, auction = made["bid"], made["auction"]
     bid = bid.set_column(3, "price", pc.min_element_wise(bid["price"], 5_000_000))
-    hot = np.isin(bid["auction"].to_numpy(), (1_000, 1_100)) & (
-        micros(bid, "ts") < START_US + 15 * S
-    )
-    bid = bid.filter(pa.array(~hot))
-    opened, expires = micros(auction, "ts"), micros(auction, "expires")
-    at = int(np.argmin(expires))
-    first, end = int(opened[at]), int(expires[at])
-    edges = {
-        "ts": [first - 1, first, end - 1, end, end + 4 * S, end + 8 * S - 1],
-        "auction": [auction["id"][at].as_py()] * 6,
-        "bidder": [7_777] * 6,
-        "price": [5_900_000, 5_100_000, 5_200_000, 5_300_000, 5_400_000, 5_500_000],
-        "channel": ["Google"] * 6,
-    }
-    schema = bid.schema
-    columns = [pa.array(edges[field.name]).cast(field.type) for field in schema]
-    return {**made, "bid": pa.concat_tables([bid, pa.table(columns, schema=schema)])}
+    hot = np.isin(bid["auction"], (1_000, 1_100)) & (micros(bid, "ts") < START_US + 15 * S)
+    # Whole seconds, so that some auctions expire where a window does.
+    opened, expires = micros(auction, "ts"), (micros(auction, "expires") // S + 1) * S
+    auction = auction.set_column(6, "expires", pa.array(expires).cast(auction["expires"].type))
+    a, b = np.argsort(expires)[:2]
+    edges = [
+        (opened[a], a, 7_777, 5_100_000),
+        (opened[b] - 1, b, 7_777, 5_900_000),
+        (expires[b] - 1, b, 7_777, 5_200_000),
+        (expires[b], b, 7_777, 5_300_000),
+        (expires[b] + 4 * S, b, 7_777, 5_400_000),
+        (expires[b] + 8 * S - 1, b, 7_777, 5_500_000),
+    ]
+    ts, at, bidder, price = map(np.array, zip(*edges, strict=True))
+    columns = [ts, auction["id"].take(at), bidder, price, ["Google"] * len(edges)]
+    columns = [pa.array(c).cast(f.type) for c, f in zip(columns, bid.schema, strict=True)]
+    more = pa.table(columns, schema=bid.schema)
+    bid = pa.concat_tables([bid.filter(pa.array(~hot)), more])
+    return {**made, "auction": auction, "bid": bid}
 
 
 @pytest.mark.parametrize("query", CASES)

@@ -2,8 +2,8 @@
 
 Only what plain Spark cannot do well enough to be a judge is written out. Its sum of doubles depends
 on the order of rows, and where values cancel out nothing of it may be right; so doubles are added
-with compensation (Neumaier), which is right to the last digit or two. Sketches are built from all rows
-at once, and held against the exact answer by `accuracy`.
+with compensation (Neumaier), which is right to the last digit or two. Sketches are built from all
+rows at once, and held against the exact answer by `accuracy`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ class Grouped:
     #: Result to (what it approximates, the column with the exact answer, the one with the bound).
     approximate: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
-    def results(self, *, tolerances: bool = False) -> list[str]:
-        return [*self.names, *(self.tolerance.values() if tolerances else ())]
-
     def accuracy(self) -> list[str]:
         """What is further from the exact answer than was declared."""
         told = []
@@ -50,9 +47,7 @@ class Grouped:
         return told
 
 
-def grouped(
-    df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: str
-) -> Grouped:
+def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: str) -> Grouped:
     """Aggregate `df` by the columns `by`."""
     found = Grouped(df, [*aggregates])
     columns: list[Column] = [F.count(F.lit(1)).alias("__rows")]

@@ -185,8 +185,8 @@ def _codes(array: pa.Array) -> npt.NDArray[Any]:
         return np.zeros(len(array), np.int64)
     if at.is_nested(array.type):
         return hash_array(array)
-    codes = array.dictionary_encode(null_encoding="encode").indices
-    return codes.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes: Ints = array.dictionary_encode(null_encoding="encode").indices.to_numpy()
+    return codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,8 @@ class _Values:
             allowed = self.relative * np.maximum(np.abs(a), np.abs(b))
             allowed += np.maximum(self.absolute[one], self.absolute[other])
             close = finite & (np.abs(a - b) <= allowed)
-        return close | (a == b) | (np.isnan(a) & np.isnan(b))
+        same: npt.NDArray[np.bool_] = close | (a == b) | (np.isnan(a) & np.isnan(b))
+        return same
 
     def cluster(self, ids: Ints) -> Ints:
         """Split each number where sorted neighbours are further apart than the tolerance."""

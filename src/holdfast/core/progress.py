@@ -337,4 +337,4 @@ class Progress:
         keep_from = min(keep_from, delivered + 1 - path.plan.extent)
         if self.checkpoint_buckets:
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
-        return keep_from - 1
+        return max(keep_from, path.origin) - 1

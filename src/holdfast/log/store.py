@@ -121,6 +121,11 @@ class Log:
     def epoch(self) -> int:
         return self._state.epoch
 
+    def raise_epoch(self, epoch: int) -> None:
+        """Takes an epoch that the controller gave, when it is above the log's own."""
+        if epoch > self.epoch:
+            self.append(Epoch(epoch, self.owner))
+
     @property
     def cut_bytes(self) -> int:
         """Length of the torn tail that recovery cut off the manifest."""

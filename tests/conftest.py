@@ -1,4 +1,4 @@
-"""One Spark for all tests of this folder."""
+"""One Spark for all tests that need a JVM."""
 
 from __future__ import annotations
 

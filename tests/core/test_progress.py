@@ -1,0 +1,186 @@
+"""Transcripts of a node's decisions. Sections are the papers'."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.progress import (
+    Acknowledge,
+    Acknowledged,
+    BoundaryArrived,
+    Checkpoint,
+    CheckpointDone,
+    End,
+    Fail,
+    InputOpened,
+    PathPlan,
+    Progress,
+    Run,
+    Start,
+    StepDone,
+)
+from holdfast.core.sunion import SUnion
+from holdfast.errors import ProtocolViolation
+
+PATH = PathPlan("out", ("s1", "s2"), ("out",), convergent=True, extent=4)
+
+
+def opened(stream: str, starts_at: int = 0, trimmed_upto: int | None = None) -> InputOpened:
+    return InputOpened(0, stream, starts_at, starts_at - 1 if trimmed_upto is None else trimmed_upto)
+
+
+def started(plan: PathPlan = PATH, **how: object) -> Progress:
+    core = Progress([plan], **how)  # type: ignore[arg-type]
+    for stream in plan.inputs:
+        core.handle(opened(stream))
+    return core
+
+
+def test_borealis_3_2_a_bucket_is_whole_when_every_input_says_so() -> None:
+    core = started()
+    assert core.handle(BoundaryArrived(1, "s1", 7)) == []
+    assert core.handle(BoundaryArrived(2, "s2", 5)) == [Run("out", 0, 5)]
+
+
+def test_borealis_3_2_an_input_never_heard_of_blocks() -> None:
+    sunion = SUnion(["s1", "s2", "s3"])
+    sunion.boundary("s1", 9)
+    sunion.boundary("s2", 9)
+    assert sunion.whole_upto() is None
+    assert sunion.waiting_for() == ["s3"]
+
+
+def test_a_boundary_never_goes_back() -> None:
+    sunion = SUnion(["s1"])
+    sunion.boundary("s1", 9)
+    with pytest.raises(ProtocolViolation, match="went back from 9 to 8"):
+        sunion.boundary("s1", 8)
+
+
+def test_one_run_at_a_time_and_waiting_buckets_run_together() -> None:
+    core = started()
+    core.handle(BoundaryArrived(1, "s1", 0))
+    assert core.handle(BoundaryArrived(1, "s2", 0)) == [Run("out", 0, 0)]
+    for upto in (1, 2, 3):
+        assert core.handle(BoundaryArrived(2, "s1", upto)) == []
+        assert core.handle(BoundaryArrived(2, "s2", upto)) == []
+    actions = core.handle(StepDone(3, "out", 0, needs_from=0, horizon=0))
+    assert actions[-1] == Run("out", 1, 3)
+
+
+def test_a_group_stops_at_the_limits_of_one_job() -> None:
+    core = started(group_buckets_max=2, group_rows_max=1_000)
+    rows = tuple((bucket, 10) for bucket in range(5))
+    core.handle(BoundaryArrived(1, "s1", 4, rows))
+    assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
+    core = started(group_rows_max=25)
+    core.handle(BoundaryArrived(1, "s1", 4, rows))
+    assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
+
+
+def test_a_single_bucket_larger_than_the_limit_still_runs() -> None:
+    core = started(group_rows_max=5)
+    core.handle(BoundaryArrived(1, "s1", 1, ((0, 10), (1, 10))))
+    assert core.handle(BoundaryArrived(1, "s2", 1)) == [Run("out", 0, 0)]
+
+
+def test_checkpoints_every_n_buckets() -> None:
+    core = started(checkpoint_buckets=3)
+    core.handle(BoundaryArrived(1, "s1", 1))
+    core.handle(BoundaryArrived(1, "s2", 1))
+    assert Checkpoint("out", 1) not in core.handle(StepDone(2, "out", 1, 0, 0))
+    core.handle(BoundaryArrived(3, "s1", 2))
+    core.handle(BoundaryArrived(3, "s2", 2))
+    assert Checkpoint("out", 2) in core.handle(StepDone(4, "out", 2, 0, 0))
+
+
+def test_replay_keeps_what_an_empty_node_needs_for_the_slowest_reader() -> None:
+    core = started(checkpoint_buckets=0)
+    core.handle(BoundaryArrived(1, "s1", 20))
+    core.handle(BoundaryArrived(1, "s2", 20))
+    done = core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))
+    # Nobody has taken anything: everything is still needed, although it was received.
+    assert Acknowledge("s1", 20, -1) in done
+    # The reader has bucket 15: bucket 16 reaches 4 buckets back, to 12.
+    assert Acknowledge("s1", 20, 11) in core.handle(Acknowledged(3, "out", 15))
+
+
+def test_checkpoint_recovery_keeps_what_the_newest_version_refers_to() -> None:
+    core = started(recovery="checkpoint", checkpoint_buckets=10)
+    core.handle(BoundaryArrived(1, "s1", 9))
+    core.handle(BoundaryArrived(1, "s2", 9))
+    assert Acknowledge("s1", 9, -1) in core.handle(StepDone(2, "out", 9, needs_from=6, horizon=9))
+    assert core.handle(CheckpointDone(3, "out", 9, needs_from=6)) == [
+        Acknowledge("s1", 9, 5),
+        Acknowledge("s2", 9, 5),
+    ]
+
+
+def test_operators_that_are_not_convergent_keep_everything_under_replay() -> None:
+    plan = PathPlan("out", ("s1",), ("out",), convergent=False, extent=0)
+    core = started(plan)
+    core.handle(BoundaryArrived(1, "s1", 500))
+    core.handle(StepDone(2, "out", 500, needs_from=501, horizon=500))
+    actions = core.handle(Acknowledged(3, "out", 500))
+    assert all(a.no_longer_needed == -1 for a in actions if isinstance(a, Acknowledge))
+
+
+def test_a_lost_node_with_trimmed_inputs_starts_late_and_says_from_where_it_is_right() -> None:
+    core = Progress([PATH])
+    core.handle(opened("s1", 0, trimmed_upto=99))
+    assert core.handle(opened("s2", 0, trimmed_upto=97)) == [
+        Start("out", bucket=99, origin=0, valid_from=104)
+    ]
+
+
+def test_state_that_cannot_be_rebuilt_is_an_error_not_a_wrong_answer() -> None:
+    plan = PathPlan("out", ("s1",), ("out",), convergent=False, extent=0)
+    (action,) = Progress([plan]).handle(opened("s1", 0, trimmed_upto=5))
+    assert isinstance(action, Fail)
+    assert "recovery='replay'" in action.why
+
+
+def test_a_recovered_node_goes_on_after_its_checkpoint() -> None:
+    core = Progress([PATH], resumed={"out": (42, 38)})
+    core.handle(opened("s1", 0, trimmed_upto=37))
+    assert core.handle(opened("s2", 0, trimmed_upto=37)) == [Start("out", 42, 0, 0)]
+    core.handle(BoundaryArrived(1, "s1", 50))
+    assert core.handle(BoundaryArrived(1, "s2", 50)) == [Run("out", 43, 50)]
+
+
+def test_ended_inputs_let_open_windows_close_and_then_the_path_ends() -> None:
+    core = started()
+    core.handle(BoundaryArrived(1, "s1", 5, ended=True))
+    assert core.handle(BoundaryArrived(1, "s2", 7, ended=True)) == [Run("out", 0, 7)]
+    actions = core.handle(StepDone(2, "out", 7, needs_from=4, horizon=9))
+    assert actions[-1] == Run("out", 8, 9)
+    assert core.handle(StepDone(3, "out", 9, needs_from=10, horizon=9))[-1] == End("out")
+
+
+def test_a_step_nobody_started_is_our_bug() -> None:
+    core = started()
+    with pytest.raises(ProtocolViolation, match="run under way"):
+        core.handle(StepDone(1, "out", 3, 0, 0))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["s1", "s2"]), st.integers(0, 4)), max_size=60))
+def test_every_bucket_is_run_exactly_once_and_in_order(moves: list[tuple[str, int]]) -> None:
+    core = started(group_buckets_max=3)
+    upto = {"s1": -1, "s2": -1}
+    next_bucket = 0
+    for stream, more in moves:
+        rows = tuple((b, 1) for b in range(upto[stream] + 1, upto[stream] + more + 1))
+        upto[stream] += more
+        actions = core.handle(BoundaryArrived(0, stream, upto[stream], rows))
+        while True:
+            runs = [action for action in actions if isinstance(action, Run)]
+            assert len(runs) <= 1
+            if not runs:
+                break
+            assert runs[0].lo == next_bucket
+            assert runs[0].hi <= min(upto.values())
+            next_bucket = runs[0].hi + 1
+            actions = core.handle(StepDone(0, "out", runs[0].hi, next_bucket, runs[0].hi))
+    assert next_bucket == min(upto.values()) + 1

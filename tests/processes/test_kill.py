@@ -1,0 +1,92 @@
+"""SIGKILL of a node process at ten random moments, half of them with its storage deleted."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from holdfast.audit import audit
+from holdfast.config import Options
+from holdfast.engine.session import Sessions
+from holdfast.run import Run, node_folder
+from tests.processes import kill_app
+
+APP = str(Path(kill_app.__file__)) + ":net"
+LIMIT_S = 120.0
+
+
+def push(run: Run, stop: threading.Event) -> None:
+    """One bucket of 20 rows per source every 100 ms, with a gap now and then."""
+    bucket = 0
+    while not stop.wait(0.1):
+        for number, source in enumerate(run.sources.values()):
+            rng = np.random.default_rng([bucket, number])
+            if rng.random() < 0.9:
+                source.push(
+                    {"ts": rng.integers(bucket * 100_000, (bucket + 1) * 100_000, 20),
+                     "key": np.char.add("k", rng.integers(0, 30, 20).astype(str)),
+                     "x": rng.random(20) * 10.0 ** rng.integers(-9, 9, 20)}
+                )  # fmt: skip
+            source.advance((bucket + 1) * 100_000)
+        bucket += 1
+    for source in run.sources.values():
+        source.end()
+
+
+def wait_for(what: str, test: object, limit_s: float = LIMIT_S) -> None:
+    until = time.monotonic() + limit_s
+    while not test():  # type: ignore[operator]
+        assert time.monotonic() < until, f"{what}: not within {limit_s} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_ten_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sessions) -> None:
+    rng = random.Random(20)
+    storage = str(tmp_path / "storage")
+    options = Options(memory="1g", checkpoint_buckets=10)
+    run = Run(kill_app.net, storage=storage, deployment="processes", options=options, app=APP)
+    pids: set[int] = set()
+    with run:
+        clients = [run.client(output.name) for output in kill_app.net.outputs]
+        readers = [
+            threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
+            for client in clients
+        ]
+        for reader in readers:
+            reader.start()
+        stop = threading.Event()
+        pusher = threading.Thread(target=push, args=(run, stop))
+        pusher.start()
+        process = run.processes["main"]
+        for kill in range(10):
+            run.raise_failure()
+            before = max((client.position or -1) for client in clients)
+            wait_for(
+                f"progress before kill {kill}",
+                lambda before=before: min((c.position or -1) for c in clients) > before,
+            )
+            time.sleep(rng.random())
+            pids.add(process.pid or 0)
+            gone = kill % 2 == 1
+            folder = node_folder(storage, "main")
+            process.kill(before_restart=(lambda: shutil.rmtree(folder)) if gone else None)
+            wait_for("restart", lambda kill=kill: process.restarts == kill + 1)
+        stop.set()
+        pusher.join()
+        for reader in readers:
+            reader.join(timeout=LIMIT_S)
+            assert not reader.is_alive()
+        run.raise_failure()
+        pids.add(process.pid or 0)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    report = audit(kill_app.net, storage, sessions.large)
+    assert report.ok, report.text()

@@ -1,0 +1,471 @@
+"""Every operator against an oracle that was written apart from it (`oracles.py`).
+
+Two networks hold nearly all operators, each run once over rows before 1970, around 1970 and in the
+year 2200; every test looks at one of their outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+import holdfast as hf
+from holdfast.engine.session import Sessions
+from tests.spark import oracles
+from tests.spark.harness import run_network
+
+MS = 1_000
+YEAR_2200_US = 7_258_118_400_000_000
+#: Name of the output: size, slide and keys of its windows. Buckets last 250 ms.
+WINDOWS = {
+    "tumbling": (500 * MS, 500 * MS, ("k",)),
+    "odd": (700 * MS, 300 * MS, ("k",)),
+    "short": (90 * MS, 40 * MS, ("k", "w")),
+    "everything": (1_000 * MS, 250 * MS, ()),
+}
+Found = dict[str, pa.Table]
+
+
+def keyed_total(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
+    """Running count and sum of `i` per key, told once per bucket for the keys that had rows."""
+    new = rows.to_pandas().groupby("k", dropna=False, as_index=False).agg(
+        n=("i", "size"), total=("i", lambda values: int(values.dropna().sum()))
+    )
+    held = pd.concat([state.to_pandas(), new]).groupby("k", dropna=False, as_index=False).sum()
+    held = held.astype({"n": "int64", "total": "int64"})
+    touched = held[held["k"].isin(new["k"])]
+    stamped = touched.assign(ts=pd.Timestamp(info.end_us - 1, unit="us", tz="UTC"))
+    return (
+        pa.Table.from_pandas(stamped, preserve_index=False),
+        pa.Table.from_pandas(held, schema=state.schema, preserve_index=False),
+    )
+
+
+QUIET_US = 600 * MS
+
+
+def sessions_by_timer(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
+    """A key that was quiet for 600 ms is told of at that instant, by a timer in the state."""
+    held = {row["k"]: [row["n"], row["due"]] for row in state.to_pylist()}
+    quiet, told = pd.Timedelta(QUIET_US, "us"), []
+    for row in rows.select(["k", "ts"]).to_pylist():
+        if row["k"] in held and held[row["k"]][1] <= row["ts"]:
+            n, due = held.pop(row["k"])
+            told.append({"k": row["k"], "n": n, "ts": due})
+        n, _ = held.get(row["k"], (0, None))
+        held[row["k"]] = [n + 1, row["ts"] + quiet]
+    end = pd.Timestamp(info.end_us, unit="us", tz="UTC")
+    for key in [key for key, (_, due) in held.items() if due < end]:
+        n, due = held.pop(key)
+        told.append({"k": key, "n": n, "ts": due})
+    kept = [{"k": key, "n": n, "due": due} for key, (n, due) in held.items()]
+    out = pa.schema([("k", pa.string()), ("n", pa.int64()), ("ts", state.schema.field("due").type)])
+    return pa.Table.from_pylist(told, out), pa.Table.from_pylist(kept, state.schema)
+
+
+def doubled(df: Any) -> Any:
+    return df.select("ts", "k", F.explode(F.array("i", F.col("i") + 1)).alias("i"))
+
+
+def busiest(df: Any) -> Any:
+    """All of Spark SQL on one window: rank the keys by their rows."""
+    return df.groupBy("k").agg(F.count("*").alias("n"), F.count_distinct("w").alias("words"))
+
+
+AGGREGATES: dict[str, Any] = {
+    "n": hf.count(), "nx": hf.count("x"), "si": hf.sum("i"), "sd": hf.sum("d"), "sx": hf.sum("x"),
+    "mn": hf.min("x"), "mx": hf.max("x"), "mw": hf.max("w"), "av": hf.avg("x"), "ai": hf.avg("i"),
+    "sy": hf.stddev("y"), "fx": hf.first("x"), "lx": hf.last("x"), "fw": hf.first("w"),
+    "lw": hf.last("w"), "words": hf.approx_distinct("w"),
+}  # fmt: skip
+RANKS: dict[str, Any] = {
+    "median": hf.quantile("x", 0.5), "high": hf.quantile("y", 0.9, error=0.001),
+    "top": hf.top_k("w", 2), "sx": hf.sum("x"), "n": hf.count(),
+    "plain": lambda: F.sum("y") / F.count("y"), "span": lambda: F.max("i") - F.min("i"),
+    "ratio": lambda: F.sum(F.when(F.col("i") > 0, F.col("i")).otherwise(0)) / F.count("*"),
+    "dev": lambda: F.stddev("y"), "var": lambda: F.var_pop("y"),
+}  # fmt: skip
+
+
+def one_stream() -> hf.Network:
+    net = hf.Network("one", bucket="250ms", partitions=3)
+    a = net.source("a", oracles.SCHEMA, time="ts")
+    net.output("applied", a.apply(doubled))
+    positive = a.filter("i > 0 and k is not null")
+    net.output("filtered", positive)
+    net.output("mapped", a.map("ts", "k", half="i / 2", word="upper(w)"))
+    net.output("united", a.filter("i > 0").union(a.filter("i < 0"), positive))
+    for name, (size, slide, keys) in WINDOWS.items():
+        wanted = RANKS if name in ("odd", "everything") else AGGREGATES
+        windowed = a.window(f"{size}us", slide=f"{slide}us")
+        net.output(name, (windowed.group_by(*keys) if keys else windowed).agg(**wanted))
+    net.output("function", a.window("700ms", slide="300ms").apply(busiest))
+    inner = a.window("100ms").group_by("k").agg(s=hf.sum("i"), n=hf.count())
+    net.output("inner", inner.filter("n > 1"))  # read twice: a fan-out of results
+    net.output("outer", inner.window("600ms", slide="200ms").group_by("k").agg(top=hf.max("s")))
+    net.output("threes", a.count_window(3, by="k").agg(n=hf.count(), s=hf.sum("i"), lw=hf.last("w")))
+    net.output("fives", a.count_window(5, slide=2, by=["k"]).agg(s=hf.sum("i"), mx=hf.max("x")))
+    total = a.stateful(
+        keyed_total, key="k", state="k string, n long, total long",
+        out="k string, n long, total long, ts timestamp",
+    )  # fmt: skip
+    net.output("totals", total)
+    net.output("sessions", a.stateful(
+        sessions_by_timer, key="k", state="k string, n long, due timestamp",
+        out="k string, n long, ts timestamp", timer="due",
+    ))  # fmt: skip
+    return net
+
+
+def two_streams() -> hf.Network:
+    net = hf.Network("two", bucket="250ms", partitions=2)
+    a = net.source("a", oracles.SCHEMA, time="ts")
+    b = net.source("b", "at timestamp, k string, z long", time="at")
+    left = a.map("ts", "k", "i")
+    net.output("on_columns", left.join(b, on=["k"], within="300ms"))
+    right = b.map("at", "z", key="k")
+    net.output(
+        "on_sql",
+        left.join(right, on="l.i > r.z and (l.k = r.key or r.key is null)", within="40ms"),
+    )
+    wide = left.window("500ms", slide="250ms").group_by("k").agg(s=hf.sum("i"))
+    narrow = b.window("200ms").group_by("k").agg(z=hf.max("z")).map("at", "k", "z")
+    net.output("of_windows", wide.map("ts", "k", "s").join(narrow, on=["k"], within="260ms"))
+    return net
+
+
+@pytest.fixture(scope="module")
+def a() -> pa.Table:
+    rng = np.random.default_rng(20)
+    return pa.concat_tables(
+        [
+            oracles.rows_of(rng, 260, first_us=-6 * oracles.WIDTH_US),
+            oracles.rows_of(rng, 120, first_us=YEAR_2200_US, not_finite=0.2),
+            oracles.rows_of(rng, 90, first_us=-3_000_000_000_000_000, keys=["only"]),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def b(a: pa.Table) -> pa.Table:
+    rng = np.random.default_rng(21)
+    near = a["ts"].cast(pa.int64()).to_numpy()[rng.integers(0, a.num_rows, 150)]
+    at = near + rng.choice([-300_000, -40_000, 0, 0, 39_999, 40_001, 300_001], 150)
+    return pa.table(
+        {
+            "at": pa.array(at, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+            "k": pa.array([oracles.KEYS[n] for n in rng.integers(0, 7, 150)], pa.string()),
+            "z": pa.array(rng.integers(-(10**6), 10**6, 150)),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def one(sessions: Sessions, a: pa.Table) -> Found:
+    return run_network(one_stream(), {"a": a}, sessions, groups=(10**15,))
+
+
+@pytest.fixture(scope="module")
+def two(sessions: Sessions, a: pa.Table, b: pa.Table) -> Found:
+    return run_network(two_streams(), {"a": a, "b": b}, sessions, groups=(10**15,))
+
+
+# -- row by row ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "query"),
+    [
+        ("applied", "select ts, k, unnest([i, i + 1]) as i from a"),
+        ("filtered", "select * from a where i > 0 and k is not null"),
+        ("mapped", "select ts, k, i / 2 as half, upper(w) as word from a"),
+        ("united", "select * from a where i <> 0 union all "
+                   "select * from a where i > 0 and k is not null"),
+    ],
+)  # fmt: skip
+def test_row_by_row(one: Found, a: pa.Table, output: str, query: str) -> None:
+    assert oracles.differences(one[output], oracles.sql(query, a=a)) == []
+
+
+# -- time windows ----------------------------------------------------------------------------------------
+
+
+def by_window(found: pa.Table, keys: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = oracles.micros(found).to_pylist()
+    named = {(*(row[key] for key in keys), row["ts"]): row for row in rows}
+    assert len(named) == len(rows)
+    return named
+
+
+@pytest.mark.parametrize("output", ["tumbling", "short"])
+def test_exact_aggregates_of_time_windows(one: Found, a: pa.Table, output: str) -> None:
+    size, slide, keys = WINDOWS[output]
+    wanted = oracles.windows(
+        a, size, slide, keys,
+        {"n": "count(*)", "nx": "count(x)", "si": oracles.SUM_LONG, "ai": "avg(i)",
+         "sd": "sum(d)::decimal(22,3)", "mn": "min(x) + 0", "mx": "max(x) + 0", "mw": "max(w)",
+         "fw": oracles.FIRST_W, "lw": oracles.LAST_W, "words": "count(distinct w)"},
+    )  # fmt: skip
+    found = one[output].select(wanted.column_names)
+    assert oracles.differences(found.drop("ai"), wanted.drop("ai")) == []
+    averages = by_window(found, keys)
+    for row in by_window(wanted, keys).items():
+        assert oracles.close(averages[row[0]]["ai"], row[1]["ai"], 1e-9)
+
+
+Of = Callable[[list[Any], list[tuple[int, Any]]], tuple[Any, float]]
+DOUBLES: list[tuple[str, str, str, Of]] = [
+    (output, column, of, fn)
+    for output in ("tumbling", "short")
+    for column, of, fn in (
+        ("sx", "x", lambda vals, _: oracles.exact_sum(vals)),
+        ("av", "x", lambda vals, _: _mean(vals)),
+        ("sy", "y", lambda vals, _: oracles.spread(vals)),
+        ("fx", "x", lambda _, rows: (oracles.first(rows), 0.0)),
+        ("lx", "x", lambda _, rows: (oracles.last(rows), 0.0)),
+    )
+] + [
+    (output, column, of, fn)
+    for output in ("odd", "everything")
+    for column, of, fn in (
+        ("sx", "x", lambda vals, _: oracles.exact_sum(vals)),
+        ("plain", "y", lambda vals, _: _mean(vals)),
+        ("dev", "y", lambda vals, _: oracles.spread(vals)),
+        ("median", "x", lambda vals, _: _within(oracles.quantile(vals, 0.5), 0.01)),
+        ("high", "y", lambda vals, _: _within(oracles.quantile(vals, 0.9), 0.001)),
+    )
+]
+
+
+def _mean(values: list[float | None]) -> tuple[float | None, float]:
+    total, allowed = oracles.exact_sum(values)
+    n = sum(value is not None for value in values)
+    return (None, 0.0) if total is None else (total / n, allowed / n)
+
+
+def _within(value: float | None, error: float) -> tuple[float | None, float]:
+    tiny = 5e-324  # subnormals have no relative precision
+    return value, 0.0 if value is None else 1.000001 * error * abs(value) + tiny
+
+
+@pytest.mark.parametrize(("output", "column", "of", "fn"), DOUBLES, ids=lambda v: str(v)[:10])
+def test_doubles_in_time_windows(
+    one: Found, a: pa.Table, output: str, column: str, of: str, fn: Of
+) -> None:
+    size, slide, keys = WINDOWS[output]
+    found = by_window(one[output], keys)
+    wanted = oracles.groups(a, size, slide, keys, of)
+    assert found.keys() == wanted.keys()
+    for key, rows in wanted.items():
+        value, allowed = fn([v for _, v in rows], rows)
+        assert oracles.close(found[key][column], value, allowed), (key, found[key][column], value)
+
+
+@pytest.mark.parametrize("output", ["odd", "everything"])
+def test_plain_spark_aggregates_are_taken_apart(one: Found, a: pa.Table, output: str) -> None:
+    size, slide, keys = WINDOWS[output]
+    wanted = oracles.windows(
+        a, size, slide, keys,
+        {"span": "max(i) - min(i)", "n": "count(*)",
+         "ratio": "sum(case when i > 0 then i else 0 end) / count(*)"},
+    )  # fmt: skip
+    found = by_window(one[output], keys)
+    for key, row in by_window(wanted, keys).items():
+        assert (found[key]["span"], found[key]["n"]) == (row["span"], row["n"])
+        assert found[key]["ratio"] == pytest.approx(row["ratio"], rel=1e-15)
+
+
+@pytest.mark.parametrize("output", ["odd", "everything"])
+def test_top_k_counts_are_exact_and_ties_go_to_the_smaller_value(
+    one: Found, a: pa.Table, output: str
+) -> None:
+    size, slide, keys = WINDOWS[output]
+    found = by_window(one[output], keys)
+    for key, rows in oracles.groups(a, size, slide, keys, "w").items():
+        assert found[key]["top"] == oracles.top_k([w for _, w in rows], 2)
+
+
+def test_any_spark_code_over_a_window(one: Found, a: pa.Table) -> None:
+    wanted = oracles.windows(
+        a, 700 * MS, 300 * MS, ["k"], {"n": "count(*)", "words": "count(distinct w)"}
+    )
+    assert oracles.differences(one["function"], wanted.drop("window_start")) == []
+
+
+def test_a_window_over_the_results_of_a_window(one: Found, a: pa.Table) -> None:
+    inner = oracles.windows(a, 100 * MS, 100 * MS, ["k"], {"s": oracles.SUM_LONG, "n": "count(*)"})
+    busy = oracles.sql("select * from inner_rows where n > 1", inner_rows=inner)
+    outer = oracles.windows(inner.drop("window_start"), 600 * MS, 200 * MS, ["k"], {"top": "max(s)"})
+    assert oracles.differences(one["inner"], busy) == []
+    assert oracles.differences(one["outer"], outer) == []
+
+
+# -- joins -----------------------------------------------------------------------------------------------
+
+
+def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
+    wanted = oracles.sql(
+        "select greatest(ts, at) as ts, l.k, i, at, z from a l, b r "
+        "where l.k = r.k and abs(ts - at) <= 300000",
+        a=a, b=b,
+    )  # fmt: skip
+    assert wanted.num_rows > 50
+    assert oracles.differences(two["on_columns"], wanted) == []
+
+
+def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
+    wanted = oracles.sql(
+        "select greatest(ts, at) as ts, l.k, i, at, z, r.k as key from a l, b r "
+        "where i > z and (l.k = r.k or r.k is null) and abs(ts - at) <= 40000",
+        a=a, b=b,
+    )  # fmt: skip
+    assert wanted.num_rows > 10
+    assert oracles.differences(two["on_sql"], wanted) == []
+
+
+def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
+    wide = oracles.windows(a, 500 * MS, 250 * MS, ["k"], {"s": oracles.SUM_LONG})
+    narrow = oracles.windows(b.rename_columns({"at": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"})
+    wanted = oracles.sql(
+        "select greatest(l.ts, r.ts) as ts, l.k, s, r.ts as at, z from wide l, narrow r "
+        "where l.k = r.k and abs(l.ts - r.ts) <= 260000",
+        wide=wide, narrow=narrow,
+    )  # fmt: skip
+    assert wanted.num_rows > 50
+    assert oracles.differences(two["of_windows"], wanted) == []
+
+
+# -- keyed state -----------------------------------------------------------------------------------------
+
+
+def test_count_windows(one: Found, a: pa.Table) -> None:
+    wanted = oracles.count_windows(
+        a, 3, 3, {"n": "count(*)", "s": oracles.SUM_LONG, "lw": oracles.LAST_W}
+    )
+    assert oracles.differences(one["threes"], wanted) == []
+
+
+def test_sliding_count_windows(one: Found, a: pa.Table) -> None:
+    wanted = oracles.count_windows(a, 5, 2, {"s": oracles.SUM_LONG, "mx": "max(x) + 0"})
+    assert oracles.differences(one["fives"], wanted) == []
+
+
+def test_stateful_is_called_once_per_bucket_with_rows(one: Found, a: pa.Table) -> None:
+    width = oracles.WIDTH_US
+    wanted = oracles.sql(
+        f"""with told as (
+              select k, floor_to(ts, {width}) + {width - 1} as at, count(*) as n,
+                     coalesce(sum(i), 0) as total from a group by all)
+            select k, at as ts, sum(n) over w::bigint as n, sum(total) over w::bigint as total
+            from told window w as (partition by k order by at)""",
+        a=a,
+    )
+    assert oracles.differences(one["totals"], wanted) == []
+
+
+def test_a_timer_fires_in_buckets_without_rows(one: Found, a: pa.Table) -> None:
+    assert oracles.differences(one["sessions"], oracles.sessions(a, QUIET_US)) == []
+
+
+# -- extremes --------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_thousand_keys(sessions: Sessions) -> None:
+    count = 200_000
+    rng = np.random.default_rng(5)
+    rows = pa.table(
+        {
+            "ts": pa.array(rng.integers(0, 800_000, count), pa.int64()).cast(
+                pa.timestamp("us", tz="UTC")
+            ),
+            "k": pa.array(rng.permutation(np.arange(count) % 100_000)),
+            "i": pa.array(rng.integers(-(10**9), 10**9, count)),
+        }
+    )
+    net = hf.Network("many", bucket="250ms", partitions=2)
+    source = net.source("a", "ts timestamp, k long, i long", time="ts")
+    agg = {"n": hf.count(), "si": hf.sum("i"), "mx": hf.max("i")}
+    net.output("windows", source.window("500ms", slide="250ms").group_by("k").agg(**agg))
+    net.output("pairs", source.count_window(2, by="k").agg(s=hf.sum("i")))
+    found = run_network(net, {"a": rows}, sessions)
+    sql = {"n": "count(*)", "si": oracles.SUM_LONG, "mx": "max(i)"}
+    wanted = oracles.windows(rows, 500 * MS, 250 * MS, ["k"], sql)
+    assert oracles.differences(found["windows"], wanted) == []
+    pairs = oracles.sql("select k, sum(i)::bigint as s, max(ts) as ts from a group by k", a=rows)
+    assert oracles.differences(found["pairs"], pairs) == []
+
+
+def test_sums_that_do_not_fit(sessions: Sessions) -> None:
+    """A sum of longs beyond 64 bits is NULL, wherever in the order of rows it would overflow; sums
+    that come back into the range are exact. The same holds for decimals of 38 digits."""
+    big, most = 2**63 - 1, Decimal(9) * Decimal(10) ** 37
+    cases: dict[str, tuple[list[int], list[Decimal]]] = {
+        "over": ([big, 1], [most, most]),
+        "back": ([big, big, -big, -big, 7], [Decimal(5), Decimal(-7)]),
+        "least": ([-(2**63)], [-most]),
+        "under": ([-(2**63), -1], [-most, -most, Decimal(1)]),
+        "null": ([], []),
+    }
+    rows = [
+        {"k": k, "i": i, "d": d, "ts": at}
+        for k, (longs, decimals) in cases.items()
+        for at, (i, d) in enumerate(
+            zip(longs + [None] * 5, decimals + [None] * 5, strict=False)  # type: ignore[operator]
+        )
+    ]
+    schema = pa.schema([("k", pa.string()), ("i", pa.int64()), ("d", pa.decimal128(38, 0)),
+                        ("ts", pa.timestamp("us", tz="UTC"))])  # fmt: skip
+    net = hf.Network("wide", bucket="1us")
+    source = net.source("a", "ts timestamp, k string, i long, d decimal(38,0)", time="ts")
+    agg = {"i": hf.sum("i"), "ai": hf.avg("i"), "d": hf.sum("d")}
+    net.output("sums", source.window("16us").group_by("k").agg(**agg))
+    found = run_network(
+        net, {"a": pa.Table.from_pylist(rows, schema)}, sessions, groups=(2,), pane_buckets=1
+    )
+    sums = {row["k"]: row for row in found["sums"].to_pylist()}
+    assert {k: row["i"] for k, row in sums.items()} == {
+        "over": None, "back": 7, "least": -(2**63), "under": None, "null": None
+    }  # fmt: skip
+    assert {k: row["d"] for k, row in sums.items()} == {
+        "over": None, "back": -2, "least": -most, "under": None, "null": None
+    }  # fmt: skip
+    assert sums["over"]["ai"] == 2.0**62
+    assert sums["null"]["ai"] is None
+
+
+def test_quantiles_and_sums_at_the_ends_of_the_doubles(sessions: Sessions) -> None:
+    values = {
+        "largest": [1.7976931348623157e308] * 3,
+        "cancel": [1e308, 1e308, -1e308, -1e308, 1.0],
+        "tiny": [5e-324, 5e-324, -5e-324],
+        "nan": [math.nan, 1.0, math.inf],
+        "both": [math.inf, -math.inf],
+        "up": [math.inf, -1e308],
+    }
+    rows = [
+        {"k": k, "x": x, "ts": at} for k, held in values.items() for at, x in enumerate(held)
+    ]
+    schema = pa.schema([("k", pa.string()), ("x", pa.float64()),
+                        ("ts", pa.timestamp("us", tz="UTC"))])  # fmt: skip
+    net = hf.Network("ends", bucket="1us")
+    source = net.source("a", "ts timestamp, k string, x double", time="ts")
+    agg = {"s": hf.sum("x"), "q": hf.quantile("x", 0.5), "n": hf.approx_distinct("x")}
+    net.output("ends", source.window("8us").group_by("k").agg(**agg))
+    found = run_network(net, {"a": pa.Table.from_pylist(rows, schema)}, sessions)["ends"]
+    sums = {row["k"]: row for row in found.to_pylist()}
+    assert (sums["largest"]["s"], sums["cancel"]["s"], sums["tiny"]["s"]) == (math.inf, 1.0, 5e-324)
+    assert math.isnan(sums["nan"]["s"])
+    assert math.isnan(sums["both"]["s"])
+    assert sums["up"]["s"] == math.inf
+    assert sums["largest"]["q"] == pytest.approx(1.7976931348623157e308, rel=0.01)
+    assert {k: row["n"] for k, row in sums.items()} == {
+        "largest": 1, "cancel": 3, "tiny": 2, "nan": 3, "both": 2, "up": 2
+    }  # fmt: skip

@@ -25,7 +25,7 @@ setup: $(READY) ## make the Python environment in .venv and see that there is a 
 
 .PHONY: demo
 demo: setup ## half a minute of network monitoring, audited at the end
-	@$(WITH_JAVA) $(BIN)/holdfast run holdfast.examples.netmon:net --seconds 30 --audit
+	@$(WITH_JAVA) $(BIN)/holdfast run holdfast.examples.netmon:net --seconds 30 --fresh --audit
 
 .PHONY: check
 check: $(READY) ## format, lint, types and the tests that need no Java; before every commit

@@ -25,7 +25,9 @@ def rows(count: int = 200, seed: int = 1) -> pa.Table:
     return pa.table(
         {
             "ts": pa.array(rng.integers(0, 20 * WIDTH_US, count), TIME),
-            "key": pa.array([f"k{at % 5}" if at % 17 else None for at in range(count)], pa.string()),
+            "key": pa.array(
+                [f"k{at % 5}" if at % 17 else None for at in range(count)], pa.string()
+            ),
             "n": pa.array(rng.integers(0, 3, count)),
             "x": values,
             "y": np.round(values),

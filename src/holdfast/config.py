@@ -45,6 +45,8 @@ class Options:
     master: str = "local[2]"
     #: Heap of each node's JVM (`-Xms` = `-Xmx`).
     memory: str = "2g"
+    #: Heap of each executor, where the master is a cluster.
+    executor_memory: str = "1g"
     #: `always`: a record is on the disk before anybody is told of it.
     fsync: FsyncPolicy = "always"
     #: Whole-state checkpoint every so many buckets; 0 for never.

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from holdfast.config import Options
@@ -149,7 +150,7 @@ class Node:
     def start(self) -> None:
         self._thread(self._loop, "node")
         for stream in self.fragment.inputs:
-            self._thread(lambda stream=stream: self._follow(stream), f"follow-{stream}")
+            self._thread(partial(self._follow, stream), f"follow-{stream}")
 
     def stop(self) -> None:
         self._stop.set()

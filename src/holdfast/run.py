@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -113,9 +114,7 @@ class Run:
             log = self._open(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(op, log, self.network.width_us)
             self.service.logs[op.name] = log
-            self.service.pushes[op.name] = lambda table, token, flush, to=source: to.push(
-                table, token=token, flush=flush
-            )
+            self.service.pushes[op.name] = source.take
         self.service.calls["status"] = lambda _: self.status()
         self.service.calls["epoch"] = self._epoch
         self.service.calls["register"] = self._register
@@ -129,9 +128,9 @@ class Run:
         for source in self.sources.values():
             feed = source.op.feed
             if source.op.clock == "wall":
-                self._thread(lambda s=source: tick_wall(s, self._stop), f"clock-{source.name}")
+                self._thread(partial(tick_wall, source, self._stop), f"clock-{source.name}")
             if feed is not None:
-                self._thread(lambda s=source, f=feed: f.run(s, self._stop), f"feed-{source.name}")
+                self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
 
     def _start_local(self) -> None:
         from holdfast.engine import session

@@ -90,6 +90,10 @@ class Source:
             if flush:
                 self.flush()
 
+    def take(self, table: pa.Table, token: str | None, flush: bool) -> None:
+        """`push` as the transport calls it."""
+        self.push(table, token=token, flush=flush)
+
     def advance(self, to_us: int) -> None:
         """The clock stands at `to_us`: close every bucket that ended before."""
         with self._lock:

@@ -128,16 +128,16 @@ def one_stream() -> hf.Network:
 def two_streams() -> hf.Network:
     net = hf.Network("two", bucket="250ms", partitions=2)
     a = net.source("a", oracles.SCHEMA, time="ts")
-    b = net.source("b", "at timestamp, k string, z long", time="at")
+    b = net.source("b", "seen timestamp, k string, z long", time="seen")
     left = a.map("ts", "k", "i")
     net.output("on_columns", left.join(b, on=["k"], within="300ms"))
-    right = b.map("at", "z", key="k")
+    right = b.map("seen", "z", key="k")
     net.output(
         "on_sql",
         left.join(right, on="l.i > r.z and (l.k = r.key or r.key is null)", within="40ms"),
     )
     wide = left.window("500ms", slide="250ms").group_by("k").agg(s=hf.sum("i"))
-    narrow = b.window("200ms").group_by("k").agg(z=hf.max("z")).map("at", "k", "z")
+    narrow = b.window("200ms").group_by("k").agg(z=hf.max("z")).map("seen", "k", "z")
     net.output("of_windows", wide.map("ts", "k", "s").join(narrow, on=["k"], within="260ms"))
     return net
 
@@ -161,7 +161,7 @@ def b(a: pa.Table) -> pa.Table:
     at = near + rng.choice([-300_000, -40_000, 0, 0, 39_999, 40_001, 300_001], 150)
     return pa.table(
         {
-            "at": pa.array(at, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+            "seen": pa.array(at, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
             "k": pa.array([oracles.KEYS[n] for n in rng.integers(0, 7, 150)], pa.string()),
             "z": pa.array(rng.integers(-(10**6), 10**6, 150)),
         }
@@ -313,8 +313,8 @@ def test_a_window_over_the_results_of_a_window(one: Found, a: pa.Table) -> None:
 
 def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
     wanted = oracles.sql(
-        "select greatest(ts, at) as ts, l.k, i, at, z from a l, b r "
-        "where l.k = r.k and abs(ts - at) <= 300000",
+        "select greatest(ts, seen) as ts, l.k, i, seen, z from a l, b r "
+        "where l.k = r.k and abs(ts - seen) <= 300000",
         a=a, b=b,
     )  # fmt: skip
     assert wanted.num_rows > 50
@@ -323,8 +323,8 @@ def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
 
 def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
     wanted = oracles.sql(
-        "select greatest(ts, at) as ts, l.k, i, at, z, r.k as key from a l, b r "
-        "where i > z and (l.k = r.k or r.k is null) and abs(ts - at) <= 40000",
+        "select greatest(ts, seen) as ts, l.k, i, seen, z, r.k as key from a l, b r "
+        "where i > z and (l.k = r.k or r.k is null) and abs(ts - seen) <= 40000",
         a=a, b=b,
     )  # fmt: skip
     assert wanted.num_rows > 10
@@ -333,9 +333,9 @@ def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
 
 def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
     wide = oracles.windows(a, 500 * MS, 250 * MS, ["k"], {"s": oracles.SUM_LONG})
-    narrow = oracles.windows(b.rename_columns({"at": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"})
+    narrow = oracles.windows(b.rename_columns({"seen": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"})
     wanted = oracles.sql(
-        "select greatest(l.ts, r.ts) as ts, l.k, s, r.ts as at, z from wide l, narrow r "
+        "select greatest(l.ts, r.ts) as ts, l.k, s, r.ts as seen, z from wide l, narrow r "
         "where l.k = r.k and abs(l.ts - r.ts) <= 260000",
         wide=wide, narrow=narrow,
     )  # fmt: skip
@@ -361,11 +361,11 @@ def test_sliding_count_windows(one: Found, a: pa.Table) -> None:
 def test_stateful_is_called_once_per_bucket_with_rows(one: Found, a: pa.Table) -> None:
     width = oracles.WIDTH_US
     wanted = oracles.sql(
-        f"""with told as (
-              select k, floor_to(ts, {width}) + {width - 1} as at, count(*) as n,
+        f"""with buckets as (
+              select k, floor_to(ts, {width}) + {width - 1} as told, count(*) as n,
                      coalesce(sum(i), 0) as total from a group by all)
-            select k, at as ts, sum(n) over w::bigint as n, sum(total) over w::bigint as total
-            from told window w as (partition by k order by at)""",
+            select k, told as ts, (sum(n) over w)::bigint as n, (sum(total) over w)::bigint as total
+            from buckets window w as (partition by k order by told)""",
         a=a,
     )
     assert oracles.differences(one["totals"], wanted) == []

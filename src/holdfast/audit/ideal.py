@@ -14,10 +14,9 @@ from functools import reduce
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.audit.aggregates import Grouped, grouped
-from holdfast.audit.ordered import Replay, canonical_order
+from holdfast.audit.ordered import Replay, canonical_order, rows_schema
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network, _same
@@ -44,7 +43,7 @@ class IdealOutput:
     def collect(self, schema: pa.Schema, from_us: int, until_us: int) -> pa.Table:
         """The rows with times from `from_us` to before `until_us`, and their tolerances."""
         names = [name for name in self.frame.columns if name not in self.tolerance.values()]
-        made = arrow_schema(schema_ddl(to_arrow_schema(self.frame.select(*_columns(names)).schema)))
+        made = rows_schema(self.frame.select(*_columns(names)))
         if [(f.name, f.type) for f in made] != [(f.name, f.type) for f in schema]:
             raise InputError(
                 f"the network gives ({schema_ddl(made)}), but ({schema_ddl(schema)}) was received; "
@@ -182,8 +181,8 @@ class Batch:
         assert op.fn is not None
         time = self.time(op)
         since, until = (F.timestamp_micros(F.lit(us)) for us in (end - op.size_us, end))
-        result: DataFrame = op.fn(
-            rows.filter((F.col(f"`{time}`") >= since) & (F.col(f"`{time}`") < until)))
+        (at,) = _columns([time])
+        result: DataFrame = op.fn(rows.filter((at >= since) & (at < until)))
         kept = _columns(name for name in result.columns if name != time)
         return result.select(*kept, F.timestamp_micros(F.lit(end - 1)).alias(time))
 
@@ -232,7 +231,7 @@ class Batch:
         up = self.frame(_up(op))
         rows, order = canonical_order(up, self.time(op))
         out, time = arrow_schema(op.out), self.time(op)
-        schema = arrow_schema(schema_ddl(to_arrow_schema(up.schema, timezone="UTC")))
+        schema = rows_schema(up)
         replay = Replay(
             op.fn, time, op.timer, schema, arrow_schema(op.state), out, self.network.width_us,
             self.end_us,

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.engine.keyed import BucketInfo
 from holdfast.errors import InputError
-from holdfast.model.schema import schema_ddl
+from holdfast.model.schema import arrow_schema, schema_ddl
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,12 @@ def _with_hashes(df: DataFrame, nested: list[str]) -> DataFrame:
             yield from table.combine_chunks().to_batches()
 
     fields = ", ".join(f"`__h_{name}` bigint" for name in nested)
-    ddl = schema_ddl(to_arrow_schema(df.schema, timezone="UTC"))
-    return df.mapInArrow(add, f"{ddl}, {fields}")
+    return df.mapInArrow(add, f"{schema_ddl(rows_schema(df))}, {fields}")
+
+
+def rows_schema(df: DataFrame) -> pa.Schema:
+    """Its Arrow schema, in the one spelling."""
+    return arrow_schema(schema_ddl(to_arrow_schema(df.schema, timezone="UTC")))
 
 
 def _nested(kind: str) -> bool:

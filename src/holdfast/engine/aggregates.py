@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -95,7 +96,7 @@ def plan(
             )
         for label, aggregate in pieces:
             parts[label] = _part(df, label, aggregate, time, f"{of}, aggregate {name!r}")
-            text = re.sub(rf"\b{label}\b", lambda _, to=label: f"({_placeholder(to)})", text)
+            text = re.sub(rf"\b{label}\b", f"({_placeholder(label)})", text)
         finishes.append((name, text))
     return _assemble(keys, parts, finishes, of)
 
@@ -177,6 +178,9 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
     arg = aggregate.arg or "1"
     kind = _type_of(df, arg, of)
     x = f"{a}_x"
+    if kind in ("float", "double"):
+        # -0.0 and 0.0 compare equal, so which one wins would depend on the order.
+        arg = f"(({arg}) + cast(0 as {kind}))"
     part = _Part(layers=[{x: arg}])
     match aggregate.kind:
         case "count":
@@ -185,9 +189,6 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
         case "sum" | "avg":
             _sum(part, a, x, kind, aggregate.kind, of)
         case "min" | "max":
-            if kind in ("float", "double"):
-                # -0.0 and 0.0 compare equal, so which one wins would depend on the order.
-                part.layers[0][x] = f"(({arg}) + cast(0 as {kind}))"
             _orderable(kind, of)
             part.partials = {f"{a}_v": (aggregate.kind, aggregate.kind, x)}
             part.finish = f"{a}_v"
@@ -249,6 +250,13 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         else:
             wide = f"decimal({min(38, precision + 4)},{min(scale + 4, 38)})"
             part.finish = f"if({a}_n = 0, null, cast(try_divide({a}_d, {a}_n) as {wide}))"
+        if precision > 28:
+            # Whether 38 digits overflow on the way depends on the order, unless all magnitudes fit:
+            # they are counted in units of the 20th digit.
+            unit = format(Decimal(1).scaleb(20 - scale), "f")
+            magnitude = f"cast(abs({x}) div {unit}BD as decimal(38,0))"
+            part.partials[f"{a}_g"] = ("sum", "sum", magnitude)
+            part.finish = f"if({a}_g + {a}_n < 1000000000000000000BD, {part.finish}, null)"
         return
     _number(kind, of)
     total = _exact(part, a, x)
@@ -291,20 +299,24 @@ def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
                       ("1", f"{w}l div {_2P30}"), ("0", f"{w}l % {_2P30}")):  # fmt: skip
         part.partials[f"{a}{tag}_{limb}"] = ("sum", "sum", sql)
     i, d = f"{a}_i", f"{e}d"
-    value = " + ".join(
-        f"cast(coalesce(e.{a}{tag}_{limb}, 0L) as double) * {weight}"
-        for limb, weight in (("3", "1237940039285380274899124224D"), ("2", _2P60),
-                             ("1", "1073741824D"), ("0", "1D"))
-    )  # fmt: skip
-    half = f"pow(2D, 32 * e.{d} - 36)"
+    # Items of one block, which other dimensions keep apart, are added before they are rounded.
+    limbs = [("3", "1237940039285380274899124224D"), ("2", _2P60), ("1", "1073741824D"), ("0", "1D")]
+    zero = ", ".join(f"'l{limb}', 0L" for limb, _ in limbs)
+    added = ", ".join(f"'l{limb}', s.l{limb} + e.{a}{tag}_{limb}" for limb, _ in limbs)
+    value = " + ".join(f"cast(s.l{limb} as double) * {weight}" for limb, weight in limbs)
+    half = "pow(2D, 32 * b - 36)"
+    block_sum = (
+        f"aggregate(filter({i}, e -> e.{d} = b), named_struct({zero}), "
+        f"(s, e) -> named_struct({added}), s -> ({value}) * {half} * {half})"
+    )
+    blocks = f"array_sort(array_distinct(transform({i}, e -> e.{d})))"
     return (
         f"case when exists({i}, e -> coalesce(e.{d} = {_NAN}, false)) "
         f"or (exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) "
         f"and exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false))) then double('NaN') "
         f"when exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) then double('Infinity') "
         f"when exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false)) then double('-Infinity') "
-        f"else aggregate(filter({i}, e -> e.{d} is not null), 0D, "
-        f"(s, e) -> s + ({value}) * {half} * {half}) end"
+        f"else aggregate(filter({blocks}, b -> b is not null), 0D, (t, b) -> t + {block_sum}) end"
     )
 
 
@@ -354,7 +366,8 @@ def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: 
         f"named_struct('seen', s.seen + e.{a}_n, 'bin', "
         f"if(s.bin is null and s.seen + e.{a}_n > {rank}, e.{a}_b, s.bin))).bin"
     )
-    bin_value = f"(2D * pow({gamma!r}D, abs(b) - {_BIN_ZERO}) / ({gamma!r}D + 1D))"
+    middle = f"pow({gamma!r}D, abs(b) - {_BIN_ZERO} - 1) * {1 + error!r}D"
+    bin_value = f"least({middle}, 1.7976931348623157e308D)"
     part.finish = (
         f"transform(array({found}), b -> case when b is null then null "
         f"when b = {_BIN_NAN} then double('NaN') when b = 0 then 0D "
@@ -402,7 +415,7 @@ def _take_apart(
     from pyspark.errors import PySparkException
 
     try:
-        analyzed = df.agg(column)._jdf.queryExecution().analyzed()  # type: ignore[operator]
+        analyzed = df.agg(column)._jdf.queryExecution().analyzed()
     except PySparkException as err:
         raise InputError(f"{of}: {_brief(err)}") from None
     expressions = analyzed.aggregateExpressions()

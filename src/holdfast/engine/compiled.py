@@ -7,11 +7,15 @@ All violations are collected before one is raised.
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -34,8 +38,23 @@ class Compiled:
     plans: dict[str, aggregates.AggregatePlan] = field(default_factory=dict)
 
 
+def _send_by_value(fn: Callable[..., Any]) -> None:
+    """Executors cannot import the user's files: functions from there travel whole."""
+    module = sys.modules.get(getattr(fn, "__module__", "") or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__":
+        return
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    ours = module.__name__.split(".", 1)[0] == "holdfast"
+    if not ours and not any(os.path.abspath(file).startswith(path + os.sep) for path in installed):
+        cloudpickle.register_pickle_by_value(module)
+
+
 def compile_network(network: Network, spark: SparkSession) -> Compiled:
     network.check()
+    for op in network.operators:
+        if isinstance(op, ops.Stateful | ops.Apply):
+            _send_by_value(op.fn)
     made = Compiled(network)
     violations: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-stub-") as folder:

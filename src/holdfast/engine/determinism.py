@@ -81,7 +81,7 @@ def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError
 def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool) -> None:
     """Refuse a plan that could differ between replicas, saying which part and why."""
     allowed = _WHOLE_WINDOW if whole_window else _ROW_BY_ROW
-    plan = df._jdf.queryExecution().analyzed()  # type: ignore[operator]
+    plan = df._jdf.queryExecution().analyzed()
     names = [cls.rsplit(".", 1)[-1].rstrip("$") for cls in _classes(json.loads(plan.toJSON()))]
     if "Sample" in names:
         raise NotDeterministic(f"{of}: sample() picks rows by chance; filter on a column instead")
@@ -137,7 +137,7 @@ def check_time_kept(before: DataFrame, after: DataFrame, time: str, of: str) -> 
 
 
 def _expression_id(df: DataFrame, column: str) -> str:
-    output = df._jdf.queryExecution().analyzed().output()  # type: ignore[operator]
+    output = df._jdf.queryExecution().analyzed().output()
     for index in range(output.size()):
         attribute = output.apply(index)
         if attribute.name() == column:

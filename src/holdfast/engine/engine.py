@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import uuid
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +47,10 @@ from holdfast.model.schema import arrow_schema
 PANE_BUCKETS = 16
 #: Merge panes once a window has so many files of them.
 PANE_FILES = 16
+
+
+#: Rows of a history that are put together through the driver; larger ones stay as they are.
+FOLD_ROWS_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +177,17 @@ class _MadeUp:
         return [file] if lo <= file.bucket <= hi else []
 
 
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.+)$")
+
+
 def _told(err: PySparkException, path: Path, lo: int, hi: int) -> HoldfastError:
-    """Spark's error as one message: the last line of a worker's trace, or the first of Spark's."""
+    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's."""
     lines = [line.strip() for line in str(err).strip().splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "holdfast.errors." in line), "")
-    told = told.split("holdfast.errors.", 1)[-1].split(": ", 1)[-1] if told else lines[0][:400]
+    raised = [match for line in lines if (match := _RAISED.match(line))]
+    told = lines[0][:400]
+    if "Python worker" in str(err) and raised:
+        name, text = raised[-1].groups()
+        told = text if name.startswith("holdfast.errors.") else f"{name}: {text}"
     return InputError(f"path {path.name!r}, buckets {lo} to {hi}: {told}")
 
 
@@ -283,13 +293,9 @@ class _Step:
             # Straight from inputs of one schema: one scan of all files.
             files = [f.path for up in ups for f in self.inputs.files(up.name, lo, hi)]
             return self._read(self.compiled.schema[op.name], files) if files else None
-        parts = [df for up in ups if (df := self._stateless(up, lo, hi)) is not None]
-        if not parts:
-            return None
-        united = parts[0]
-        for part in parts[1:]:
-            united = united.unionByName(part)
-        return united.coalesce(1) if self.small and len(parts) > 1 else united
+        return self._united(
+            [df for up in ups if (df := self._stateless(up, lo, hi)) is not None]
+        )
 
     def _by_reference(self, op: ops.Operator) -> bool:
         """Between this stream and the inputs stands nothing that keeps state."""
@@ -303,17 +309,12 @@ class _Step:
         """Buckets in lo..hi in which the edge may have rows, sorted."""
         up = op.inputs[port]
         assert up is not None
+        chunks = self.edges.get(f"{op.name}:{port}", ())
+        found = {b for chunk in chunks for b in chunk.buckets if lo <= b <= hi}
         if self._by_reference(up):
-            found: set[int] = set()
+            raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
             for stream in self._streams(up):
-                found.update(f.bucket for f in self.inputs.files(stream, lo, hi))
-        else:
-            found = {
-                b
-                for chunk in self.edges.get(f"{op.name}:{port}", ())
-                for b in chunk.buckets
-                if lo <= b <= hi
-            }
+                found.update(f.bucket for f in self.inputs.files(stream, raw_from, hi))
         return sorted(found)
 
     def _streams(self, op: ops.Operator) -> list[str]:
@@ -325,13 +326,17 @@ class _Step:
         """Rows of an input edge in lo..hi, where lo may lie before this step."""
         up = op.inputs[port]
         assert up is not None
+        chunks = self.edges.get(f"{op.name}:{port}", ())
+        parts = [self._chunk_rows(up, chunks, lo, hi)]
         if self._by_reference(up):
-            return self._stateless(up, lo, hi)
-        held = [
-            chunk
-            for chunk in self.edges.get(f"{op.name}:{port}", ())
-            if chunk.hi >= lo and chunk.lo <= hi
-        ]
+            raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
+            parts.append(self._stateless(up, raw_from, hi) if raw_from <= hi else None)
+        return self._united([part for part in parts if part is not None])
+
+    def _chunk_rows(
+        self, up: ops.Operator, chunks: Sequence[Chunk], lo: int, hi: int
+    ) -> DataFrame | None:
+        held = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
         if not held:
             return None
         df = self._read(
@@ -344,6 +349,14 @@ class _Step:
                 f"{time} >= {lo * self.width_us}L and {time} < {(hi + 1) * self.width_us}L"
             )
         return df
+
+    def _united(self, parts: list[DataFrame]) -> DataFrame | None:
+        if not parts:
+            return None
+        united = parts[0]
+        for part in parts[1:]:
+            united = united.unionByName(part)
+        return united.coalesce(1) if self.small and len(parts) > 1 else united
 
     def _feeds_history(self, op: ops.Operator) -> bool:
         """Its rows must outlive the step: a window or join reads them, and they are not inputs."""
@@ -368,9 +381,7 @@ class _Step:
         table = self._arrow(frame, op.name)
         if table.num_rows == 0:
             return None
-        buckets = np.unique(times_us(table, self.compiled.time[op.name]) // self.width_us)
-        chunk = self._write(table, op.name, self.lo, self.hi)
-        chunk = Chunk(chunk.file, self.lo, self.hi, chunk.rows, tuple(map(int, buckets)))
+        chunk = self._write(table, op.name, self.lo, self.hi, op)
         for reader in self.path.operators:
             for port, up in enumerate(reader.inputs):
                 if up is op and isinstance(reader, ops.TimeWindow | ops.Join):
@@ -380,11 +391,18 @@ class _Step:
             self.compiled.schema[op.name], [os.path.join(self.engine.folder, chunk.file)]
         )
 
-    def _write(self, table: pa.Table, name: str, lo: int, hi: int) -> Chunk:
+    def _write(
+        self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
+    ) -> Chunk:
+        """A state file; where its rows are those of the stream `up`, with the buckets in it."""
         file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
         write_rows(table, os.path.join(self.engine.folder, file))
         self.engine.made(self.path.name, file)
-        return Chunk(file, lo, hi, table.num_rows)
+        buckets: tuple[int, ...] = ()
+        if up is not None:
+            times = times_us(table, self.compiled.time[up.name])
+            buckets = tuple(map(int, np.unique(times // self.width_us)))
+        return Chunk(file, lo, hi, table.num_rows, buckets)
 
     def _arrow(self, frame: DataFrame, name: str) -> pa.Table:
         self.jobs += 1
@@ -584,31 +602,68 @@ class _Step:
 
     # -- what the next step still needs --------------------------------------------------------------
 
+    def _alive_from(self, op: ops.Operator) -> int | None:
+        """First bucket of its inputs that a later step can still need; None without history."""
+        if isinstance(op, ops.TimeWindow):
+            alive = windows.needed_from(op, self.hi, self.width_us)
+            panes = self.panes.get(op.name, ())
+            return max(alive, panes[-1].hi + 1) if panes else alive
+        if isinstance(op, ops.Join):
+            return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
+        return None
+
     def _forget(self) -> None:
-        """Drop chunks out of reach; say from which bucket on raw inputs are still referred to."""
+        """Drop chunks out of reach, put small files together, and say from which bucket on raw
+        inputs are still referred to."""
         for op in self.path.operators:
-            if isinstance(op, ops.TimeWindow):
-                alive = windows.needed_from(op, self.hi, self.width_us)
-                chunks = self.panes.get(op.name, ())
-                if chunks:
-                    alive = max(alive, chunks[-1].hi + 1)
-            elif isinstance(op, ops.Join):
-                alive = ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
-            else:
+            alive = self._alive_from(op)
+            if alive is None:
                 continue
             for port, up in enumerate(op.inputs):
                 assert up is not None
                 edge = f"{op.name}:{port}"
-                if edge in self.edges:
-                    self.edges[edge] = tuple(c for c in self.edges[edge] if c.hi >= alive)
-                elif self._by_reference(up):
-                    raw = self._buckets(op, port, alive, self.hi)
+                chunks = tuple(c for c in self.edges.get(edge, ()) if c.hi >= alive)
+                if isinstance(op, ops.Join) or op.fn is not None:  # type: ignore[attr-defined]
+                    chunks = self._fold_rows(op, port, up, chunks, alive)
+                if chunks or edge in self.edges:
+                    self.edges[edge] = chunks
+                if self._by_reference(up):
+                    raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+                    raw = self._raw_buckets(up, raw_from)
                     self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
+
+    def _raw_buckets(self, up: ops.Operator, since: int) -> list[int]:
+        streams = self._streams(up)
+        return sorted({f.bucket for s in streams for f in self.inputs.files(s, since, self.hi)})
+
+    def _fold_rows(
+        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
+    ) -> tuple[Chunk, ...]:
+        """A history of many small files is read again in every step: put them into one."""
+        if self._by_reference(up):
+            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+            few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
+            rows = sum(
+                f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
+            )
+            if not few and rows <= FOLD_ROWS_MAX:
+                raw = self._stateless(up, raw_from, self.hi)
+                chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
+        if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
+            lo = max(alive, chunks[0].lo)
+            held = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
+            chunks = self._row_chunk(op, port, up, (), held, lo)
+        return chunks
+
+    def _row_chunk(
+        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
+        rows: DataFrame | None, lo: int,
+    ) -> tuple[Chunk, ...]:  # fmt: skip
+        if rows is None:
+            return chunks
+        chunk = self._write(self._arrow(rows, up.name), f"{op.name}.{port}", lo, self.hi, up)
+        return (*chunks, chunk)
 
 
 def _sortable(df: DataFrame, time: str) -> list[str]:
     return [f.name for f in df.schema.fields if f.name != time and "map<" not in f.dataType.simpleString()]
-
-
-def buckets_between(buckets: Sequence[int], lo: int, hi: int) -> Sequence[int]:
-    return buckets[bisect_left(buckets, lo) : bisect_right(buckets, hi)]

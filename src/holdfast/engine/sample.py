@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 
@@ -23,6 +25,9 @@ def _column(kind: pa.DataType, rows: int, rng: np.random.Generator) -> pa.Array:
         return pa.array(1_700_000_000_000_000 + whole * 1_000, pa.int64()).cast(kind)
     if pa.types.is_date(kind):
         return pa.array((whole + 19_000).astype(np.int32)).cast(kind)
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(kind):
         return pa.array(whole, pa.int64()).cast(kind)
+    if pa.types.is_decimal(kind):
+        units = whole % 10 ** min(kind.precision, 2)  # 99 would not fit decimal(1,0)
+        return pa.array([Decimal(int(unit)).scaleb(-kind.scale) for unit in units], kind)
     return pa.nulls(rows, kind)

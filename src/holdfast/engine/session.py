@@ -119,6 +119,7 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         conf = {
             **_STATIC,
             "spark.driver.memory": options.memory,
+            "spark.executor.memory": options.executor_memory,
             "spark.driver.extraJavaOptions": f"-Xms{options.memory} -XX:+UseParallelGC",
             "spark.pyspark.python": sys.executable,
             "spark.log.level": "ERROR",

@@ -35,8 +35,9 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:
-    """Exact for whole numbers and decimals (NULL where it does not fit); for doubles the exact sum
-    of the values, rounded at the end, so that no order of rows can change a bit."""
+    """Exact for whole numbers (NULL where it does not fit a long) and decimals (NULL where the sum
+    of the magnitudes does not fit 38 digits); for doubles the exact sum of the values, rounded at
+    the end, so that no order of rows can change a bit."""
     return Aggregate("sum", column)
 
 

@@ -1,0 +1,71 @@
+"""Bad input at the command line: one clear message each, exit code 2, no stack trace. No JVM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+
+GOOD = """
+import holdfast as hf
+net = hf.Network("good")
+s = net.source("s", "ts timestamp, x long", time="ts")
+net.output("out", s.filter("x > 0"))
+"""
+
+
+def run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *argv],
+        capture_output=True, text=True, cwd=cwd, timeout=120, env={**os.environ, **(env or {})},
+    )  # fmt: skip
+
+
+def test_no_java_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(GOOD)
+    done = run("check", "app.py", cwd=tmp_path, env={"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Java was not found: JAVA_HOME=")
+    assert "openjdk-17-jre-headless" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run("check", "app.py", cwd=tmp_path, env={"JAVA_HOME": "", "PATH": "/nowhere"})
+    assert "no `java` on the PATH" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["status"], "which network?"),
+        (["status", "--storage", "nowhere"], "nothing runs on nowhere"),
+        (["tail", "out", "--storage", "nowhere"], "nothing runs on nowhere"),
+        (["experiment", "nope"], "there is no experiment 'nope'"),
+    ],
+)
+def test_commands_say_what_to_do_next(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and message in told
+
+
+@pytest.mark.parametrize("command", ["run", "check", "status", "tail", "audit", "experiment"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+def test_version_and_the_list_of_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("holdfast 0.")
+    assert main(["experiment", "list"]) == 0
+    assert "serialization" in capsys.readouterr().out

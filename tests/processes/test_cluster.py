@@ -1,0 +1,97 @@
+"""The same application on a real standalone cluster: a master and two workers on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
+LIMIT_S = 60.0
+
+
+class Started:
+    """A Spark daemon, ended with its whole process group."""
+
+    def __init__(self, folder: Path, name: str, *command: str) -> None:
+        self.log = folder / f"{name}.log"
+        env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME),
+               "SPARK_NO_DAEMONIZE": "1", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+        with open(self.log, "wb") as out:
+            self.process = subprocess.Popen(
+                [str(SPARK_HOME / "bin" / "spark-class"), *command],
+                stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True,
+            )  # fmt: skip
+
+    def said(self, pattern: str) -> str:
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until:
+            match = re.search(pattern, self.log.read_text(errors="replace"))
+            if match:
+                return match[1]
+            assert self.process.poll() is None, self.log.read_text()[-2_000:]
+            time.sleep(0.05)
+        raise AssertionError(f"{pattern!r} not said: {self.log.read_text()[-2_000:]}")
+
+    def end(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait(timeout=10)
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    started = []
+    try:
+        chief = Started(
+            tmp_path, "master", "org.apache.spark.deploy.master.Master",
+            "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
+        )  # fmt: skip
+        started.append(chief)
+        url = chief.said(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
+        for number in range(2):
+            worker = Started(
+                tmp_path, f"worker{number}", "org.apache.spark.deploy.worker.Worker",
+                "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g",
+                "--work-dir", str(tmp_path / f"work{number}"), url,
+            )  # fmt: skip
+            started.append(worker)
+            worker.said(r"(Successfully registered with master)")
+        yield url
+    finally:
+        for each in started:
+            each.end()
+
+
+def outputs(master: str, storage: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.processes.cluster_main", master, str(storage)],
+        capture_output=True, text=True, timeout=280, cwd=ROOT,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3_000:]
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_cluster_gives_the_same_bits_as_one_process(master: str, tmp_path: Path) -> None:
+    on_cluster = outputs(master, tmp_path / "cluster")
+    assert on_cluster["executors"] == 2
+    here = outputs("local[2]", tmp_path / "local")
+    assert on_cluster["outputs"] == here["outputs"]
+    assert all(rows > 0 for rows, _ in here["outputs"].values())

@@ -1,0 +1,304 @@
+"""The one idea of DESIGN section 1: the same bits for any grouping of buckets into jobs.
+
+Besides the grouping everything else that must not matter is varied: shards, panes, the order of rows
+and files, code generation and the number of tasks, and whether the state moved to another engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as F
+
+import holdfast as hf
+from holdfast.engine import aggregates
+from holdfast.engine.compiled import compile_network
+from holdfast.engine.engine import Engine, InputFile
+from holdfast.engine.session import Sessions
+from holdfast.engine.state import export_version, import_version
+from holdfast.log.rows import canonical, times_us
+from holdfast.log.segment import write_segment
+from holdfast.model.fragments import fragments
+from tests.spark import oracles
+from tests.spark.harness import digests
+
+Digests = dict[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to run the same network over the same rows."""
+
+    #: Sizes of the groups of buckets, repeated.
+    groups: tuple[int, ...] = (1_000,)
+    partitions: int = 2
+    pane_buckets: int = 16
+    pane_files: int = 16
+    #: Code generation and several tasks, as for large jobs.
+    large: bool = False
+    #: Order of rows, of files, and how the rows of a bucket are spread over files.
+    order: int = 0
+    #: After so many steps the state goes to another engine, and the old one is deleted.
+    moved_after: int | None = None
+
+
+class ShuffledFiles:
+    """Each bucket's rows in one to three files, rows and files in the order of a seed."""
+
+    def __init__(
+        self, network: hf.Network, tables: Mapping[str, pa.Table], folder: str, order: int
+    ) -> None:
+        rng = np.random.default_rng(order)
+        self.held: dict[str, list[InputFile]] = {}
+        for op in network.sources:
+            table = canonical(tables[op.name])
+            table = table.take(pa.array(rng.permutation(table.num_rows)))
+            buckets = times_us(table, op.time) // network.width_us
+            spread = rng.integers(0, 3, table.num_rows) if order else np.zeros_like(buckets)
+            files = self.held[op.name] = []
+            for bucket, part in {pair: None for pair in zip(buckets, spread, strict=True)}:
+                rows = table.filter(pa.array((buckets == bucket) & (spread == part)))
+                path = os.path.join(folder, f"{op.name}.{bucket}.{part}.parquet")
+                write_segment(rows, path, time=op.time, fsync=False)
+                files.append(InputFile(int(bucket), path, rows.num_rows))
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        return [file for file in self.held[stream] if lo <= file.bucket <= hi]
+
+    def span(self) -> tuple[int, int]:
+        buckets = [file.bucket for files in self.held.values() for file in files]
+        return min(buckets), max(buckets)
+
+
+def run(
+    network: hf.Network,
+    compiled: Any,
+    tables: Mapping[str, pa.Table],
+    sessions: Sessions,
+    trial: Trial,
+) -> Digests:
+    network.partitions = trial.partitions
+    found: dict[str, list[pa.Table]] = {op.name: [] for op in network.outputs}
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("holdfast.engine.engine.PANE_FILES", trial.pane_files)
+        if trial.large:
+            patch.setattr("holdfast.engine.engine.LARGE_JOB_ROWS", 0)
+        files = ShuffledFiles(network, tables, folder, trial.order)
+        first, last = files.span()
+        (fragment,) = fragments(network)
+        for path in fragment.paths:
+            engine = _engine(network, compiled, sessions, folder, "here", trial)
+            end = last + -(-path.extent_us() // network.width_us) + len(path.operators)
+            version = engine.empty(path, first - 1)
+            step, lo = 0, first
+            while lo <= end:
+                hi = min(end, lo + trial.groups[step % len(trial.groups)] - 1)
+                if step == trial.moved_after:
+                    there = _engine(network, compiled, sessions, folder, "there", trial)
+                    version = _moved(version, engine, there, path, folder)
+                    engine = there
+                result = engine.run(path, version, lo, hi, files)
+                for output, held in result.outputs.items():
+                    found[output] += [table for _, table in held]
+                version = result.version
+                engine.release(path, [version])
+                step, lo = step + 1, hi + 1
+    empty = {name: pa.schema([]).empty_table() for name, held in found.items() if not held}
+    return digests(empty | {name: pa.concat_tables(held) for name, held in found.items() if held})
+
+
+def _engine(
+    network: hf.Network, compiled: Any, sessions: Sessions, folder: str, name: str, trial: Trial
+) -> Engine:
+    return Engine(
+        network, sessions, os.path.join(folder, name), pane_buckets=trial.pane_buckets,
+        compiled=compiled,
+    )  # fmt: skip
+
+
+def _moved(version: Any, here: Engine, there: Engine, path: Any, folder: str) -> Any:
+    """What goes over the wire is plain text and files; nothing of the old engine stays."""
+    parcel = os.path.join(folder, "parcel")
+    text = json.dumps(export_version(version, here.folder, parcel))
+    shutil.rmtree(here.folder)
+    moved = import_version(json.loads(text), parcel, there.folder, there.plan_hash(path))
+    shutil.rmtree(parcel, ignore_errors=True)
+    there.adopt(moved)
+    return moved
+
+
+# -- a network with every operator -------------------------------------------------------------------------
+
+
+def largest_so_far(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
+    """The greatest `i` of each key until now, in whole columns; told again after 700 ms."""
+    new = pa.table({"k": rows["k"], "top": rows["i"], "due": rows["ts"]})
+    due = pc.add(new["due"], pa.scalar(700_000, pa.duration("us")))
+    held = pa.concat_tables([state, new.set_column(2, "due", due).cast(state.schema)])
+    held = held.group_by("k").aggregate([("top", "max"), ("due", "max")])
+    held = held.rename_columns(["k", "top", "due"]).cast(state.schema)
+    end = pa.scalar(info.end_us, pa.int64()).cast(state.schema.field("due").type)
+    over = pc.less(held["due"], end)
+    told = held.filter(over)
+    stamp = pa.array([info.end_us - 1] * told.num_rows, pa.int64())
+    out = pa.table({"k": told["k"], "top": told["top"], "ts": stamp.cast(pa.timestamp("us", "UTC"))})
+    return out, held.filter(pc.invert(over))
+
+
+def naive_sums(df: Any) -> Any:
+    """Spark's own sum of doubles: right only because a window's rows come in canonical order."""
+    return df.groupBy("k").agg(F.sum("x").alias("s"), F.avg("y").alias("m"))
+
+
+def every_operator() -> hf.Network:
+    net = hf.Network("every", bucket="250ms")
+    a = net.source("a", oracles.SCHEMA, time="ts")
+    b = net.source("b", oracles.SCHEMA, time="ts")
+    odd = a.window("700ms", slide="300ms").group_by("k")
+    net.output("sums", odd.agg(s=hf.sum("x"), m=hf.avg("x"), n=hf.count()))
+    net.output("spread", odd.agg(dev=hf.stddev("y"), d=hf.sum("d"), fx=hf.first("x"), lx=hf.last("x")))
+    long = a.apply(lambda df: df.withColumn("x", -F.col("x"))).window("3s", slide="500ms")
+    net.output("long", long.group_by("k").agg(s=hf.sum("x"), mn=hf.min("x"), mx=hf.max("x")))
+    net.output("ranks", a.window("2s", slide="1s").agg(
+        q=hf.quantile("x", 0.5), top=hf.top_k("w", 3), few=hf.approx_distinct("i", lg_k=4),
+        p=lambda: F.sum("y") / F.count("y"),
+    ))  # fmt: skip
+    net.output("function", a.window("1s").apply(naive_sums))
+    inner = a.window("100ms").group_by("k").agg(s=hf.sum("x"))
+    net.output("outer", inner.window("1s", slide="500ms").group_by("k").agg(s=hf.sum("s")))
+    net.output("threes", a.count_window(3, slide=2, by="k").agg(s=hf.sum("x"), l=hf.last("w")))
+    quiet = [
+        stream.stateful(
+            largest_so_far, key="k", state="k string, top long, due timestamp",
+            out="k string, top long, ts timestamp", timer="due",
+        )
+        for stream in (a, a.filter("i > 0"))
+    ]  # fmt: skip
+    net.output("quiet", quiet[0].filter("top is not null").union(quiet[1]))
+    right = b.map("ts", "k", z="x")
+    net.output("pairs", a.map("ts", "k", "x").join(right, on=["k"], within="60ms"))
+    narrow = right.window("300ms").group_by("k").agg(z=hf.sum("z")).map("ts", "k", "z")
+    both = inner.map("ts", "k", "s").join(narrow, on=["k"], within="200ms")
+    net.output("of_windows", both)
+    net.output("of_both", net.union(a, b).window("500ms").group_by("w").agg(s=hf.sum("x")))
+    return net
+
+
+class Every:
+    """The network, compiled once for all trials."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self.network = every_operator()
+        self.compiled = compile_network(self.network, sessions.small)
+
+    def run(self, tables: Mapping[str, pa.Table], trial: Trial) -> Digests:
+        return run(self.network, self.compiled, tables, self.sessions, trial)
+
+
+@pytest.fixture(scope="module")
+def every(sessions: Sessions) -> Every:
+    return Every(sessions)
+
+
+def two_tables(seed: int, buckets: Sequence[int], not_finite: float = 0.0) -> dict[str, pa.Table]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: oracles.rows_of(
+            rng, count, buckets=buckets, first_us=-1_000_000, not_finite=not_finite
+        )
+        for name, count in (("a", 160), ("b", 60))
+    }
+
+
+trials = st.builds(
+    Trial,
+    groups=st.lists(st.integers(1, 9), min_size=2, max_size=4).map(
+        lambda sizes: tuple(sizes) if sum(sizes) > 2 * len(sizes) else (*sizes, 11)
+    ),
+    partitions=st.integers(1, 4),
+    pane_buckets=st.sampled_from([1, 3, 16]),
+    pane_files=st.sampled_from([2, 16]),
+    large=st.booleans(),
+    order=st.integers(1, 1_000),
+    moved_after=st.sampled_from([None, 1, 2]),
+)
+buckets = st.lists(st.integers(0, 14), min_size=4, max_size=9, unique=True)
+ONE_BY_ONE = Trial(groups=(1,), partitions=3, pane_buckets=1, pane_files=2, order=5)
+
+
+@settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=4,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    seed=st.integers(0, 10_000),
+    buckets=buckets,
+    not_finite=st.sampled_from([0.0, 0.02]),
+    trial=trials,
+)
+@example(seed=1, buckets=[0, 1, 2, 4, 5, 9], not_finite=0.0, trial=ONE_BY_ONE)
+@example(seed=2, buckets=[0, 3, 4, 5, 11], not_finite=0.02, trial=Trial(large=True, order=9))
+def test_any_grouping_gives_the_same_bits(
+    every: Every, seed: int, buckets: list[int], not_finite: float, trial: Trial
+) -> None:
+    tables = two_tables(seed, buckets, not_finite)
+    assert every.run(tables, trial) == every.run(tables, Trial())
+
+
+def test_state_that_moves_in_the_middle_goes_on_with_the_same_bits(every: Every) -> None:
+    """Open windows, half-full count windows and armed timers travel as files and plain text."""
+    tables = two_tables(3, [0, 1, 2, 3, 5, 6, 7])
+    moving = Trial(groups=(3, 4), pane_buckets=1, moved_after=1)
+    assert every.run(tables, moving) == every.run(tables, Trial(groups=(5,)))
+
+
+# -- the tests can fail ------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_sharp_enough_to_tell_two_orders_apart() -> None:
+    """Adding the same doubles in time order and backwards differs in most windows of the data."""
+    rows = two_tables(1, [0, 1, 2, 4, 5, 9])["a"]
+    held = [
+        [x for _, x in sorted(pairs, key=lambda pair: pair[0]) if x is not None]
+        for pairs in oracles.groups(rows, 700_000, 300_000, ["k"], "x").values()
+    ]
+    differ = sum(sum(values) != sum(reversed(values)) for values in held)
+    assert differ > len(held) // 3
+
+
+def test_a_plain_sum_of_doubles_would_be_noticed(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain_sum(part: Any, a: str, x: str, *_: Any) -> None:
+        part.partials = {f"{a}_v": ("sum", "sum", x)}
+        part.finish = f"{a}_v"
+
+    monkeypatch.setattr(aggregates, "_sum", plain_sum)
+    net = hf.Network("sabotaged", bucket="250ms")
+    source = net.source("a", oracles.SCHEMA, time="ts")
+    net.output("sums", source.window("700ms", slide="300ms").group_by("k").agg(s=hf.sum("x")))
+    compiled = compile_network(net, sessions.small)
+    tables = two_tables(1, [0, 1, 2, 4, 5, 9])
+    together = run(net, compiled, tables, sessions, Trial())
+    apart = run(net, compiled, tables, sessions, Trial(groups=(2,), pane_buckets=1, order=5))
+    assert together["sums"][0] == apart["sums"][0]
+    assert together["sums"][1] != apart["sums"][1]

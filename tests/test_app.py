@@ -46,5 +46,5 @@ def test_errors_of_the_network_itself_come_through(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="there is no application file"):
         load(str(tmp_path / "nope.py"))
-    with pytest.raises(SetupError, match="'nope' is not a hf.Network"):
+    with pytest.raises(SetupError, match=r"'nope' is not a hf\.Network"):
         load("holdfast.examples.netmon:nope")

@@ -32,7 +32,11 @@ def log(tmp_path: Path) -> Log:
 
 
 def row(time_us: int, key: str = "a", value: float = 1.0) -> dict[str, object]:
-    return {"ts": pa.scalar(time_us, pa.timestamp("us", tz="UTC")).as_py(), "key": key, "value": value}
+    return {
+        "ts": pa.scalar(time_us, pa.timestamp("us", tz="UTC")).as_py(),
+        "key": key,
+        "value": value,
+    }
 
 
 def logged(log: Log, stream: str = "s") -> dict[int, int]:
@@ -168,7 +172,9 @@ def test_files_are_replayed_bucket_by_bucket(log: Log, tmp_path: Path, kind: str
     elif kind == "csv":
         pyarrow.csv.write_csv(table, path)
     else:
-        table.to_pandas().to_json(path, orient="records", lines=True, date_format="iso", date_unit="us")
+        table.to_pandas().to_json(
+            path, orient="records", lines=True, date_format="iso", date_unit="us"
+        )
     source = make(log)
     Replay(path).run(source, threading.Event())
     assert logged(log) == {0: 2, 2: 1, 7: 1}

@@ -1,7 +1,9 @@
 """Holdfast: fault-tolerant continuous queries on Spark."""
 
+from holdfast.client import ParquetSink
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, NetworkError
+from holdfast.feeds import Generate, ReadStream, Replay
 from holdfast.model.aggregates import (
     approx_distinct,
     avg,
@@ -17,10 +19,12 @@ from holdfast.model.aggregates import (
 )
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network, Stream
+from holdfast.running import Run, run
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Contract", "HoldfastError", "Network", "NetworkError", "Options", "Stream", "approx_distinct",
-    "avg", "count", "first", "last", "max", "min", "quantile", "stddev", "sum", "top_k",
+    "Contract", "Generate", "HoldfastError", "Network", "NetworkError", "Options", "ParquetSink",
+    "ReadStream", "Replay", "Run", "Stream", "approx_distinct", "avg", "count", "first", "last",
+    "max", "min", "quantile", "run", "stddev", "sum", "top_k",
 ]  # fmt: skip

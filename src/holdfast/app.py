@@ -20,7 +20,8 @@ def load(app: str) -> Network:
                 raise SetupError(f"there is no application file {target}")
             name = "holdfast_app_" + os.path.splitext(os.path.basename(target))[0]
             spec = importlib.util.spec_from_file_location(name, target)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
@@ -45,7 +46,6 @@ def load(app: str) -> Network:
     if len(networks) != 1:
         names = ", ".join(key for key, _ in networks.values()) or "none"
         raise SetupError(
-            f"application {app!r} has {len(networks)} networks ({names}); name one as "
-            f"{target}:name"
+            f"application {app!r} has {len(networks)} networks ({names}); name one as {target}:name"
         )
     return next(iter(networks.values()))[1]

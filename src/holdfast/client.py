@@ -127,7 +127,8 @@ class Client:
         self._acknowledge(delivery)
 
     def _open(self, delivery: Delivery) -> None:
-        assert self._peer is not None and self._log is not None
+        assert self._peer is not None
+        assert self._log is not None
         for info in self._peer.streams():
             if info.name == self.output:
                 ddl = f"{info.schema}, {RECEIVED_AT} timestamp"

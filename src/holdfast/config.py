@@ -52,7 +52,7 @@ class Options:
     #: Whole-state checkpoint every so many buckets; 0 for never.
     checkpoint_buckets: int = 100
     #: `replay`: upstream logs keep what an empty node needs to rebuild its state, so that even the
-    #: loss of a node's storage is survived. `checkpoint`: they keep what the newest checkpoint needs.
+    #: loss of a node's storage is survived. `checkpoint`: they keep what the newest one needs.
     recovery: RecoveryPolicy = "replay"
     #: Keep source logs and what clients received, so that everything can be audited.
     archive: bool = True

@@ -84,10 +84,10 @@ class Replay:
                         column_types={field.name: field.type for field in schema},
                         strings_can_be_null=True,
                     )
-                    split = pa_csv.ParseOptions(delimiter="\t" if self.path.endswith("tsv") else ",")
-                    table = pa_csv.read_csv(
-                        self.path, convert_options=convert, parse_options=split
+                    split = pa_csv.ParseOptions(
+                        delimiter="\t" if self.path.endswith("tsv") else ","
                     )
+                    table = pa_csv.read_csv(self.path, convert_options=convert, parse_options=split)
                 case other:
                     raise InputError(f"{self.path}: {other!r} is not one of .csv, .json, .parquet")
             return table

@@ -1,8 +1,8 @@
 """A node: one process part that runs a fragment. One queue, one loop; the core decides.
 
-Threads only carry: one follows each input, one per path runs Spark jobs, the loop performs the core's
-actions in order. What the node logs, others follow; what it no longer needs, it says upstream.
-"""
+Threads only carry: one follows each input, one per path runs Spark jobs, the loop performs the
+core's actions in order. What the node logs, others follow; what it no longer needs, it says
+upstream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from holdfast.config import Options
 from holdfast.core import progress as core
-from holdfast.engine.engine import Engine, InputFile
+from holdfast.engine.engine import Engine
+from holdfast.engine.inputs import InputFile
 from holdfast.engine.state import Version, check_files
 from holdfast.errors import (
     HoldfastError,
@@ -286,8 +288,8 @@ class Node:
         logged = self.log.segments(output, bucket, bucket)
         if [segment.checksum for segment in logged] != [digest(table)]:
             raise NotDeterministic(
-                f"output {output!r}, bucket {bucket}: computed again after a restart it differs from "
-                "what was logged; some function in the network is not deterministic"
+                f"output {output!r}, bucket {bucket}: computed again after a restart it differs "
+                "from what was logged; some function in the network is not deterministic"
             )
 
     # -- the loop -------------------------------------------------------------------------------
@@ -379,9 +381,7 @@ class Node:
     def _open_output(self, output: str, start: core.Start) -> None:
         compiled = self.engine.compiled
         known = output in self.log.streams()
-        self.log.open_stream(
-            output, compiled.schema[output], compiled.time[output], start.origin
-        )
+        self.log.open_stream(output, compiled.schema[output], compiled.time[output], start.origin)
         if not known and start.valid_from > start.origin:
             # Readers must see a gap as a gap, not as empty buckets.
             self.log.append(Boundary(output, start.valid_from - 1))
@@ -402,12 +402,10 @@ class Node:
         peer = self._peers.get(action.stream)
         if peer is None:
             return
-        try:
+        with suppress(TransportError):  # positions are said again with the next step
             peer.acknowledge(
                 action.stream, self.name, action.received, action.no_longer_needed, self.log.epoch
             )
-        except TransportError:
-            pass  # positions are said again with the next step
 
     def _unreferenced(self, stream: str) -> int:
         """Up to here no running version reads the stream any more; older ones follow it anew."""

@@ -1,4 +1,4 @@
-"""Entry of a node process: `python -m holdfast.node_main APP FRAGMENT STORAGE SUPERVISOR OPTIONS`."""
+"""A node process: `python -m holdfast.node_main APP FRAGMENT STORAGE SUPERVISOR OPTIONS`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def _run(
     for op in network.outputs:
         if op.name in fragment.outputs:
             service.readers.setdefault(op.name, set()).add(f"client-{op.name}")
+
     def upstream(stream: str) -> Callable[[], Peer]:
         def connect() -> Peer:
             address = chief.call("locate", {"stream": stream})["address"]

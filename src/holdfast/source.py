@@ -1,9 +1,9 @@
 """A source: rows are logged durably before anybody sees them, and buckets are closed by a clock.
 
-Boundaries come from the source's clock, never from row times: one row of the year 3000 must not close
-the world. A row that comes after its bucket was closed is late: it is moved to the open bucket
-(`restamp`) or goes to the dead letters (`reject`); both are counted, none is dropped in silence.
-An idle source closes empty buckets, so it never holds anybody up.
+Boundaries come from the source's clock, never from row times: one row of the year 3000 must not
+close the world. A row that comes after its bucket was closed is late: it is moved to the open
+bucket (`restamp`) or goes to the dead letters (`reject`); both are counted, none is dropped in
+silence. An idle source closes empty buckets, so it never holds anybody up.
 """
 
 from __future__ import annotations
@@ -168,8 +168,10 @@ class Source:
         if clock_us is not None:
             ahead = times > clock_us + self.op.ahead_us
         if late.any() or ahead.any():
-            stamp = open_bucket * self.width_us if clock_us is None else max(
-                open_bucket * self.width_us, clock_us
+            stamp = (
+                open_bucket * self.width_us
+                if clock_us is None
+                else max(open_bucket * self.width_us, clock_us)
             )
             if self.op.late == "reject":
                 self._reject(table.filter(pa.array(late)), "late", "late_rejected")

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 from holdfast.config import Options
@@ -68,10 +69,8 @@ class NodeProcess:
         process = self._process
         if process is not None and process.poll() is None:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                pass
             _end(process.pid, signal.SIGKILL)
             process.wait(timeout=15)
         if self._watcher is not None:
@@ -102,7 +101,9 @@ class NodeProcess:
                 self._before_restart = None
             self.restarts += 1
             _log.warning("node %s died (%s), starting it again", self.fragment, code)
-            time.sleep(min(5.0, 0.1 * 2 ** min(self.restarts - 1, 6)) if self.restarts > 20 else 0.1)
+            time.sleep(
+                min(5.0, 0.1 * 2 ** min(self.restarts - 1, 6)) if self.restarts > 20 else 0.1
+            )
             self._spawn()
 
     def _last_words(self) -> str:
@@ -114,7 +115,5 @@ class NodeProcess:
 
 def _end(pid: int, number: int) -> None:
     """Signal the process group of a node; it may be gone already."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

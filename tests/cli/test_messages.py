@@ -19,7 +19,9 @@ net.output("out", s.filter("x > 0"))
 """
 
 
-def run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *argv: str, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "holdfast.cli.main", *argv],
         capture_output=True, text=True, cwd=cwd, timeout=120, env={**os.environ, **(env or {})},
@@ -28,7 +30,9 @@ def run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.
 
 def test_no_java_is_told_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(GOOD)
-    done = run("check", "app.py", cwd=tmp_path, env={"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})
+    done = run(
+        "check", "app.py", cwd=tmp_path, env={"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"}
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: Java was not found: JAVA_HOME=")
     assert "openjdk-17-jre-headless" in done.stderr
@@ -53,7 +57,8 @@ def test_commands_say_what_to_do_next(
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: ") and message in told
+    assert told.startswith("error: ")
+    assert message in told
 
 
 @pytest.mark.parametrize("command", ["run", "check", "status", "tail", "audit", "experiment"])

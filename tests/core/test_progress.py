@@ -28,7 +28,9 @@ PATH = PathPlan("out", ("s1", "s2"), ("out",), convergent=True, extent=4)
 
 
 def opened(stream: str, starts_at: int = 0, trimmed_upto: int | None = None) -> InputOpened:
-    return InputOpened(0, stream, starts_at, starts_at - 1 if trimmed_upto is None else trimmed_upto)
+    return InputOpened(
+        0, stream, starts_at, starts_at - 1 if trimmed_upto is None else trimmed_upto
+    )
 
 
 def started(plan: PathPlan = PATH, **how: object) -> Progress:

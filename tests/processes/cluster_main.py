@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from holdfast.config import Options
 from holdfast.log.rows import digest
-from holdfast.run import Run
+from holdfast.running import Run
 from tests.processes.kill_app import net
 
 BUCKETS = 25

@@ -25,7 +25,9 @@ taps = [
     for i in range(3)
 ]
 both = net.union(*taps).filter("x >= 0")
-net.output("windows", both.window("1s", slide="300ms").group_by("key").agg(n=hf.count(), x=hf.sum("x")))
+net.output(
+    "windows", both.window("1s", slide="300ms").group_by("key").agg(n=hf.count(), x=hf.sum("x"))
+)
 net.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
 net.output(
     "totals",

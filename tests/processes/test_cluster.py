@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,8 @@ class Started:
         raise AssertionError(f"{pattern!r} not said: {self.log.read_text()[-2_000:]}")
 
     def end(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(timeout=10)
 
 

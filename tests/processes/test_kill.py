@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from holdfast.audit import audit
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.run import Run, node_folder
+from holdfast.running import Run, node_folder
 from tests.processes import kill_app
 
 APP = str(Path(kill_app.__file__)) + ":net"
@@ -66,7 +67,7 @@ def test_ten_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sess
         stop = threading.Event()
         pusher = threading.Thread(target=push, args=(run, stop))
         pusher.start()
-        process = run.processes["main"]
+        process, folder = run.processes["main"], node_folder(storage, "main")
         for kill in range(10):
             run.raise_failure()
             before = max((client.position or -1) for client in clients)
@@ -77,8 +78,7 @@ def test_ten_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sess
             time.sleep(rng.random())
             pids.add(process.pid or 0)
             gone = kill % 2 == 1
-            folder = node_folder(storage, "main")
-            process.kill(before_restart=(lambda: shutil.rmtree(folder)) if gone else None)
+            process.kill(before_restart=partial(shutil.rmtree, folder) if gone else None)
             wait_for("restart", lambda kill=kill: process.restarts == kill + 1)
         stop.set()
         pusher.join()

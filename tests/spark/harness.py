@@ -10,7 +10,8 @@ from itertools import cycle
 import numpy as np
 import pyarrow as pa
 
-from holdfast.engine.engine import Engine, InputFile
+from holdfast.engine.engine import Engine
+from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
 from holdfast.log.rows import canonical, digest, times_us
 from holdfast.log.segment import write_segment
@@ -57,9 +58,7 @@ def run_network(
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         files = Files(network, tables, folder)
         first, last = files.span()
-        engine = Engine(
-            network, sessions, os.path.join(folder, "state"), pane_buckets=pane_buckets
-        )
+        engine = Engine(network, sessions, os.path.join(folder, "state"), pane_buckets=pane_buckets)
         (fragment,) = fragments(network)
         found: dict[str, list[pa.Table]] = {name: [] for name in fragment.outputs}
         for path in fragment.paths:

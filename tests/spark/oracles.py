@@ -1,7 +1,8 @@
 """What every operator should give, said a second time and in another way: DuckDB SQL and Python.
 
-Nothing here knows buckets, panes or partials: windows are assigned row by row from the definition, and
-doubles are summed with `math.fsum`. Times are microseconds since 1970 on both sides of a comparison.
+Nothing here knows buckets, panes or partials: windows are assigned row by row from the definition,
+and doubles are summed with `math.fsum`. Times are microseconds since 1970 on both sides of a
+comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WILD = (0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1e-30, -1e-30, 1e30
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 
-# -- rows ----------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def rows_of(
@@ -38,13 +39,15 @@ def rows_of(
 ) -> pa.Table:
     """`ts, k, x, y, i, d, w`: ties in time, nulls, unicode, empty buckets between the ones named.
 
-    `x` is wild with that probability, else within 60 orders of magnitude; `y` is tame.
+    `x` is wild with that probability; else it spans 60 orders of magnitude, but the rows of a
+    bucket are near each other, so that the order in which they are added shows. `y` is tame.
     """
     places = rng.choice(np.array(buckets), count) * WIDTH_US
     coarse = rng.integers(0, 10, count) * 25_000
     fine = rng.integers(0, WIDTH_US, count)
     ts = first_us + places + np.where(rng.random(count) < 0.5, coarse, fine)
-    x = rng.normal(size=count) * 10.0 ** rng.integers(-30, 31, count)
+    scale = rng.integers(-28, 29, max(buckets) + 1)[places // WIDTH_US]
+    x = rng.normal(size=count) * 10.0 ** (scale + rng.integers(-2, 3, count))
     x = np.where(rng.random(count) < wild, rng.choice(np.array(WILD), count), x)
     x = np.where(rng.random(count) < not_finite, rng.choice(np.array(NOT_FINITE), count), x)
     words = [None if n == 0 else f"w{n}é" for n in rng.integers(0, 12, count)]
@@ -82,7 +85,7 @@ def micros(table: pa.Table) -> pa.Table:
     return table
 
 
-# -- SQL -----------------------------------------------------------------------------------------------
+# -- SQL -------------------------------------------------------------------------------------------
 
 
 def sql(text: str, **tables: pa.Table) -> pa.Table:
@@ -127,8 +130,7 @@ def windows(
 
 
 SUM_LONG = (
-    "case when sum(i) between -9223372036854775808 and 9223372036854775807 "
-    "then sum(i)::bigint end"
+    "case when sum(i) between -9223372036854775808 and 9223372036854775807 then sum(i)::bigint end"
 )
 #: Nulls are the smallest values.
 FIRST_W = "list(w order by ts, w nulls first)[1]"
@@ -181,12 +183,13 @@ def sessions(rows: pa.Table, quiet_us: int) -> pa.Table:
             numbered as (
               select *, sum(opens) over (partition by k order by ts
                                          rows unbounded preceding) as session from marked)
-            select k, count(*) as n, max(ts) + {quiet_us} as ts from numbered group by k, session""",
+            select k, count(*) as n, max(ts) + {quiet_us} as ts
+            from numbered group by k, session""",
         rows=rows,
     )
 
 
-# -- doubles ---------------------------------------------------------------------------------------------
+# -- doubles ---------------------------------------------------------------------------------------
 
 
 def exact_sum(values: Iterable[float | None]) -> tuple[float | None, float]:

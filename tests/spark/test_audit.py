@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from holdfast.audit import Report, audit
+from holdfast.audit import Report, audit, compare
+from holdfast.audit.ideal import Batch, batch_session
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.log import Ended, Log, read_only
-from holdfast.run import Run, client_folder, source_folder
+from holdfast.log import Ended, Log, canonical, read_only
+from holdfast.running import Run, client_folder, source_folder
 from holdfast.types import SegmentId, Stability
+from tests.spark.harness import run_network
 
 SECOND_US = 1_000_000
 START_US = 1_700_000_000 * SECOND_US
@@ -208,6 +211,55 @@ def test_trimmed_sources_shorten_the_audit_or_forbid_it(
     assert (first["windows"], first["sums"], first["pairs"]) == (
         starts + 8, starts + 6, starts + 5,
     )  # fmt: skip
+
+
+def test_the_batch_and_the_engine_agree_on_hard_rows(sessions: Sessions, tmp_path: Path) -> None:
+    """Sums that cancel out, NaN, nulls, lists in the canonical order, equal times, null keys."""
+    from pyspark.sql import functions as F
+
+    rng, count = np.random.default_rng(4), 1_200
+    x = np.round(rng.normal(size=count), 1)
+    x[: count // 3] = -x[count // 3 : 2 * (count // 3)]
+    odd = np.where(rng.random(count) < 0.05, np.nan, x)
+    lists = [[float(v)] if v > 3 else None for v in rng.integers(0, 10, count)]
+    table = pa.table(
+        {
+            "ts": pa.array(START_US + rng.integers(0, 200, count) * 20_000, TIME),
+            "k": pa.array(rng.choice(["a", "b", None], count)),
+            "x": x,
+            "odd": pa.array(odd, mask=rng.random(count) < 0.05, from_pandas=False),
+            "l": pa.array(lists, pa.list_(pa.float64())),
+            "f": pa.array(rng.random(count), pa.float32()),
+        }
+    )
+    ddl = "ts timestamp, k string, x double, odd double, l array<double>, f float"
+    net = hf.Network("hard", bucket="100ms")
+    rows_in = net.source("s", ddl, time="ts", clock="manual")
+    by_key = rows_in.window("1s").group_by("k")
+    net.output("exact", by_key.agg(s=hf.sum("x"), m=hf.avg("x"), fs=hf.sum("f"), lo=hf.min("f")))
+    net.output(
+        "special",
+        by_key.agg(
+            s=hf.sum("odd"), first=hf.first("l"), last=hf.last("odd"), top=hf.top_k("odd", 4),
+            kinds=hf.approx_distinct("x"), few=hf.approx_distinct("odd", lg_k=4),
+            q=hf.quantile("odd", 0.9), plain=lambda: F.max("x") - F.min("x"),
+        ),
+    )  # fmt: skip
+    sevens = rows_in.count_window(7, by="k", slide=3)
+    net.output("sevens", sevens.agg(v=hf.last("odd"), s=hf.stddev("f")))
+    got = run_network(net, {"s": table}, sessions)
+    session = batch_session(sessions.large)
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(canonical(table), path)
+    rows_of = {"s": session.read.schema(ddl).parquet(path)}
+    batch = Batch(net, rows_of, session, upto=2 * START_US // net.width_us, scratch=str(tmp_path))
+    for name, received in got.items():
+        made = batch.output(name)
+        ideal = made.collect(received.schema, 0, 2 * START_US)
+        found = compare(ideal, received, time="ts", width_us=net.width_us, tolerance=made.tolerance)
+        assert found.lossless, (name, found.examples)
+        assert found.correct > 10
+        assert batch.accuracy(name) == []
 
 
 def test_a_damaged_source_is_not_a_verdict(

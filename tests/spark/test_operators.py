@@ -36,8 +36,10 @@ Found = dict[str, pa.Table]
 
 def keyed_total(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
     """Running count and sum of `i` per key, told once per bucket for the keys that had rows."""
-    new = rows.to_pandas().groupby("k", dropna=False, as_index=False).agg(
-        n=("i", "size"), total=("i", lambda values: int(values.dropna().sum()))
+    new = (
+        rows.to_pandas()
+        .groupby("k", dropna=False, as_index=False)
+        .agg(n=("i", "size"), total=("i", lambda values: int(values.dropna().sum())))
     )
     held = pd.concat([state.to_pandas(), new]).groupby("k", dropna=False, as_index=False).sum()
     held = held.astype({"n": "int64", "total": "int64"})
@@ -111,7 +113,9 @@ def one_stream() -> hf.Network:
     inner = a.window("100ms").group_by("k").agg(s=hf.sum("i"), n=hf.count())
     net.output("inner", inner.filter("n > 1"))  # read twice: a fan-out of results
     net.output("outer", inner.window("600ms", slide="200ms").group_by("k").agg(top=hf.max("s")))
-    net.output("threes", a.count_window(3, by="k").agg(n=hf.count(), s=hf.sum("i"), lw=hf.last("w")))
+    net.output(
+        "threes", a.count_window(3, by="k").agg(n=hf.count(), s=hf.sum("i"), lw=hf.last("w"))
+    )
     net.output("fives", a.count_window(5, slide=2, by=["k"]).agg(s=hf.sum("i"), mx=hf.max("x")))
     total = a.stateful(
         keyed_total, key="k", state="k string, n long, total long",
@@ -178,7 +182,7 @@ def two(sessions: Sessions, a: pa.Table, b: pa.Table) -> Found:
     return run_network(two_streams(), {"a": a, "b": b}, sessions, groups=(10**15,))
 
 
-# -- row by row ------------------------------------------------------------------------------------------
+# -- row by row ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ def test_row_by_row(one: Found, a: pa.Table, output: str, query: str) -> None:
     assert oracles.differences(one[output], oracles.sql(query, a=a)) == []
 
 
-# -- time windows ----------------------------------------------------------------------------------------
+# -- time windows ----------------------------------------------------------------------------------
 
 
 def by_window(found: pa.Table, keys: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -303,12 +307,14 @@ def test_any_spark_code_over_a_window(one: Found, a: pa.Table) -> None:
 def test_a_window_over_the_results_of_a_window(one: Found, a: pa.Table) -> None:
     inner = oracles.windows(a, 100 * MS, 100 * MS, ["k"], {"s": oracles.SUM_LONG, "n": "count(*)"})
     busy = oracles.sql("select * from inner_rows where n > 1", inner_rows=inner)
-    outer = oracles.windows(inner.drop("window_start"), 600 * MS, 200 * MS, ["k"], {"top": "max(s)"})
+    outer = oracles.windows(
+        inner.drop("window_start"), 600 * MS, 200 * MS, ["k"], {"top": "max(s)"}
+    )
     assert oracles.differences(one["inner"], busy) == []
     assert oracles.differences(one["outer"], outer) == []
 
 
-# -- joins -----------------------------------------------------------------------------------------------
+# -- joins -----------------------------------------------------------------------------------------
 
 
 def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
@@ -333,7 +339,9 @@ def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
 
 def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
     wide = oracles.windows(a, 500 * MS, 250 * MS, ["k"], {"s": oracles.SUM_LONG})
-    narrow = oracles.windows(b.rename_columns({"seen": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"})
+    narrow = oracles.windows(
+        b.rename_columns({"seen": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"}
+    )
     wanted = oracles.sql(
         "select greatest(l.ts, r.ts) as ts, l.k, s, r.ts as seen, z from wide l, narrow r "
         "where l.k = r.k and abs(l.ts - r.ts) <= 260000",
@@ -343,7 +351,7 @@ def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
     assert oracles.differences(two["of_windows"], wanted) == []
 
 
-# -- keyed state -----------------------------------------------------------------------------------------
+# -- keyed state -----------------------------------------------------------------------------------
 
 
 def test_count_windows(one: Found, a: pa.Table) -> None:
@@ -375,7 +383,7 @@ def test_a_timer_fires_in_buckets_without_rows(one: Found, a: pa.Table) -> None:
     assert oracles.differences(one["sessions"], oracles.sessions(a, QUIET_US)) == []
 
 
-# -- extremes --------------------------------------------------------------------------------------------
+# -- extremes --------------------------------------------------------------------------------------
 
 
 def test_a_hundred_thousand_keys(sessions: Sessions) -> None:
@@ -450,9 +458,7 @@ def test_quantiles_and_sums_at_the_ends_of_the_doubles(sessions: Sessions) -> No
         "both": [math.inf, -math.inf],
         "up": [math.inf, -1e308],
     }
-    rows = [
-        {"k": k, "x": x, "ts": at} for k, held in values.items() for at, x in enumerate(held)
-    ]
+    rows = [{"k": k, "x": x, "ts": at} for k, held in values.items() for at, x in enumerate(held)]
     schema = pa.schema([("k", pa.string()), ("x", pa.float64()),
                         ("ts", pa.timestamp("us", tz="UTC"))])  # fmt: skip
     net = hf.Network("ends", bucket="1us")

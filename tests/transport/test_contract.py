@@ -116,7 +116,8 @@ def test_the_end_is_said_and_ends_the_following(log: Log, peer: Peer) -> None:
     put(log, 0)
     log.append(Ended("s"))
     found = list(peer.follow("s", 0, threading.Event()))
-    assert found[-1].ended and found[-1].upto == 0
+    assert found[-1].ended
+    assert found[-1].upto == 0
 
 
 def test_what_was_trimmed_is_refused_with_the_oldest_bucket(log: Log, peer: Peer) -> None:

@@ -95,7 +95,8 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
         case "avg" if kind in _WHOLE:
             return f"cast(sum(cast({x} as decimal(38,0))) as double) / nullif(count({x}), 0)"
         case "sum" | "avg" if kind.startswith("decimal"):
-            return f"try_{aggregate.kind}({x})"
+            magnitudes = f"try_sum(cast(abs({x}) as decimal(38,{kind[8:-1].split(',')[1]})))"
+            return f"if({magnitudes} is null, null, try_{aggregate.kind}({x}))"
         case "sum":
             return _compensated(x)
         case "avg":
@@ -105,8 +106,9 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
         case "last":
             return f"max_by({x}, struct(`{time}`, {x}))"
         case "approx_distinct":
-            text = kind not in ("int", "bigint", "string", "binary")
-            value = f"cast({x} as string)" if text else x
+            value = f"({x} + cast(0 as {kind}))" if kind in ("float", "double") else x
+            if kind not in ("int", "bigint", "string", "binary"):
+                value = f"cast({value} as string)"
             sketch = f"hll_sketch_agg({value}, {aggregate.param('lg_k')})"
             return f"coalesce(hll_sketch_estimate(hll_union({sketch}, {sketch})), 0L)"
         case "quantile":
@@ -145,9 +147,8 @@ def _element(x: str, q: float) -> str:
 def _binned(value: str, error: float) -> str:
     """Its logarithmic bin's middle: the one number that stands for all values of the bin."""
     gamma = (1 + error) / (1 - error)
-    middle = (
-        f"sign(v) * 2D * pow({gamma!r}D, ceil(ln(abs(v)) / ln({gamma!r}D))) / ({gamma!r}D + 1D)"
-    )
+    power = f"pow({gamma!r}D, ceil(ln(abs(v)) / ln({gamma!r}D)))"
+    middle = f"sign(v) * least({power} * {2 / (gamma + 1)!r}D, 1.7976931348623157e308D)"
     plain = "v is null or isnan(v) or v = 0 or abs(v) = double('Infinity')"
     return f"transform(array({value}), v -> if({plain}, v, {middle}))[0]"
 

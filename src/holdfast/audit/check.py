@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,7 +25,7 @@ from holdfast.log.state import StreamState
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, schema_ddl
-from holdfast.run import client_folder, source_folder
+from holdfast.running import client_folder, source_folder
 from holdfast.source import dead_letters
 from holdfast.types import Stability
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from holdfast.audit.ideal import Batch
 
+#: From this relative tolerance on a reader is told that a column is not to be relied on.
+_BLURRED = 1e-3
 #: Rows of a source that are put into one row group of the batch's input.
 _GROUP_ROWS = 1_000_000
 
@@ -200,11 +203,26 @@ def _output(
     wall_clock = all(source.clock == "wall" for source in above)
     if not wall_clock:
         notes.append("a source's clock is manual: delays say nothing and are not judged")
+    notes += _blurred(ideal, made.tolerance)
     broken += [*judge(found, op.contract, wall_clock=wall_clock), *batch.accuracy(op.name)]
     return replace(
         report, broken=tuple(broken), notes=tuple(notes), from_bucket=first, upto=upto,
         found=found, tentative_rows=sum(segment.rows for segment in kept if segment not in stable),
     )  # fmt: skip
+
+
+def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
+    """Columns for which so much had to be tolerated that their values say little."""
+    told = []
+    for name, allowed in tolerance.items():
+        values = np.abs(ideal[name].to_numpy().astype(np.float64))
+        bad = int((ideal[allowed].to_numpy().astype(np.float64) > _BLURRED * values).sum())
+        if bad:
+            told.append(
+                f"column {name!r} is hardly known in {bad} rows: a spread computed from n, sum and "
+                "sum of squares loses its digits when it is small against the values"
+            )
+    return told
 
 
 def _above(op: ops.Operator) -> list[ops.Source]:

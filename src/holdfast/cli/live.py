@@ -20,9 +20,9 @@ from holdfast.cli.show import show_report
 from holdfast.client import BucketInfo
 from holdfast.config import Options
 from holdfast.errors import InputError
-from holdfast.run import Run
-from holdfast.transport.flight import FlightPeer
 from holdfast.log.segment import read_segment
+from holdfast.running import Run
+from holdfast.transport.flight import FlightPeer
 
 SHOWN_ROWS = 3
 
@@ -51,8 +51,9 @@ class Printer:
             )
             for row in table.slice(0, SHOWN_ROWS).to_pylist():
                 text = "  ".join(f"{key}={_text(value)}" for key, value in row.items())
-                self._console.print(f"    {text}", highlight=False, overflow="ellipsis",
-                                    no_wrap=True, markup=False)  # fmt: skip
+                self._console.print(
+                    f"    {text}", highlight=False, overflow="ellipsis", no_wrap=True, markup=False
+                )
 
 
 def _text(value: Any) -> str:
@@ -153,13 +154,20 @@ def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: 
                 )
             )
             for row in table.to_pylist():
-                shown = {key: str(value) if isinstance(value, datetime) else value
-                         for key, value in row.items()}  # fmt: skip
+                shown = {
+                    key: str(value) if isinstance(value, datetime) else value
+                    for key, value in row.items()
+                }
                 if as_json:
-                    print(json.dumps({"bucket": segment.id.bucket, **shown}, default=str), flush=True)
+                    print(
+                        json.dumps({"bucket": segment.id.bucket, **shown}, default=str), flush=True
+                    )
                 else:
-                    print(f"{segment.id.bucket} {segment.stability.value} "
-                          + "  ".join(f"{k}={v}" for k, v in shown.items()), flush=True)  # fmt: skip
+                    print(
+                        f"{segment.id.bucket} {segment.stability.value} "
+                        + "  ".join(f"{k}={v}" for k, v in shown.items()),
+                        flush=True,
+                    )
             seen += 1
             if buckets is not None and seen >= buckets:
                 return 0

@@ -1,8 +1,8 @@
 """`holdfast`: run, check, status, tail, audit, experiment, version.
 
-Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the application or
-the machine is not right, with one message that says what to do. `--debug` adds stack traces.
-"""
+Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
+application or the machine is not right, with one message that says what to do. `--debug` adds stack
+traces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="holdfast",
         description="Fault-tolerant continuous queries on Spark.",
-        epilog="APP is path/to/app.py or package.module:network, a Python file with one hf.Network.",
+        epilog="APP is path/to/app.py or package.module:network: a file with one hf.Network.",
     )
     top.add_argument("--debug", action="store_true", help="stack traces and Spark's own log")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
@@ -53,22 +53,42 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", "run an application until it ends or is interrupted", _run)
     _app(run)
     _storage(run)
-    run.add_argument("--deployment", choices=("local", "processes"), default="local",
-                     help="everything in one process (default), or one process per node")  # fmt: skip
+    run.add_argument(
+        "--deployment",
+        choices=("local", "processes"),
+        default="local",
+        help="everything in one process (default), or one process per node",
+    )
     run.add_argument("--seconds", type=float, help="stop after so long")
     run.add_argument("--fresh", action="store_true", help="delete the storage first")
     run.add_argument("--audit", action="store_true", help="audit after the run; 1 if it fails")
     run.add_argument("--quiet", action="store_true", help="do not print results")
     run.add_argument("--port", type=int, default=0, help="of the Flight server (default: any)")
     run.add_argument("--memory", default="2g", help="heap of each JVM (default: %(default)s)")
-    run.add_argument("--fsync", choices=("always", "never"), default="always",
-                     help="flush before acknowledging (default: %(default)s)")  # fmt: skip
-    run.add_argument("--recovery", choices=("replay", "checkpoint"), default="replay",
-                     help="what upstream keeps for a node that comes back (default: %(default)s)")  # fmt: skip
-    run.add_argument("--checkpoint-buckets", type=int, default=100, metavar="N",
-                     help="durable whole-state checkpoint every N buckets (default: %(default)s)")  # fmt: skip
-    run.add_argument("--no-archive", action="store_true",
-                     help="trim source logs and client receipts; no audit later")  # fmt: skip
+    run.add_argument(
+        "--fsync",
+        choices=("always", "never"),
+        default="always",
+        help="flush before acknowledging (default: %(default)s)",
+    )
+    run.add_argument(
+        "--recovery",
+        choices=("replay", "checkpoint"),
+        default="replay",
+        help="what upstream keeps for a node that comes back (default: %(default)s)",
+    )
+    run.add_argument(
+        "--checkpoint-buckets",
+        type=int,
+        default=100,
+        metavar="N",
+        help="durable whole-state checkpoint every N buckets (default: %(default)s)",
+    )
+    run.add_argument(
+        "--no-archive",
+        action="store_true",
+        help="trim source logs and client receipts; no audit later",
+    )
     _master(run)
 
     check = _command(commands, "check", "check an application without running it", _check)
@@ -94,7 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", metavar="FILE", help="write the report there, - for stdout")
     _master(audit)
 
-    experiment = _command(commands, "experiment", "measure, beside the papers' figures", _experiment)
+    experiment = _command(
+        commands, "experiment", "measure, beside the papers' figures", _experiment
+    )
     experiment.add_argument("name", metavar="NAME", help="an experiment, or `list`")
     experiment.add_argument("--quick", action="store_true", help="short form, for every day")
     experiment.add_argument("--json", metavar="FILE", help="write the figures there, - for stdout")
@@ -107,8 +129,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, help: str, call: Any) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help + ".")
-    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
-                      help="stack traces and Spark's own log")  # fmt: skip
+    made.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="stack traces and Spark's own log",
+    )
     made.set_defaults(call=call)
     return made
 
@@ -118,13 +144,15 @@ def _app(parser: argparse.ArgumentParser) -> None:
 
 
 def _storage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--storage", metavar="DIR",
-                        help="where logs are kept (default: holdfast-data/NETWORK)")  # fmt: skip
+    parser.add_argument(
+        "--storage", metavar="DIR", help="where logs are kept (default: holdfast-data/NETWORK)"
+    )
 
 
 def _master(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--master", default="local[2]",
-                        help="Spark master URL (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--master", default="local[2]", help="Spark master URL (default: %(default)s)"
+    )
 
 
 def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
@@ -146,9 +174,14 @@ def _run(args: argparse.Namespace) -> int:
     from holdfast.cli.live import run_live
 
     options = Options(
-        master=args.master, memory=args.memory, fsync=args.fsync, recovery=args.recovery,
-        checkpoint_buckets=args.checkpoint_buckets, archive=not args.no_archive, port=args.port,
-    )  # fmt: skip
+        master=args.master,
+        memory=args.memory,
+        fsync=args.fsync,
+        recovery=args.recovery,
+        checkpoint_buckets=args.checkpoint_buckets,
+        archive=not args.no_archive,
+        port=args.port,
+    )
     if args.audit and args.no_archive:
         raise HoldfastError("--audit wants the archive; leave out --no-archive")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -203,8 +236,10 @@ def _version(args: argparse.Namespace) -> int:
     import pyarrow
     import pyspark
 
-    print(f"holdfast {__version__} (pyspark {pyspark.__version__}, pyarrow {pyarrow.__version__}, "
-          f"Python {platform.python_version()})")  # fmt: skip
+    print(
+        f"holdfast {__version__} (pyspark {pyspark.__version__}, pyarrow {pyarrow.__version__}, "
+        f"Python {platform.python_version()})"
+    )
     return 0
 
 

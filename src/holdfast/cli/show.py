@@ -14,8 +14,9 @@ from holdfast.config import duration_text
 
 def show_network(network: Any, compiled: Any) -> None:
     console = Console()
-    table = Table(title=f"network {network.name}: well formed, buckets of "
-                  f"{duration_text(network.width_us)}")  # fmt: skip
+    table = Table(
+        title=f"network {network.name}: well formed, buckets of {duration_text(network.width_us)}"
+    )
     for column in ("operator", "kind", "reads", "rows", "state"):
         table.add_column(column, overflow="fold")
     for op in network.operators:
@@ -45,8 +46,9 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     for name, source in told["sources"].items():
         late = source["late_restamped"] + source["ahead_restamped"]
         rejected = sum(source[key] for key in source if key.endswith("rejected"))
-        sources.add_row(name, str(source["complete_upto"]), str(source["rows"]), str(late),
-                        str(rejected))  # fmt: skip
+        sources.add_row(
+            name, str(source["complete_upto"]), str(source["rows"]), str(late), str(rejected)
+        )
     console.print(sources)
     nodes = Table(title="nodes")
     for column in ("node", "path", "position", "waits for", "step ms", "state rows", "checkpoint"):
@@ -55,8 +57,15 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         if node.get("failure"):
             console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
         for name, path in node.get("paths", {}).items():
-            nodes.add_row(node["node"], name, str(path["position"]), ", ".join(path["waiting_for"]),
-                          str(node["step_ms"]), str(path["state_rows"]), str(path["checkpoint"]))  # fmt: skip
+            nodes.add_row(
+                node["node"],
+                name,
+                str(path["position"]),
+                ", ".join(path["waiting_for"]),
+                str(node["step_ms"]),
+                str(path["state_rows"]),
+                str(path["checkpoint"]),
+            )
     console.print(nodes)
     for failure in told["failures"]:
         console.print(f"[red]{failure}[/red]")

@@ -1,9 +1,9 @@
 """A node's decisions: which buckets to run, what to keep, what to tell upstream. Pure.
 
 Events in, actions out; the shell performs the actions in order. Per path: wait for whole buckets
-(`SUnion`, policy `block`), run them in groups, append the results, checkpoint every n buckets, and say
-upstream up to which bucket input was *received* and up to which it is *no longer needed*. Only the
-second position lets anybody delete (DESIGN section 1).
+(`SUnion`, policy `block`), run them in groups, append the results, checkpoint every n buckets, and
+say upstream up to which bucket input was *received* and up to which it is *no longer needed*. Only
+the second position lets anybody delete (DESIGN section 1).
 
 What is no longer needed depends on what must be survived:
 `replay`      an empty node can rebuild its state and every output its readers lack, so inputs are
@@ -46,7 +46,7 @@ class BoundaryArrived:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Buckets up to `hi` are computed and logged; the version refers to inputs from `needs_from`."""
+    """Buckets up to `hi` are logged; the version refers to inputs from `needs_from`."""
 
     at: int
     path: str

@@ -1,7 +1,7 @@
 """SUnion (Borealis section 3.2): a bucket is whole when every input said that it is complete.
 
-Only boundaries count: rows that have arrived prove nothing about rows that have not. The order inside
-a bucket is the engine's canonical one, so here a bucket is just a number.
+Only boundaries count: rows that have arrived prove nothing about rows that have not. The order
+inside a bucket is the engine's canonical one, so here a bucket is just a number.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from holdfast.engine.determinism import brief, explain
+from holdfast.engine.sql import listed, quoted
 from holdfast.errors import InputError
 from holdfast.model.aggregates import Aggregate
 
@@ -43,35 +45,41 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """All aggregates of one operator, ready to be put on DataFrames."""
+    """All aggregates of one operator as SQL text: each method wraps a SELECT into another."""
 
     keys: tuple[str, ...]
-    layers: tuple[tuple[Column, ...], ...]
+    #: Columns, as `sql AS name`, computed one layer after the other.
+    layers: tuple[tuple[str, ...], ...]
     dims: tuple[str, ...]
-    _first: tuple[Column, ...]
-    _merge: tuple[Column, ...]
+    _first: tuple[str, ...]
+    _merge: tuple[str, ...]
     #: How the dimensions are folded away, level by level: (group columns kept, columns).
-    _folds: tuple[tuple[tuple[str, ...], tuple[Column, ...]], ...]
-    _finish: tuple[Column, ...]
+    _folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    _finish: tuple[str, ...]
 
-    def prepare(self, df: DataFrame) -> DataFrame:
+    def prepare(self, rows: str) -> str:
         for layer in self.layers:
-            df = df.select("*", *layer)
-        return df
+            rows = f"SELECT *, {listed(*layer)} FROM ({rows})"
+        return rows
 
-    def first(self, df: DataFrame, *by: str) -> DataFrame:
+    def first(self, rows: str, *by: str) -> str:
         """Rows (prepared) to partials grouped by `by`, the keys and the dimensions."""
-        return df.groupBy(*by, *self.keys, *self.dims).agg(*self._first)
+        return self._grouped(rows, (*by, *self.keys, *self.dims), self._first)
 
-    def merge(self, df: DataFrame, *by: str) -> DataFrame:
+    def merge(self, partials: str, *by: str) -> str:
         """Partials to partials with a coarser `by`."""
-        return df.groupBy(*by, *self.keys, *self.dims).agg(*self._merge)
+        return self._grouped(partials, (*by, *self.keys, *self.dims), self._merge)
 
-    def finish(self, df: DataFrame, *by: str) -> DataFrame:
-        """Partials, one row per `by`, keys and dimensions, to results."""
+    def finish(self, partials: str, by: tuple[str, ...], more: tuple[str, ...]) -> str:
+        """Partials, one row per `by`, keys and dimensions, to keys, results and the columns `more`
+        computed from `by`."""
         for kept, columns in self._folds:
-            df = df.groupBy(*by, *self.keys, *kept).agg(*columns)
-        return df.select(*by, *self.keys, *self._finish)
+            partials = self._grouped(partials, (*by, *self.keys, *kept), columns)
+        return f"SELECT {listed(quoted(*self.keys), *self._finish, *more)} FROM ({partials})"
+
+    def _grouped(self, source: str, by: tuple[str, ...], columns: tuple[str, ...]) -> str:
+        keys = quoted(*by)
+        return f"SELECT {listed(keys, *columns)} FROM ({source}) GROUP BY {keys}"
 
 
 def plan(
@@ -108,7 +116,7 @@ def _placeholder(label: str) -> str:
 def _assemble(
     keys: tuple[str, ...], parts: dict[str, _Part], finishes: list[tuple[str, str]], of: str
 ) -> AggregatePlan:
-    layers: list[tuple[Column, ...]] = []
+    layers: list[tuple[str, ...]] = []
     for depth in range(1 + max((len(part.layers) for part in parts.values()), default=0)):
         columns = {
             name: sql
@@ -116,23 +124,21 @@ def _assemble(
             for name, sql in (part.layers[depth].items() if depth < len(part.layers) else ())
         }
         if columns:
-            layers.append(tuple(F.expr(sql).alias(name) for name, sql in columns.items()))
+            layers.append(tuple(f"{sql} AS {name}" for name, sql in columns.items()))
     dims = [name for part in parts.values() for name in part.dims]
     if dims:
         layers.append(
-            tuple(
-                F.expr(sql).alias(name) for part in parts.values() for name, sql in part.dims.items()
-            )
+            tuple(f"{sql} AS {name}" for part in parts.values() for name, sql in part.dims.items())
         )
     first, merge = [], []
     for part in parts.values():
         for name, (fn, merging, sql) in part.partials.items():
-            first.append(F.expr(f"{fn}({sql})").alias(name))
-            merge.append(F.expr(f"{merging}({name})").alias(name))
+            first.append(f"{fn}({sql}) AS {name}")
+            merge.append(f"{merging}({name}) AS {name}")
     unique = [label for label, part in parts.items() if part.unique_items]
     if len(unique) > 1:
         raise InputError(f"{of}: one top_k per window; compute the second in a window of its own")
-    folds: list[tuple[tuple[str, ...], tuple[Column, ...]]] = []
+    folds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     others = [label for label, part in parts.items() if part.dims and not part.unique_items]
     if unique and others:
         folds.append((tuple(parts[unique[0]].dims), _fold(parts, others, flatten=(), keep=unique)))
@@ -144,7 +150,7 @@ def _assemble(
     for name, text in finishes:
         for label, sql in texts.items():
             text = text.replace(_placeholder(label), sql)
-        finish.append(F.expr(text).alias(name))
+        finish.append(f"{text} AS {quoted(name)}")
     return AggregatePlan(
         keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds), tuple(finish)
     )
@@ -152,21 +158,18 @@ def _assemble(
 
 def _fold(
     parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...], keep: list[str]
-) -> tuple[Column, ...]:
+) -> tuple[str, ...]:
     """One level that takes dimensions away: their aggregates become arrays of items."""
     columns = []
     for label, part in parts.items():
         if label in collect:
             fields = ", ".join([*part.dims, *part.partials])
-            columns.append(F.expr(f"array_sort(collect_list(struct({fields})))").alias(f"{label}_i"))
+            columns.append(f"array_sort(collect_list(struct({fields}))) AS {label}_i")
         elif label in flatten:
-            columns.append(
-                F.expr(f"array_sort(flatten(collect_list({label}_i)))").alias(f"{label}_i")
-            )
+            columns.append(f"array_sort(flatten(collect_list({label}_i))) AS {label}_i")
         else:
             columns += [
-                F.expr(f"{merging}({name})").alias(name)
-                for name, (_, merging, _sql) in part.partials.items()
+                f"{merging}({name}) AS {name}" for name, (_, merging, _sql) in part.partials.items()
             ]
     assert set(keep) <= set(parts)
     return tuple(columns)
@@ -248,8 +251,7 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         if wanted == "sum":
             part.finish = f"cast({a}_d as decimal({min(38, precision + 10)},{scale}))"
         else:
-            wide = f"decimal({min(38, precision + 4)},{min(scale + 4, 38)})"
-            part.finish = f"if({a}_n = 0, null, cast(try_divide({a}_d, {a}_n) as {wide}))"
+            part.finish = _decimal_average(f"{a}_d", f"{a}_n", precision, scale)
         if precision > 28:
             # Whether 38 digits overflow on the way depends on the order, unless all magnitudes fit:
             # they are counted in units of the 20th digit.
@@ -265,6 +267,17 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
     )
 
 
+def _decimal_average(total: str, n: str, precision: int, scale: int) -> str:
+    """Spark keeps six digits when it divides a wide decimal: divide, then divide the remainder."""
+    fine = max(scale, 6)
+    count = f"cast({n} as decimal(12,0))"
+    rough = f"try_cast(try_divide({total}, {count}) as decimal(38,6))"
+    rest = f"try_cast({total} - {rough} * {count} as decimal(20,{fine}))"
+    wide = f"decimal({min(38, precision + 4)},{min(scale + 4, 38)})"
+    whole, part = (f"try_cast({sql} as {wide})" for sql in (rough, f"try_divide({rest}, {count})"))
+    return f"if({n} = 0, null, try_cast(try_add({whole}, {part}) as {wide}))"
+
+
 def _items_n(a: str) -> str:
     return f"aggregate({a}_i, 0L, (s, e) -> s + e.{a}_n)"
 
@@ -276,7 +289,8 @@ def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
         f"case when {x} is null then null when isnan({x}) then {_NAN} "
         f"when {x} = double('Infinity') then {_PLUS_INF} "
         f"when {x} = double('-Infinity') then {_MINUS_INF} "
-        f"when {x} = 0 or (abs({x}) >= 9.5367431640625e-7D and abs({x}) < 1.7592186044416e13D) then 0 "
+        f"when {x} = 0 then 0 "
+        f"when abs({x}) >= 9.5367431640625e-7D and abs({x}) < 1.7592186044416e13D then 0 "
         f"else shiftright(cast(floor(log2(abs({x}))) as int) + 20, 6) end"
     )
     scaled = (
@@ -300,7 +314,12 @@ def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
         part.partials[f"{a}{tag}_{limb}"] = ("sum", "sum", sql)
     i, d = f"{a}_i", f"{e}d"
     # Items of one block, which other dimensions keep apart, are added before they are rounded.
-    limbs = [("3", "1237940039285380274899124224D"), ("2", _2P60), ("1", "1073741824D"), ("0", "1D")]
+    limbs = [
+        ("3", "1237940039285380274899124224D"),
+        ("2", _2P60),
+        ("1", "1073741824D"),
+        ("0", "1D"),
+    ]
     zero = ", ".join(f"'l{limb}', 0L" for limb, _ in limbs)
     added = ", ".join(f"'l{limb}', s.l{limb} + e.{a}{tag}_{limb}" for limb, _ in limbs)
     value = " + ".join(f"cast(s.l{limb} as double) * {weight}" for limb, weight in limbs)
@@ -384,11 +403,9 @@ def _type_of(df: DataFrame, sql: str, of: str) -> str:
         return str(df.select(F.expr(sql)).schema.fields[0].dataType.simpleString())
     except PySparkException as err:
         known = ", ".join(df.columns)
-        raise InputError(f"{of}: {sql!r} cannot be computed from columns {known} ({_brief(err)})") from None
-
-
-def _brief(err: Exception) -> str:
-    return str(err).split("\n", 1)[0].split(" SQLSTATE", 1)[0][:200]
+        raise InputError(
+            f"{of}: {sql!r} cannot be computed from columns {known} ({brief(err)})"
+        ) from None
 
 
 def _number(kind: str, of: str) -> None:
@@ -417,7 +434,12 @@ def _take_apart(
     try:
         analyzed = df.agg(column)._jdf.queryExecution().analyzed()
     except PySparkException as err:
-        raise InputError(f"{of}: {_brief(err)}") from None
+        if err.getCondition() == "MISSING_GROUP_BY":
+            raise InputError(
+                f"{of}: it uses a column outside of an aggregate; say which value is meant, such "
+                "as F.max(...)"
+            ) from None
+        raise explain(err, of, df.columns) from None
     expressions = analyzed.aggregateExpressions()
     top = expressions.apply(0)
     if top.getClass().getSimpleName() == "Alias":
@@ -433,7 +455,7 @@ def _take_apart(
             if name not in _PLAIN or node.isDistinct() or node.filter().isDefined():
                 raise InputError(
                     f"{of}: {node.sql()} has no form that can be merged from partials; use one of "
-                    f"hf.count, sum, min, max, avg, stddev, first, last, approx_distinct, quantile, "
+                    "hf.count, sum, min, max, avg, stddev, first, last, approx_distinct, quantile, "
                     "top_k, or window(...).apply(fn) for any DataFrame code"
                 )
             children = function.children()

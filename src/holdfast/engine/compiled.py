@@ -20,11 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.engine import aggregates, determinism
+from holdfast.engine import aggregates, determinism, windows
+from holdfast.engine.sql import query, quoted
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
-from holdfast.model.schema import arrow_schema, check_time, schema_ddl, type_ddl
+from holdfast.model.schema import arrow_schema, check_time, columns_twice, schema_ddl, type_ddl
 from holdfast.model.wellformed import topological
 
 
@@ -36,6 +37,10 @@ class Compiled:
     schema: dict[str, str] = field(default_factory=dict)
     time: dict[str, str] = field(default_factory=dict)
     plans: dict[str, aggregates.AggregatePlan] = field(default_factory=dict)
+    #: Spark schema of the panes of each time window.
+    panes: dict[str, Any] = field(default_factory=dict)
+    #: Window functions that give rows even for no rows, such as a count without groups.
+    from_nothing: set[str] = field(default_factory=set)
 
 
 def _send_by_value(fn: Callable[..., Any]) -> None:
@@ -65,7 +70,7 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
             return spark.readStream.schema(ddl).parquet(empty)
 
         for op in topological(network):
-            if any(up is not None and up.name not in made.schema for up in op.inputs):
+            if any(up is not None and up.name not in made.time for up in op.inputs):
                 continue  # its input is already reported
             try:
                 _compile(op, made, spark, stub)
@@ -88,20 +93,20 @@ def _compile(
             made.time[op.name] = op.time
             return
         case ops.Apply():
-            before = stub(ddl[0])
-            after = determinism.call(op.fn, before, op.name)
+            after = determinism.call(op.fn, stub(ddl[0]), op.name)
             determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
-            determinism.check_time_kept(before, after, time, op.name)
-            made.schema[op.name] = _ddl(after, op.name)
+            determinism.check_time_kept(after, time, op.name)
+            found = _ddl(after, op.name)
             if op.python_udfs:
                 _try_udfs(op, ddl[0], time, spark)
+            made.schema[op.name] = found
         case ops.Union():
             for number, (other, up) in enumerate(zip(ddl, ups, strict=True)):
                 if _fields(other) != _fields(ddl[0]) or made.time[up.name] != time:
                     raise InputError(
                         f"{op.name}, input port {number}: {up.name} has schema ({other}) with time "
-                        f"{made.time[up.name]!r}, but port 0 has ({ddl[0]}) with time {time!r}; make "
-                        "them equal with .map(...)"
+                        f"{made.time[up.name]!r}, but port 0 has ({ddl[0]}) with time {time!r}; "
+                        "make them equal with .map(...)"
                     )
             made.schema[op.name] = ddl[0]
         case ops.TimeWindow():
@@ -109,32 +114,46 @@ def _compile(
             if op.fn is not None:
                 after = determinism.call(op.fn, spark.createDataFrame([], ddl[0]), op.name)
                 determinism.check_plan(after, op.name, whole_window=True, python_udfs=False)
+                if not after.isEmpty():
+                    made.from_nothing.add(op.name)
                 made.schema[op.name] = _ddl(stamp(after, time, 0), op.name)
             else:
                 _have(op.keys, df, op.name, "group_by")
+                _free(op.keys, (time, "window_start"), op.name, "group_by")
                 plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+                _same_everywhere(query(plan.prepare("SELECT * FROM {rows}"), rows=df), op.name)
                 made.plans[op.name] = plan
+                panes = windows.partials(plan, op, "SELECT * FROM {rows}", time)
+                made.panes[op.name] = query(panes, rows=df).schema
                 made.schema[op.name] = _ddl(
-                    finish_window(_results(plan, spark, ddl[0], "_end"), op.size_us, time), op.name
+                    query(windows.results(plan, op, panes, (0,), time, merged=True), rows=df),
+                    op.name,
                 )
         case ops.Join():
             joined = join(
                 spark.createDataFrame([], ddl[0]), spark.createDataFrame([], ddl[1]), op,
                 time, made.time[ups[1].name],
             )  # fmt: skip
+            _same_everywhere(joined, op.name)
             made.schema[op.name] = _ddl(joined, op.name)
         case ops.CountWindow():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "by")
+            _free(op.keys, (time,), op.name, "by")
             plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+            _same_everywhere(query(plan.prepare("SELECT * FROM {rows}"), rows=df), op.name)
             made.plans[op.name] = plan
-            made.schema[op.name] = _ddl(
-                finish_count_window(_results(plan, spark, ddl[0], "_seq", "_last"), time), op.name
-            )
+            rows = "SELECT *, 0L AS _seq, 0L AS _last FROM {rows}"
+            made.schema[op.name] = _ddl(query(count_windows(plan, rows, time), rows=df), op.name)
         case ops.Stateful():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "key")
             out = arrow_schema(op.out)
+            if time not in out.names:
+                raise InputError(
+                    f"{op.name}, out: there is no time column {time!r} among "
+                    f"{', '.join(out.names)}; results carry the time column of the input"
+                )
             missing = check_time(out, time, of=f"{op.name}, out")
             if missing:
                 raise InputError(missing)
@@ -146,29 +165,11 @@ def _compile(
     made.time[op.name] = time
 
 
-def _results(
-    plan: aggregates.AggregatePlan, spark: SparkSession, ddl: str, *by: str
-) -> DataFrame:
-    df = spark.createDataFrame([], ddl)
-    rows = plan.prepare(df.select("*", *[F.lit(0).cast("long").alias(name) for name in by]))
-    return plan.finish(plan.first(rows, *by), *by)
-
-
-def finish_window(df: DataFrame, size_us: int, time: str) -> DataFrame:
-    """`_end` (first instant after the window) becomes `window_start` and the time column."""
-    return df.select(
-        *[name for name in df.columns if name != "_end"],
-        F.expr(f"timestamp_micros(_end - {size_us}L)").alias("window_start"),
-        F.expr("timestamp_micros(_end - 1L)").alias(time),
-    )
-
-
-def finish_count_window(df: DataFrame, time: str) -> DataFrame:
-    """`_last`, the time of the row that filled the window, becomes the time column."""
-    return df.select(
-        *[name for name in df.columns if name not in ("_seq", "_last")],
-        F.expr("timestamp_micros(_last)").alias(time),
-    )
+def count_windows(plan: aggregates.AggregatePlan, rows: str, time: str) -> str:
+    """Rows with their window (`_seq`, `_last`: the time of the row that filled it) to results."""
+    by = ("_seq", "_last")
+    partials = plan.first(plan.prepare(rows), *by)
+    return plan.finish(partials, by, (f"timestamp_micros(_last) AS {quoted(time)}",))
 
 
 def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
@@ -179,9 +180,7 @@ def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
     )
 
 
-def join(
-    left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: str
-) -> DataFrame:
+def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: str) -> DataFrame:
     """Pairs at most `within` apart; the later time wins the left time column."""
     equal = op.on if isinstance(op.on, tuple) else ()
     _have(equal, left, f"{op.name}, input port 0", "on")
@@ -226,9 +225,22 @@ def _have(keys: tuple[str, ...], df: DataFrame, of: str, what: str) -> None:
     for key in keys:
         if key not in df.columns:
             raise InputError(
-                f"{of}: {what} names the column {key!r}, which is not among "
-                f"{', '.join(df.columns)}"
+                f"{of}: {what} names the column {key!r}, which is not among {', '.join(df.columns)}"
             )
+
+
+def _free(keys: tuple[str, ...], taken: tuple[str, ...], of: str, what: str) -> None:
+    for key in keys:
+        if key in taken:
+            raise InputError(
+                f"{of}: {what} names {key!r}, which the result has for its own time; rename the "
+                "column with .map(...) first"
+            )
+
+
+def _same_everywhere(df: DataFrame, of: str) -> None:
+    """Expressions in aggregates and join conditions are held to the same rules as functions."""
+    determinism.check_plan(df, of, whole_window=True, python_udfs=False)
 
 
 def _fields(ddl: str) -> list[tuple[str, str]]:
@@ -236,6 +248,9 @@ def _fields(ddl: str) -> list[tuple[str, str]]:
 
 
 def _ddl(df: DataFrame, of: str) -> str:
+    twice = columns_twice(df.columns)
+    if twice:
+        raise InputError(f"{of}: the result has the column {', '.join(twice)} twice; rename one")
     schema: pa.Schema = to_arrow_schema(df.schema, timezone="UTC")
     for item in schema:
         if pa.types.is_null(item.type):
@@ -255,9 +270,8 @@ def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
         try:
             found.append(digest(canonical(op.fn(df).toArrow())))
         except Exception as err:
-            raise InputError(
-                f"{op.name}: its Python UDF fails on sample rows ({str(err).strip().splitlines()[-1]})"
-            ) from None
+            why = str(err).strip().splitlines()[-1]
+            raise InputError(f"{op.name}: its Python UDF fails on sample rows ({why})") from None
     if found[0] != found[1]:
         raise InputError(
             f"{op.name}: its Python UDF gave different results for the same rows in another order "

@@ -1,12 +1,14 @@
 """User code is held against what is known to give the same bits everywhere (DESIGN section 1).
 
-A function is called once on a streaming stub, where a hidden `collect()` cannot run, and its analysed
-plan is walked: only listed plan nodes, no expression that depends on clock, chance or partitioning.
+A function is called once on a streaming stub, where a hidden `collect()` cannot run, and its
+analysed plan is walked: only listed plan nodes, no expression that depends on clock, chance or
+partitioning.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,12 +19,13 @@ from holdfast.errors import HoldfastError, InputError, NotDeterministic
 
 #: Nodes that treat every row by itself.
 _ROW_BY_ROW = {
-    "Project", "Filter", "Generate", "SubqueryAlias", "Union", "LocalRelation", "LogicalRDD",
-    "StreamingRelation", "StreamingRelationV2", "Expand", "ResolvedHint", "OneRowRelation",
+    "Project", "Filter", "Generate", "SubqueryAlias", "Union", "StreamingRelation",
+    "StreamingRelationV2", "Expand", "ResolvedHint",
 }  # fmt: skip
 #: Further nodes that are fine over a whole window, whose rows are all there.
 _WHOLE_WINDOW = _ROW_BY_ROW | {
-    "Aggregate", "Join", "Distinct", "Deduplicate", "Sort", "Window", "Intersect", "Except",
+    "LocalRelation", "LogicalRDD", "OneRowRelation", "View", "Range", "Aggregate", "Join",
+    "Distinct", "Deduplicate", "Sort", "Window", "Intersect", "Except",
     "Pivot", "Unpivot", "Repartition", "RepartitionByExpression", "WithCTE", "CTERelationDef",
     "CTERelationRef", "GlobalLimit", "LocalLimit", "LogicalRelation",
 }  # fmt: skip
@@ -48,6 +51,11 @@ _ORDER = {
 }  # fmt: skip
 
 
+#: Tables that belong to no bucket: with more buckets in a job they would stand beside more rows.
+_OUTSIDE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "View", "Range", "LogicalRelation"}
+_SUBQUERIES = {"ScalarSubquery", "InSubquery", "ListQuery", "Exists", "LateralSubquery"}
+
+
 def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
     """Call user code on the stub and turn what goes wrong into one clear message."""
     try:
@@ -67,7 +75,7 @@ def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
 
 def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError:
     condition = err.getCondition() or ""
-    first = str(err).split("\n", 1)[0].split(" SQLSTATE", 1)[0]
+    first = brief(err)
     if "UNRESOLVED_COLUMN" in condition or "FIELD_NOT_FOUND" in condition:
         return InputError(f"{of}: {first} The columns here are: {', '.join(columns)}.")
     if "writeStream.start" in str(err) or "STREAMING" in condition:
@@ -75,7 +83,15 @@ def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError
             f"{of}: the function runs an action (collect, count, toPandas, …) or something Spark "
             f"cannot do on a stream; it may only describe transformations ({first})"
         )
+    if "NON_DETERMINISTIC" in condition:
+        return NotDeterministic(f"{of}: {first}")
     return InputError(f"{of}: {first}")
+
+
+def brief(err: Exception) -> str:
+    """The first line of a Spark error in words, without its codes."""
+    line = str(err).strip().split("\n", 1)[0].split(" SQLSTATE", 1)[0]
+    return re.sub(r"^\[[A-Z0-9_.]+\] ", "", line)[:400]
 
 
 def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool) -> None:
@@ -102,7 +118,16 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
                 f"{of}: it holds a user-defined function, which nobody can look into; if it is "
                 "deterministic and works row by row say so with apply(fn, python_udfs=True)"
             )
+        if name in _SUBQUERIES and not whole_window:
+            raise NotDeterministic(
+                f"{of}: a subquery looks at more than one row; use .join(...) or .window(...)"
+            )
     for name in _nodes(plan):
+        if name in _OUTSIDE and not whole_window:
+            raise NotDeterministic(
+                f"{of}: it brings in rows from outside ({name}), which belong to no bucket; make "
+                "them a source and .union(...) or .join(...) it"
+            )
         if name in ("GlobalLimit", "LocalLimit") and "Sort" not in names:
             raise NotDeterministic(
                 f"{of}: limit() without an order takes any rows; "
@@ -114,13 +139,13 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
                 + (
                     "it cannot be used here"
                     if whole_window
-                    else "aggregate with .window(...).agg(...), combine with .join(...), keep state "
-                    "with .stateful(...), or use window(...).apply(fn)"
+                    else "aggregate with .window(...).agg(...), combine with .join(...), keep "
+                    "state with .stateful(...), or use window(...).apply(fn)"
                 )
             )
 
 
-def check_time_kept(before: DataFrame, after: DataFrame, time: str, of: str) -> None:
+def check_time_kept(after: DataFrame, time: str, of: str) -> None:
     """The time column must come through as it is: it says in which bucket a row lives."""
     if time not in after.columns:
         raise InputError(
@@ -129,20 +154,34 @@ def check_time_kept(before: DataFrame, after: DataFrame, time: str, of: str) -> 
         )
     if after.columns.count(time) > 1:
         raise InputError(f"{of}: the result has the column {time!r} twice")
-    if _expression_id(before, time) != _expression_id(after, time):
+    plan = after._jdf.queryExecution().analyzed()
+    if not _passed_on(plan, after.columns.index(time), time):
         raise InputError(
             f"{of}: it changes the time column {time!r}, which places rows in buckets; put the "
             "computed time into a column of another name"
         )
 
 
-def _expression_id(df: DataFrame, column: str) -> str:
-    output = df._jdf.queryExecution().analyzed().output()
-    for index in range(output.size()):
-        attribute = output.apply(index)
-        if attribute.name() == column:
-            return str(attribute.exprId().toString())
-    return ""
+def _passed_on(plan: Any, place: int, time: str) -> bool:
+    """The output at `place` is the input's time column in every row, whatever names it went by."""
+    wanted = plan.output().apply(place)
+    children = plan.children()
+    kind = plan.getClass().getSimpleName()
+    if children.size() == 0:
+        return bool(wanted.name() == time)
+    if kind == "Union":
+        return all(_passed_on(children.apply(n), place, time) for n in range(children.size()))
+    if kind == "Project":
+        wanted = plan.projectList().apply(place)
+        while wanted.getClass().getSimpleName() == "Alias":
+            wanted = wanted.child()
+        if wanted.getClass().getSimpleName() != "AttributeReference":
+            return False
+    inputs = children.apply(0).output()
+    for index in range(inputs.size()):
+        if inputs.apply(index).exprId().equals(wanted.exprId()):
+            return _passed_on(children.apply(0), index, time)
+    return False
 
 
 def _nodes(plan: Any) -> Iterator[str]:

@@ -184,7 +184,9 @@ class StatefulStep:
         info = BucketInfo(bucket, bucket * self.width_us, (bucket + 1) * self.width_us)
         result = self.fn(state, rows, info)
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise InputError(f"{self.name}: the function must return (out, state), two Arrow tables")
+            raise InputError(
+                f"{self.name}: the function must return (out, state), two Arrow tables"
+            )
         out, state = (
             _fit(table, schema, f"{self.name}, {label}")
             for table, schema, label in zip(

@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from holdfast.config import Options
@@ -73,7 +74,10 @@ def java_problem() -> str | None:
     """Why Spark could not start a JVM here, or None. Asked before Spark can answer in Java."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    remedy = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless; `make setup` does it)"
+    remedy = (
+        "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless; `make setup` "
+        "does it)"
+    )
     if not java or not os.path.exists(java):
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no `java` on the PATH"
         return f"Java was not found: {where}; {remedy}"
@@ -130,6 +134,9 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
             active = builder.getOrCreate()
         active.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j").setLevel(logging.WARNING)
+        for query_errors in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            # They write Spark's stack traces to stderr; our errors say what they mean.
+            PySparkLogger.getLogger(query_errors).setLevel(logging.CRITICAL)
     cores = max(1, int(active.sparkContext.defaultParallelism))
     return Sessions(
         small=_session(active, {"spark.sql.codegen.wholeStage": "false"}),

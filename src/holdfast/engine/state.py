@@ -1,8 +1,8 @@
 """State versions: what a path knows after a bucket, as a small immutable description of files.
 
-A version is never changed: a step makes the next one, which shares most files with it. Rolling back is
-choosing an older version; moving state is sending a version's files; a durable checkpoint is a
-version whose files were flushed and whose description is in the manifest.
+A version is never changed: a step makes the next one, which shares most files with it. Rolling
+back is choosing an older version; moving state is sending a version's files; a durable checkpoint
+is a version whose files were flushed and whose description is in the manifest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """When time windows close, which rows they still need, and their results on Spark.
 
-A window [end - size, end) is stamped with its last instant, so it closes in the bucket of `end - 1`.
+A window [end - size, end) is stamped with its last instant, so it closes in the bucket of `end-1`.
 All of this is whole-number arithmetic on microseconds.
 """
 
@@ -10,16 +10,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import gcd
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from holdfast.engine.aggregates import AggregatePlan
+from holdfast.engine.sql import quoted
 from holdfast.model.operators import TimeWindow
 
 
-def ends_due(
-    op: TimeWindow, lo: int, hi: int, buckets: Sequence[int], width_us: int
-) -> list[int]:
+def ends_due(op: TimeWindow, lo: int, hi: int, buckets: Sequence[int], width_us: int) -> list[int]:
     """Ends of the windows that close in buckets lo..hi and overlap a bucket with rows.
 
     `buckets` is sorted. Only stretches near data are looked at, so a gap of years costs nothing.
@@ -53,34 +49,42 @@ def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
     return (next_end - op.size_us) // width_us
 
 
-def partials(plan: AggregatePlan, op: TimeWindow, rows: DataFrame, time: str) -> DataFrame:
+def partials(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
     """Raw rows to panes: partial aggregates per pane (start `_p`), keys and dimensions."""
     pane_us = gcd(op.size_us, op.slide_us)
-    micros = f"unix_micros(`{time}`)"
-    pane = F.expr(f"{micros} - pmod({micros}, {pane_us}L)").alias("_p")
-    return plan.first(plan.prepare(rows.select("*", pane)), "_p")
+    micros = f"unix_micros({quoted(time)})"
+    rows = f"SELECT *, {micros} - pmod({micros}, {pane_us}L) AS _p FROM ({rows})"
+    return plan.first(plan.prepare(rows), "_p")
 
 
 def results(
-    plan: AggregatePlan, op: TimeWindow, panes: DataFrame, ends: Sequence[int], *, merged: bool
-) -> DataFrame:
-    """Panes to results of the windows `ends`, with `_end`. `merged`: a pane stands in one row."""
+    plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str, *, merged: bool
+) -> str:
+    """Panes to the results of the windows `ends`. `merged`: every pane stands in one row."""
     lo, hi = ends[0], ends[-1]
     if op.size_us == op.slide_us:
-        found = panes.select(F.expr(f"_p + {op.size_us}L").alias("_end"), "*").filter(
-            f"_end between {lo}L and {hi}L"
+        found = (
+            f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes}) "
+            f"WHERE _p between {lo - op.size_us}L and {hi - op.size_us}L"
         )
         if not merged:
-            found = plan.merge(found.drop("_p"), "_end")
+            found = plan.merge(found, "_end")
     else:
         pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
         since, until = f"(_p + {pane_us}L + {slide - 1}L)", f"(_p + {op.size_us}L)"
         first = f"greatest({since} - pmod({since}, {slide}L), {lo}L)"
         last = f"least({until} - pmod({until}, {slide}L), {hi}L)"
         found = (
-            panes.filter(f"{first} <= {last}")
-            .select(F.expr(f"explode(sequence({first}, {last}, {slide}L))").alias("_end"), "*")
-            .drop("_p")
+            f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS _end FROM ({panes}) "
+            f"WHERE {first} <= {last}"
         )
         found = plan.merge(found, "_end")
-    return plan.finish(found, "_end")
+    return finished(plan, op, found, time)
+
+
+def finished(plan: AggregatePlan, op: TimeWindow, partials_: str, time: str) -> str:
+    """`_end`, the first instant after the window, becomes `window_start` and the time column."""
+    start = f"timestamp_micros(_end - {op.size_us}L) AS window_start"
+    return plan.finish(
+        partials_, ("_end",), (start, f"timestamp_micros(_end - 1L) AS {quoted(time)}")
+    )

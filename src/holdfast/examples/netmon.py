@@ -1,6 +1,6 @@
 """Network monitoring: three taps, the top talkers of the last ten seconds, and alarms.
 
-    holdfast run holdfast.examples.netmon:net --seconds 30 --audit
+holdfast run holdfast.examples.netmon:net --seconds 30 --audit
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLOWS_PER_S = 1_000
 
 
 def flows(tap: int) -> Generate:
-    """Made-up traffic of one tap: a few talkers send most of it, and one host scans now and then."""
+    """Made-up traffic of one tap: few talkers send most of it, one host scans now and then."""
 
     def make(number: int, from_us: int, to_us: int) -> dict[str, Any]:
         rng = np.random.default_rng([zlib.crc32(b"netmon"), tap, number])

@@ -1,7 +1,7 @@
 """Thousands of buckets in one run: memory, step time and files must not grow.
 
-A joined, windowed and keyed network on a manual clock, one bucket per step, acknowledged by its client, logs
-trimmed. Resident memory of driver and JVM is compared with what it was after the first fifth.
+A windowed and joined network on a manual clock, one bucket per step, acknowledged by its clients,
+logs trimmed. Resident memory of driver and JVM is compared with what it was after the first fifth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.run import Run
+from holdfast.running import Run
 
 BUCKETS, QUICK_BUCKETS = 5_000, 500
 ROWS, KEYS = 1_000, 100

@@ -1,8 +1,8 @@
 """Borealis Table 3: what it costs to wait for whole buckets, as the bucket width grows.
 
-Three sources stamp rows with the wall clock as they are pushed; SUnion puts the streams together; a client
-takes the result. The delay of a row is from its stamp to its delivery: on average half a bucket of
-waiting, plus one step. `local` deployment, logs flushed before anything is told (fsync always).
+Three sources stamp rows with the wall clock as they are pushed; SUnion puts the streams together; a
+client takes the result. The delay of a row is from its stamp to its delivery: on average half a bucket
+of waiting, plus one step. `local` deployment, logs flushed before anything is told (fsync always).
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from rich.table import Table
 import holdfast as hf
 from holdfast.client import BucketInfo
 from holdfast.log.rows import times_us
-from holdfast.run import Run
+from holdfast.running import Run
 from holdfast.source import Source, now_us
 
 #: Boundary interval in ms to (average processing delay, standard deviation), as published.
-PAPER = {50: (69, 0.5), 100: (120, 4), 150: (174, 10), 200: (234, 28), 250: (298, 55), 300: (327, 70)}
+PAPER = {
+    50: (69, 0.5),
+    100: (120, 4),
+    150: (174, 10),
+    200: (234, 28),
+    250: (298, 55),
+    300: (327, 70),
+}
 #: Pause between two pushes of a source, and rows in each.
 PUSH_EVERY_S, PUSH_ROWS = 0.01, 5
 #: The first buckets run on a JVM that is still compiling itself.

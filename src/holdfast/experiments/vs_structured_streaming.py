@@ -7,8 +7,8 @@ segment and manifest record.
 
 `lazy` (the default): nothing is computed before a window closes; its delay is that of the steps in
 which a result is due, which is what a reader waits for. `eager`: every bucket is folded into
-panes at once. Structured Streaming does the work of a batch in every batch, and gives a window one batch
-later.
+panes at once. Structured Streaming does the work of a batch in every batch, and gives a window
+one batch later.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def network(job: Job) -> hf.Network:
 def run_job(job: Job) -> dict[str, Any]:
     """Our side, in this process."""
     from holdfast.engine import session
-    from holdfast.engine.engine import PANE_BUCKETS, Engine, InputFile
+    from holdfast.engine.engine import Engine
+    from holdfast.engine.history import PANE_BUCKETS
+    from holdfast.engine.inputs import InputFile
 
     total = job.warm + job.steps
     with tempfile.TemporaryDirectory(prefix="holdfast-versus-") as folder:

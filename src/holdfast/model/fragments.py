@@ -1,7 +1,7 @@
 """Cutting a network into fragments, one per node, and each fragment into paths.
 
-A path is a set of outputs of a fragment that depend on exactly the same inputs: scheduling and state
-versions go per path, so a missing input never delays an output that does not need it.
+A path is a set of outputs of a fragment that depend on exactly the same inputs: scheduling and
+state versions go per path, so a missing input never delays an output that does not need it.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def _fragment(order: list[ops.Operator], name: str) -> Fragment:
     paths = []
     for inputs, outputs in grouped.items():
         needed = {op.name for end in outputs for op in _upstream(end, name)}
-        operators = tuple(
-            op for op in mine if op.name in needed and not isinstance(op, ops.Output)
-        )
+        operators = tuple(op for op in mine if op.name in needed and not isinstance(op, ops.Output))
         paths.append(
             Path(
                 name=outputs[0].name,

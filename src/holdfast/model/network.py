@@ -1,9 +1,9 @@
 """A network: the query, written in Python, checked before it runs.
 
-    net = hf.Network("netmon", bucket="500ms")
-    tap = net.source("tap", "ts timestamp, src string, bytes long", time="ts")
-    top = tap.window("10s", slide="1s").group_by("src").agg(bytes=hf.sum("bytes"))
-    net.output("top_talkers", top)
+net = hf.Network("netmon", bucket="500ms")
+tap = net.source("tap", "ts timestamp, src string, bytes long", time="ts")
+top = tap.window("10s", slide="1s").group_by("src").agg(bytes=hf.sum("bytes"))
+net.output("top_talkers", top)
 """
 
 from __future__ import annotations

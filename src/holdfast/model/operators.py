@@ -135,7 +135,7 @@ class CountWindow(Operator):
 class Stateful(Operator):
     fn: Callable[[Any, Any, Any], Any]
     keys: tuple[str, ...]
-    #: DDL of the state (the key columns are added in front when they are missing) and the output.
+    #: DDL of the state (with the key columns, if the function wants them) and of the output.
     state: str
     out: str
     #: Timestamp column of the state: the function is also called once that time has passed.

@@ -58,9 +58,15 @@ class _Reader:
         self.at += 1
         return token
 
-    def fields(self, end: str) -> list[pa.Field]:
+    def number(self) -> int:
+        token = self.take()
+        if not token.isdecimal():
+            raise self.bad(f"expected a number instead of {token!r}")
+        return int(token)
+
+    def fields(self) -> list[pa.Field]:
         found: list[pa.Field] = []
-        while self.peek() != end or not found:
+        while True:
             raw = self.take()
             name = raw[1:-1].replace("``", "`") if raw.startswith("`") else raw
             if self.peek() == ":":
@@ -74,9 +80,8 @@ class _Reader:
                 nullable = False
             found.append(pa.field(name, kind, nullable))
             if self.peek() != ",":
-                break
+                return found
             self.take(",")
-        return found
 
     def type(self) -> pa.DataType:
         word = self.take().lower()
@@ -86,11 +91,14 @@ class _Reader:
             precision, scale = 10, 0
             if self.peek() == "(":
                 self.take("(")
-                precision = int(self.take())
+                precision = self.number()
                 if self.peek() == ",":
                     self.take(",")
-                    scale = int(self.take())
+                    scale = self.number()
                 self.take(")")
+            if not 1 <= precision <= 38 or scale > precision:
+                raise self.bad(f"decimal({precision},{scale}) must have 1 to 38 digits and no more "
+                               "than all of them after the point")  # fmt: skip
             return pa.decimal128(precision, scale)
         if word == "array":
             self.take("<")
@@ -106,7 +114,7 @@ class _Reader:
             return pa.map_(key, value)
         if word == "struct":
             self.take("<")
-            fields = self.fields(">")
+            fields = self.fields()
             self.take(">")
             return pa.struct(fields)
         if word == "timestamp_ntz":
@@ -118,14 +126,19 @@ def arrow_schema(ddl: str) -> pa.Schema:
     reader = _Reader(ddl)
     if not reader.tokens:
         raise reader.bad("it is empty")
-    fields = reader.fields("")
+    fields = reader.fields()
     if reader.peek():
         raise reader.bad(f"unexpected {reader.peek()!r}")
-    names = [field.name for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = columns_twice([field.name for field in fields])
     if twice:
         raise reader.bad(f"column {', '.join(twice)} stands twice")
     return pa.schema([pa.field(f.name, f.type) for f in fields])
+
+
+def columns_twice(names: list[str]) -> list[str]:
+    """Names that stand more than once; upper and lower case are the same to Spark."""
+    lower = [name.lower() for name in names]
+    return sorted({name for name in lower if lower.count(name) > 1})
 
 
 def type_ddl(kind: pa.DataType) -> str:

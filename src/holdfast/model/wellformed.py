@@ -123,8 +123,9 @@ def _used(network: Network) -> list[str]:
 
 def _edges(network: Network) -> list[str]:
     return [
-        f"{op.name}, input port 0: it is fed by source {op.inputs[0].name} directly; sources and "
-        "outputs are both the outside world, put an operator between, at least .apply(lambda df: df)"
+        f"{op.name}, input port 0: it is fed by source {op.inputs[0].name} directly; sources "
+        "and outputs are both the outside world, put an operator between, at least "
+        ".apply(lambda df: df)"
         for op in network.outputs
         if isinstance(op.inputs[0], ops.Source)
     ]

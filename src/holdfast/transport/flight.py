@@ -1,7 +1,7 @@
 """Arrow Flight: one server per process, DoGet to follow, DoPut to push, actions for the rest.
 
-A followed stream is one endless DoGet. Each segment comes as one record batch with its description as
-metadata; a boundary is an empty batch. Counts and checksums are verified on arrival.
+A followed stream is one endless DoGet. Each segment comes as one record batch with its description
+as metadata; a boundary is an empty batch. Counts and checksums are verified on arrival.
 """
 
 from __future__ import annotations

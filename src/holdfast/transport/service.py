@@ -1,7 +1,7 @@
 """What a node or source offers to others, whatever carries it: its logs, pushes and questions.
 
 The Flight server and the in-process twin both stand on this, so that they cannot differ in more
-than the carrying. A reader *follows* a stream from a bucket and gets one `Delivery` after the other;
+than the carrying. A reader *follows* a stream from a bucket and gets one `Delivery` after another;
 asking again from an earlier bucket is how everything is repeated after a failure.
 """
 
@@ -84,8 +84,8 @@ class Service:
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
             raise Trimmed(
-                f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged by "
-                f"all readers and deleted, so it cannot be followed from bucket {from_bucket}"
+                f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged "
+                f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
             )
         at = oldest if from_bucket is None else from_bucket
         # Told at once: how far the stream already is, even when there is nothing new.

@@ -37,7 +37,7 @@ from holdfast.supervise import NodeProcess
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.service import InProcess, Peer, Service
 
-_log = logging.getLogger("holdfast.run")
+_log = logging.getLogger("holdfast.running")
 #: A node process that has not reported by then has a problem.
 READY_S = 180.0
 
@@ -144,7 +144,10 @@ class Run:
         for fragment in self.fragments:
             log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
             engine = Engine(
-                self.network, self._sessions, os.path.join(str(log.root), "state"), compiled=compiled
+                self.network,
+                self._sessions,
+                os.path.join(str(log.root), "state"),
+                compiled=compiled,
             )
             upstream = dict.fromkeys(fragment.inputs, lambda: InProcess(self.service))
             self.nodes[fragment.name] = Node(
@@ -183,7 +186,9 @@ class Run:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
 
-    def client(self, output: str, *, durable: bool | None = None, name: str | None = None) -> Client:
+    def client(
+        self, output: str, *, durable: bool | None = None, name: str | None = None
+    ) -> Client:
         """A reader of an output. `durable` keeps its position (and with archive what it received)
         in the storage; by default when the storage was named."""
         names = [op.name for op in self.network.outputs]

@@ -1,0 +1,265 @@
+"""One step: the operators of a path over buckets lo..hi, upstream first, and the next version."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.engine import keyed, windows
+from holdfast.engine.compiled import count_windows, join, stamp
+from holdfast.engine.history import PANE_FILES, History
+from holdfast.engine.inputs import StepResult
+from holdfast.engine.sql import query
+from holdfast.engine.state import Chunk, Shard, Version
+from holdfast.errors import InputError
+from holdfast.model import operators as ops
+from holdfast.model.schema import arrow_schema
+
+
+class Step(History):
+    # -- the run ---------------------------------------------------------------------------
+
+    def run(self) -> StepResult:
+        readers: dict[str, int] = {}
+        for op in self.path.operators:
+            for up in op.inputs:
+                assert up is not None
+                readers[up.name] = readers.get(up.name, 0) + 1
+        for output in self.path.outputs:
+            op = self.engine.network.named(output)
+            up = op.inputs[0] if isinstance(op, ops.Output) else op
+            assert up is not None
+            readers[up.name] = readers.get(up.name, 0) + 1
+        for op in self.path.operators:
+            frame = self._frame(op)
+            fans_out = readers.get(op.name, 0) > 1 and not self._by_reference(op)
+            splits = isinstance(op, ops.Stateful) and self._into_union(op)
+            if frame is not None and (fans_out or splits or self._feeds_history(op)):
+                frame = self._materialise(op, frame)
+            self.frames[op.name] = frame
+        outputs = {}
+        for output in self.path.outputs:
+            op = self.engine.network.named(output)
+            source = op.inputs[0] if isinstance(op, ops.Output) else op
+            assert source is not None
+            outputs[output] = self._collect(self.frames[source.name], output)
+        self._take_shards()
+        for op in self.path.operators:
+            if isinstance(op, ops.TimeWindow) and op.fn is None:
+                self._fold_panes(op)
+        self._forget()
+        version = Version(
+            self.path.name, self.hi, self.panes, self.edges, self.shards,
+            min(self.needs_from, self.hi + 1), self.before.plan,
+        )  # fmt: skip
+        return StepResult(outputs, version, self.jobs)
+
+    def _frame(self, op: ops.Operator) -> DataFrame | None:
+        match op:
+            case ops.Apply() | ops.Union():
+                return self._stateless(op, self.lo, self.hi)
+            case ops.TimeWindow():
+                return self._window(op)
+            case ops.Join():
+                return self._join(op)
+            case ops.CountWindow():
+                return self._count_window(op)
+            case ops.Stateful():
+                return self._stateful(op)
+        raise InputError(f"{op.name}: {op.kind} cannot be run")
+
+    # -- time windows ----------------------------------------------------------------------------
+
+    def _window(self, op: ops.TimeWindow) -> DataFrame | None:
+        up = op.inputs[0]
+        assert up is not None
+        time = self.compiled.time[up.name]
+        since = (self.lo * self.width_us + 1 - op.size_us) // self.width_us
+        chunks = self.panes.get(op.name, ())
+        raw_from = chunks[-1].hi + 1 if chunks else since
+        raw = self._buckets(op, 0, raw_from, self.hi)
+        known = sorted({b for chunk in chunks for b in chunk.buckets} | set(raw))
+        ends = windows.ends_due(op, self.lo, self.hi, known, self.width_us)
+        if not ends:
+            return None
+        oldest = (ends[0] - op.size_us) // self.width_us
+        newest = (ends[-1] - 1) // self.width_us
+        if op.fn is not None:
+            return self._window_function(op, ends, time)
+        plan = self.compiled.plans[op.name]
+        frames: dict[str, DataFrame] = {}
+        parts = []
+        rows = self._history(op, 0, max(oldest, raw_from), newest)
+        if rows is not None:
+            frames["rows"] = rows
+            parts.append(windows.partials(plan, op, "SELECT * FROM {rows}", time))
+        files = [
+            os.path.join(self.engine.folder, chunk.file) for chunk in chunks if chunk.hi >= oldest
+        ]
+        if files:
+            frames["panes"] = self._read(self.compiled.panes[op.name], files)
+            parts.append("SELECT * FROM {panes}")
+        if not parts:
+            return None
+        panes = " UNION ALL ".join(parts)
+        if self.small and len(parts) > 1:
+            panes = f"SELECT /*+ COALESCE(1) */ * FROM ({panes})"
+        text = windows.results(plan, op, panes, ends, self.compiled.time[op.name], merged=not files)
+        return query(text, **frames)
+
+    def _window_function(self, op: ops.TimeWindow, ends: list[int], time: str) -> DataFrame | None:
+        """User code on each window, its rows in one partition and canonical order, so that even a
+        sum of doubles inside has one order."""
+        assert op.fn is not None
+        united: DataFrame | None = None
+        for end in ends:
+            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
+            rows = self._history(op, 0, lo, hi)
+            if rows is None:
+                continue
+            micros = f"unix_micros(`{time}`)"
+            rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
+            rows = rows.coalesce(1).sortWithinPartitions(time, *_sortable(rows, time))
+            result = stamp(op.fn(rows), self.compiled.time[op.name], end)
+            if op.name in self.compiled.from_nothing:
+                # A window without rows has no result, whatever the function makes of nothing.
+                result = result.join(rows.select(F.lit(1).alias("_any")).limit(1)).drop("_any")
+            united = result if united is None else united.unionByName(result)
+        return united
+
+    def _fold_panes(self, op: ops.TimeWindow) -> None:
+        """Raw rows of open windows become panes once enough buckets have gathered."""
+        up = op.inputs[0]
+        assert up is not None
+        alive_from = windows.needed_from(op, self.hi, self.width_us)
+        chunks = tuple(c for c in self.panes.get(op.name, ()) if c.hi >= alive_from)
+        raw_from = max(alive_from, chunks[-1].hi + 1 if chunks else alive_from)
+        raw = self._buckets(op, 0, raw_from, self.hi)
+        if len(raw) >= self.engine.pane_buckets:
+            rows = self._history(op, 0, raw_from, self.hi)
+            if rows is not None:
+                plan, time = self.compiled.plans[op.name], self.compiled.time[up.name]
+                text = windows.partials(plan, op, "SELECT * FROM {rows}", time)
+                panes = query(text, rows=rows)
+                chunks = (*chunks, self._pane_chunk(op, panes, raw_from, self.hi, raw))
+        if len(chunks) > PANE_FILES:
+            held = self._read(
+                self.compiled.panes[op.name],
+                [os.path.join(self.engine.folder, c.file) for c in chunks],
+            )
+            merged = query(
+                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "_p"), panes=held
+            )
+            buckets = sorted({b for chunk in chunks for b in chunk.buckets})
+            chunks = (self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets),)
+        self.panes[op.name] = chunks
+
+    def _pane_chunk(
+        self, op: ops.TimeWindow, panes: DataFrame, lo: int, hi: int, buckets: list[int]
+    ) -> Chunk:
+        self.jobs += 1
+        chunk = self._write(panes.toArrow(), op.name, lo, hi)
+        return Chunk(chunk.file, lo, hi, chunk.rows, tuple(buckets))
+
+    # -- joins ---------------------------------------------------------------------------------
+
+    def _join(self, op: ops.Join) -> DataFrame | None:
+        since = (self.lo * self.width_us - op.within_us) // self.width_us
+        fresh = [self._buckets(op, port, self.lo, self.hi) for port in (0, 1)]
+        if not fresh[0] and not fresh[1]:
+            return None
+        left, right = (self._history(op, port, since, self.hi) for port in (0, 1))
+        if left is None or right is None:
+            return None
+        times = [self.compiled.time[up.name] for up in op.inputs if up is not None]
+        joined = join(left, right, op, times[0], times[1])
+        micros = f"unix_micros(`{times[0]}`)"
+        start, end = self.lo * self.width_us, (self.hi + 1) * self.width_us
+        return joined.filter(f"{micros} >= {start}L and {micros} < {end}L")
+
+    # -- keyed state -----------------------------------------------------------------------------
+
+    def _keyed(
+        self, op: ops.CountWindow | ops.Stateful, rows: DataFrame | None, step: keyed.Step,
+        out: pa.Schema, ddl: str,
+    ) -> DataFrame:  # fmt: skip
+        up = op.inputs[0]
+        assert up is not None
+        schema = arrow_schema(self.compiled.schema[up.name])
+        if rows is None:
+            rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
+        folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
+        held = {
+            number: os.path.join(self.engine.folder, shard.file)
+            for number, shard in self.shards.get(op.name, {}).items()
+        }
+        task = keyed.ShardTask(step, held, os.path.join(self.engine.folder, folder), schema, out)
+        self.folders.append((op.name, folder))
+        return rows.repartition(self.engine.network.partitions, *op.keys).mapInArrow(task, ddl)
+
+    def _count_window(self, op: ops.CountWindow) -> DataFrame | None:
+        up = op.inputs[0]
+        assert up is not None
+        rows = (
+            self.frames.get(up.name)
+            if up.name in self.mine
+            else self._stateless(up, self.lo, self.hi)
+        )
+        if rows is None:
+            return None
+        time = self.compiled.time[up.name]
+        schema = arrow_schema(self.compiled.schema[up.name])
+        out = schema.append(pa.field("_seq", pa.int64())).append(pa.field("_last", pa.int64()))
+        ddl = self.compiled.schema[up.name] + ", _seq bigint, _last bigint"
+        assigned = self._keyed(
+            op, rows, keyed.CountWindowStep(op.keys, time, op.size, op.slide), out, ddl
+        )
+        plan = self.compiled.plans[op.name]
+        # All rows of a key are in one task already, so the groups are whole there.
+        text = count_windows(plan, "SELECT * FROM {rows}", self.compiled.time[op.name])
+        return query(text, rows=assigned)
+
+    def _stateful(self, op: ops.Stateful) -> DataFrame | None:
+        up = op.inputs[0]
+        assert up is not None
+        rows = (
+            self.frames.get(up.name)
+            if up.name in self.mine
+            else self._stateless(up, self.lo, self.hi)
+        )
+        timers = [
+            s.timer_us for s in self.shards.get(op.name, {}).values() if s.timer_us is not None
+        ]
+        due = any(timer < (self.hi + 1) * self.width_us for timer in timers)
+        if rows is None and not due:
+            return None
+        out = arrow_schema(op.out)
+        step = keyed.StatefulStep(
+            op.fn, op.name, self.compiled.time[op.name], op.timer, arrow_schema(op.state), out,
+            self.width_us, self.hi,
+        )  # fmt: skip
+        return self._keyed(op, rows, step, out, self.compiled.schema[op.name])
+
+    def _take_shards(self) -> None:
+        for name, folder in self.folders:
+            found = keyed.read_shards(os.path.join(self.engine.folder, folder))
+            # None at all where Spark saw that nobody can ever read the results.
+            assert len(found) in (0, self.engine.network.partitions), (name, sorted(found))
+            held = dict(self.shards.get(name, {}))
+            for number, shard in found.items():
+                file = f"{folder}/{os.path.basename(shard['file'])}"
+                self.engine.made(self.path.name, file)
+                held[number] = Shard(file, shard["rows"], shard["timer_us"])
+            self.shards[name] = held
+
+
+def _sortable(df: DataFrame, time: str) -> list[str]:
+    return [
+        f.name
+        for f in df.schema.fields
+        if f.name != time and "map<" not in f.dataType.simpleString()
+    ]

@@ -1,0 +1,268 @@
+"""ECOC's well-formedness (section 2.3), as far as no Spark is needed to see it: each violation is
+one message that names the operator and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import HoldfastError, InputError, NetworkError
+
+SCHEMA = "ts timestamp, k string, x double"
+
+
+def network() -> tuple[hf.Network, hf.Stream]:
+    net = hf.Network("net", bucket="500ms")
+    return net, net.source("a", SCHEMA, time="ts")
+
+
+def violations(net: hf.Network) -> tuple[str, ...]:
+    with pytest.raises(NetworkError) as told:
+        net.check()
+    for message in told.value.violations:
+        assert "\n" not in message
+        assert message in str(told.value)
+    return told.value.violations
+
+
+def violation(net: hf.Network) -> str:
+    (message,) = violations(net)
+    return message
+
+
+def same(df: Any) -> Any:
+    return df
+
+
+def nothing(state: Any, rows: Any, info: Any) -> Any:
+    return rows, state
+
+
+def test_a_network_with_every_operator_is_well_formed() -> None:
+    net, a = network()
+    b = net.source("b", SCHEMA, time="ts")
+    port = net.port("later", SCHEMA, time="ts")
+    net.connect(b.filter("x > 0"), port)
+    joined = a.join(port.map("ts", "k", y="x"), on=["k"], within="1s")
+    net.output("windows", joined.window("10s", slide="1s").group_by("k").agg(n=hf.count()))
+    net.output("counts", a.union(b).count_window(5, by="k").agg(s=hf.sum("x")))
+    keyed = a.stateful(nothing, key="k", state="k string, due timestamp", out=SCHEMA, timer="due")
+    net.output("keyed", keyed, contract=hf.Contract(within="500ms", loss=0.1))
+    net.check()
+
+
+# -- rule 1: every input port is fed exactly once --------------------------------------------------
+
+
+def test_an_input_port_without_a_feed() -> None:
+    net, a = network()
+    net.output("out", a.union(net.port("open", SCHEMA, time="ts")))
+    message = violation(net)
+    assert message.startswith("open, input port 0: nothing feeds it")
+    assert "net.connect(" in message
+
+
+def test_an_input_port_fed_twice() -> None:
+    net, a = network()
+    port = net.port("twice", SCHEMA, time="ts")
+    net.connect(a.filter("x > 0", name="up"), port)
+    net.connect(a.filter("x < 0", name="down"), port)
+    net.output("out", port.apply(same))
+    found = [text for text in violations(net) if text.startswith("twice")]
+    assert found == [
+        "twice, input port 0: fed 2 times (up, down); unite them first with net.union(...)"
+    ]
+
+
+def test_only_ports_can_be_connected() -> None:
+    net, a = network()
+    with pytest.raises(InputError, match="'a' is not a port"):
+        net.connect(a.apply(same), a)
+
+
+# -- cycles ----------------------------------------------------------------------------------------
+
+
+def cycle(feedback: int) -> hf.Network:
+    net, a = network()
+    port = net.port("back", SCHEMA, time="ts")
+    both = a.union(port, name="both")
+    net.connect(both, port, feedback=feedback)
+    net.output("out", both)
+    return net
+
+
+def test_a_cycle_without_delay() -> None:
+    message = violation(cycle(feedback=0))
+    assert "the cycle back -> both -> back has no delay" in message
+    assert "feedback=1" in message
+
+
+def test_a_cycle_with_delay_is_checked_but_not_run_yet() -> None:
+    message = violation(cycle(feedback=1))
+    assert message.startswith("back: feedback edges are checked but not yet run")
+
+
+# -- rules 2 and 4: every output port is used, and never straight from a source --------------------
+
+
+def test_a_stream_that_nothing_reads() -> None:
+    net, a = network()
+    net.output("out", a.apply(same))
+    a.filter("x > 0", name="lost").window("1s", name="unread").agg(n=hf.count())
+    message = violation(net)
+    assert message.startswith("unread, output port 0: nothing reads it")
+
+
+def test_a_source_that_nothing_reads() -> None:
+    net, a = network()
+    net.output("out", a.apply(same))
+    net.source("idle", SCHEMA, time="ts")
+    assert violation(net).startswith("idle, output port 0: nothing reads it")
+
+
+def test_a_source_straight_to_an_output() -> None:
+    net, a = network()
+    net.output("out", a)
+    message = violation(net)
+    assert message.startswith("out, input port 0: it is fed by source a directly")
+
+
+def test_a_network_without_anything() -> None:
+    found = violations(hf.Network("empty"))
+    assert [text.split(":")[0] for text in found] == [
+        "network 'empty' has no source",
+        "network 'empty' has no output",
+    ]
+
+
+# -- rule 3: schemas -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "time", "part"),
+    [
+        (SCHEMA, "at", "there is no time column 'at' among ts, k, x"),
+        (SCHEMA, "k", "time column 'k' is string; it must be a timestamp"),
+        ("d date, k string", "d", "time column 'd' is date"),
+        ("ts timestamp_ntz", "ts", "use timestamp"),
+        ("", "ts", "it is empty"),
+        ("ts", "ts", "expected more"),
+        ("ts timestamp,", "ts", "expected more"),
+        ("ts timestamp k string", "ts", "unexpected 'k'"),
+        ("ts timestamp, x doubel", "ts", "unknown type 'doubel'"),
+        ("ts timestamp, x double!", "ts", "unexpected character '!'"),
+        ("ts timestamp, x array<double", "ts", "expected >"),
+        ("ts timestamp, x double not", "ts", "expected more"),
+        ("ts timestamp, x decimal(", "ts", "expected more"),
+        ("ts timestamp, x decimal(a,b)", "ts", "'a'"),
+        ("ts timestamp, x decimal(39,0)", "ts", "decimal(39,0)"),
+        ("ts timestamp, x decimal(4,5)", "ts", "decimal(4,5)"),
+        ("ts timestamp, x long, x long", "ts", "column x stands twice"),
+        ("ts timestamp, x long, X long", "ts", "stands twice"),
+    ],
+)
+def test_the_schema_of_a_source(schema: str, time: str, part: str) -> None:
+    net = hf.Network("net")
+    net.output("out", net.source("a", schema, time=time).apply(same))
+    message = violation(net)
+    assert message.startswith("a")
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"state": "k strin"}, "keyed, state: "),
+        ({"out": "ts timestamp,"}, "keyed, out: "),
+        ({"timer": "due"}, "keyed, timer: there is no time column 'due'"),
+        ({"timer": "n"}, "keyed, timer: time column 'n' is bigint"),
+    ],
+)
+def test_the_schemas_of_stateful(change: dict[str, str], part: str) -> None:
+    net, a = network()
+    wanted = {"state": "k string, n long", "out": SCHEMA} | change
+    net.output("out", a.stateful(nothing, key="k", name="keyed", **wanted))
+    assert part in violation(net)
+
+
+# -- rule 5: delays --------------------------------------------------------------------------------
+
+
+def test_a_promise_shorter_than_a_bucket() -> None:
+    net, a = network()
+    net.output("out", a.apply(same), contract=hf.Contract(within="400ms"))
+    message = violation(net)
+    assert message.startswith("out: it promises results within 400ms")
+    assert "500ms" in message
+
+
+def test_all_violations_are_told_at_once() -> None:
+    net = hf.Network("many", bucket="1s")
+    a = net.source("a", SCHEMA, time="at")
+    net.output("out", a, contract=hf.Contract(within="1ms"))
+    net.port("open", SCHEMA, time="k")
+    assert len(violations(net)) == 6
+
+
+# -- refused where it is written -------------------------------------------------------------------
+
+
+WRITTEN: dict[str, tuple[Callable[[hf.Network, hf.Stream], Any], str]] = {
+    "a bucket without a unit": (lambda net, a: hf.Network("n", bucket="500"), "bucket: '500'"),
+    "a bucket of words": (lambda net, a: hf.Network("n", bucket="soon"), "is not a duration"),
+    "a bucket of a number": (lambda net, a: hf.Network("n", bucket=5), "is not a duration"),
+    "a bucket of nothing": (lambda net, a: hf.Network("n", bucket="0s"), "positive"),
+    "a negative bucket": (lambda net, a: hf.Network("n", bucket="-1s"), "is not a duration"),
+    "half a microsecond": (lambda net, a: hf.Network("n", bucket="0.5us"), "whole number"),
+    "no partitions": (lambda net, a: hf.Network("n", partitions=0), "partitions=0"),
+    "a network name with a space": (lambda net, a: hf.Network("my net"), "'my net'"),
+    "a source name with a dot": (lambda net, a: net.source("a.b", SCHEMA, time="ts"), "'a.b'"),
+    "a name used twice": (lambda net, a: net.source("a", SCHEMA, time="ts"), "the name is taken"),
+    "an output named like a source": (lambda net, a: net.output("a", a.apply(same)), "is taken"),
+    "an operator named like a source": (lambda net, a: a.filter("x > 0", name="a"), "is taken"),
+    "an unknown way to be late": (
+        lambda net, a: net.source("b", SCHEMA, time="ts", late="drop"), "late='drop'"),
+    "an unknown clock": (
+        lambda net, a: net.source("b", SCHEMA, time="ts", clock="sun"), "clock='sun'"),
+    "a window of words": (lambda net, a: a.window("ten seconds"), "window size: 'ten seconds'"),
+    "a slide longer than the window": (
+        lambda net, a: a.window("1s", slide="2s"), "slide '2s' is longer than size '1s'"),
+    "a window without aggregates": (lambda net, a: a.window("1s").agg(), "at least one aggregate"),
+    "a window left unfinished": (
+        lambda net, a: net.output("out", a.window("1s")), "finish the window"),
+    "a grouped window function": (
+        lambda net, a: a.window("1s").group_by("k").apply(same), "group inside the function"),
+    "group_by of nothing": (lambda net, a: a.window("1s").group_by(), "name at least one column"),
+    "a count window of nothing": (lambda net, a: a.count_window(0, by="k"), "slide=0"),
+    "a count window that skips": (lambda net, a: a.count_window(2, slide=3, by="k"), "slide=3"),
+    "a count window by nothing": (lambda net, a: a.count_window(2, by=[]), "at least one column"),
+    "a join on nothing": (lambda net, a: a.join(a, on=[], within="1s"), "at least one column"),
+    "a join within words": (lambda net, a: a.join(a, on=["k"], within="soon"), "join within"),
+    "a union of nothing": (lambda net, a: net.union(), "at least one stream"),
+    "a stream of another network": (
+        lambda net, a: net.union(a, network()[1]), "belongs to another network"),
+    "an apply without a function": (lambda net, a: a.apply("x > 1"), "give a function"),
+    "a quantile beyond 1": (lambda net, a: hf.quantile("x", 50), "q=50"),
+    "a quantile without error": (lambda net, a: hf.quantile("x", 0.5, error=0.0), "error=0.0"),
+    "a sketch too large": (lambda net, a: hf.approx_distinct("x", lg_k=30), "lg_k=30"),
+    "the top 0": (lambda net, a: hf.top_k("x", 0), "k=0"),
+    "a contract within words": (lambda net, a: hf.Contract(within="fast"), "contract within"),
+    "a contract that loses all": (lambda net, a: hf.Contract(loss=1.0), "loss=1.0"),
+    "a contract with an unknown order": (lambda net, a: hf.Contract(order="total"), "'total'"),
+    "an operator that is not there": (lambda net, a: net.named("nope"), "no operator 'nope'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_mistakes_are_refused_where_they_are_written(case: str) -> None:
+    build, part = WRITTEN[case]
+    net, a = network()
+    with pytest.raises(HoldfastError) as told:
+        build(net, a)
+    assert isinstance(told.value, InputError)
+    assert part in str(told.value)
+    assert "\n" not in str(told.value)

@@ -57,7 +57,7 @@ class Options:
     #: Keep source logs and what clients received, so that everything can be audited.
     archive: bool = True
     #: At most this many waiting buckets run as one job.
-    group_buckets_max: int = 64
+    group_buckets_max: int = 256
     #: At most this many rows are taken into one job when several buckets wait.
     group_rows_max: int = 2_000_000
     #: Address of the Flight server; port 0 picks a free one.

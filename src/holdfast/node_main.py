@@ -75,8 +75,9 @@ def _run(
     )
     service.calls["node-status"] = lambda _: node.status()
     server = FlightServer(service, options.host, 0)
-    for path in fragment.paths:
-        engine.warm_up(path, rounds=2)
+    if log.epoch == 1:  # a node that comes back has buckets waiting to warm up on
+        for path in fragment.paths:
+            engine.warm_up(path, rounds=2)
     node.start()
     last_heard = time.monotonic()
     while not stop.is_set() and node.failure is None:

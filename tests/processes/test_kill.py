@@ -24,9 +24,9 @@ LIMIT_S = 120.0
 
 
 def push(run: Run, stop: threading.Event) -> None:
-    """One bucket of 20 rows per source every 100 ms, with a gap now and then."""
+    """One bucket of 20 rows per source every 200 ms, with a gap now and then."""
     bucket = 0
-    while not stop.wait(0.1):
+    while not stop.wait(0.2):
         for number, source in enumerate(run.sources.values()):
             rng = np.random.default_rng([bucket, number])
             if rng.random() < 0.9:

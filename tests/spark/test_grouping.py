@@ -97,7 +97,8 @@ def run(
         tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("holdfast.engine.engine.PANE_FILES", trial.pane_files)
+        for module in ("history", "step"):
+            patch.setattr(f"holdfast.engine.{module}.PANE_FILES", trial.pane_files)
         if trial.large:
             patch.setattr("holdfast.engine.history.LARGE_JOB_ROWS", 0)
         files = ShuffledFiles(network, tables, folder, trial.order)

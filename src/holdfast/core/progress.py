@@ -168,7 +168,7 @@ class Progress:
         resumed: dict[str, tuple[int, int]] | None = None,
         recovery: str = "replay",
         checkpoint_buckets: int = 100,
-        group_buckets_max: int = 64,
+        group_buckets_max: int = 256,
         group_rows_max: int = 2_000_000,
     ) -> None:
         self.recovery = recovery

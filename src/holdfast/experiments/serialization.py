@@ -1,8 +1,8 @@
 """Borealis Table 3: what it costs to wait for whole buckets, as the bucket width grows.
 
 Three sources stamp rows with the wall clock as they are pushed; SUnion puts the streams together; a
-client takes the result. The delay of a row is from its stamp to its delivery: on average half a bucket
-of waiting, plus one step. `local` deployment, logs flushed before anything is told (fsync always).
+client takes the result. The delay of a row is from its stamp to its delivery: on average half a
+bucket of waiting, plus one step. `local` deployment, logs flushed before anything is told.
 """
 
 from __future__ import annotations

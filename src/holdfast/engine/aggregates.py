@@ -62,20 +62,28 @@ class AggregatePlan:
             rows = f"SELECT *, {listed(*layer)} FROM ({rows})"
         return rows
 
-    def first(self, rows: str, *by: str) -> str:
-        """Rows (prepared) to partials grouped by `by`, the keys and the dimensions."""
-        return self._grouped(rows, (*by, *self.keys, *self.dims), self._first)
+    def first(self, rows: str, **by: str) -> str:
+        """Rows (prepared) to partials grouped by the SQL in `by`, the keys and the dimensions."""
+        named = listed(*(f"{sql} AS {name}" for name, sql in by.items()))
+        keys = quoted(*self.keys, *self.dims)
+        columns = listed(named, keys, *self._first)
+        return f"SELECT {columns} FROM ({rows}) GROUP BY {listed(*by.values(), keys)}"
 
     def merge(self, partials: str, *by: str) -> str:
         """Partials to partials with a coarser `by`."""
         return self._grouped(partials, (*by, *self.keys, *self.dims), self._merge)
 
-    def finish(self, partials: str, by: tuple[str, ...], more: tuple[str, ...]) -> str:
+    def finish(
+        self, partials: str, by: tuple[str, ...], more: tuple[str, ...], where: str = "true"
+    ) -> str:
         """Partials, one row per `by`, keys and dimensions, to keys, results and the columns `more`
         computed from `by`."""
+        if self._folds:
+            partials, where = f"SELECT * FROM ({partials}) WHERE {where}", "true"
         for kept, columns in self._folds:
             partials = self._grouped(partials, (*by, *self.keys, *kept), columns)
-        return f"SELECT {listed(quoted(*self.keys), *self._finish, *more)} FROM ({partials})"
+        chosen = listed(quoted(*self.keys), *self._finish, *more)
+        return f"SELECT {chosen} FROM ({partials}) WHERE {where}"
 
     def _grouped(self, source: str, by: tuple[str, ...], columns: tuple[str, ...]) -> str:
         keys = quoted(*by)
@@ -117,7 +125,7 @@ def _assemble(
     keys: tuple[str, ...], parts: dict[str, _Part], finishes: list[tuple[str, str]], of: str
 ) -> AggregatePlan:
     layers: list[tuple[str, ...]] = []
-    for depth in range(1 + max((len(part.layers) for part in parts.values()), default=0)):
+    for depth in range(max((len(part.layers) for part in parts.values()), default=0)):
         columns = {
             name: sql
             for part in parts.values()
@@ -185,6 +193,9 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
         # -0.0 and 0.0 compare equal, so which one wins would depend on the order.
         arg = f"(({arg}) + cast(0 as {kind}))"
     part = _Part(layers=[{x: arg}])
+    if aggregate.kind in _DIRECT and kind not in ("float", "double"):
+        # Nothing is computed from it twice: no layer, a shorter plan.
+        part, x = _Part(), f"({arg})"
     match aggregate.kind:
         case "count":
             part.partials = {f"{a}_n": ("count", "sum", x)}
@@ -418,6 +429,7 @@ def _orderable(kind: str, of: str) -> None:
         raise InputError(f"{of}: values of type {kind} have no order")
 
 
+_DIRECT = ("count", "sum", "min", "max", "first", "last")
 _PLAIN = {
     "Count": "count", "Sum": "sum", "Min": "min", "Max": "max", "Average": "avg",
     "StddevSamp": "stddev", "StddevPop": "stddev_pop", "VarianceSamp": "variance",

@@ -121,12 +121,13 @@ def _compile(
                 _have(op.keys, df, op.name, "group_by")
                 _free(op.keys, (time, "window_start"), op.name, "group_by")
                 plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
-                _same_everywhere(query(plan.prepare("SELECT * FROM {rows}"), rows=df), op.name)
                 made.plans[op.name] = plan
                 panes = windows.partials(plan, op, "SELECT * FROM {rows}", time)
-                made.panes[op.name] = query(panes, rows=df).schema
+                partial = query(panes, rows=df)
+                _same_everywhere(partial, op.name)
+                made.panes[op.name] = partial.schema
                 made.schema[op.name] = _ddl(
-                    query(windows.results(plan, op, panes, (0,), time, merged=True), rows=df),
+                    query(windows.results(plan, op, panes, (0,), time), rows=df),
                     op.name,
                 )
         case ops.Join():
@@ -141,7 +142,8 @@ def _compile(
             _have(op.keys, df, op.name, "by")
             _free(op.keys, (time,), op.name, "by")
             plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
-            _same_everywhere(query(plan.prepare("SELECT * FROM {rows}"), rows=df), op.name)
+            partial = query(plan.first(plan.prepare("SELECT * FROM {rows}")), rows=df)
+            _same_everywhere(partial, op.name)
             made.plans[op.name] = plan
             rows = "SELECT *, 0L AS _seq, 0L AS _last FROM {rows}"
             made.schema[op.name] = _ddl(query(count_windows(plan, rows, time), rows=df), op.name)
@@ -167,9 +169,8 @@ def _compile(
 
 def count_windows(plan: aggregates.AggregatePlan, rows: str, time: str) -> str:
     """Rows with their window (`_seq`, `_last`: the time of the row that filled it) to results."""
-    by = ("_seq", "_last")
-    partials = plan.first(plan.prepare(rows), *by)
-    return plan.finish(partials, by, (f"timestamp_micros(_last) AS {quoted(time)}",))
+    partials = plan.first(plan.prepare(rows), _seq="_seq", _last="_last")
+    return plan.finish(partials, ("_seq", "_last"), (f"timestamp_micros(_last) AS {quoted(time)}",))
 
 
 def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:

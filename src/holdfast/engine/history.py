@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
-from holdfast.engine.sql import read_parquet
+from holdfast.engine.sql import moving, read_parquet
 from holdfast.engine.state import Chunk, Version, write_rows
 from holdfast.errors import InputError
 from holdfast.log.rows import canonical, runs, sort_canonical, times_us
@@ -158,10 +158,13 @@ class History:
         )
         time = f"unix_micros(`{self.compiled.time[up.name]}`)"
         if min(chunk.lo for chunk in held) < lo or max(chunk.hi for chunk in held) > hi:
-            df = df.filter(
-                f"{time} >= {lo * self.width_us}L and {time} < {(hi + 1) * self.width_us}L"
-            )
+            df = df.filter(self._within(time, lo, hi))
         return df
+
+    def _within(self, time: str, lo: int, hi: int) -> str:
+        """SQL: the microseconds `time` lie in buckets lo..hi."""
+        start, end = lo * self.width_us, (hi + 1) * self.width_us
+        return f"{time} >= {moving(start, time)} and {time} < {moving(end, time)}"
 
     def _united(self, parts: list[DataFrame]) -> DataFrame | None:
         if not parts:

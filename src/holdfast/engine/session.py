@@ -51,6 +51,9 @@ _SQL = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.sql.ui.explainMode": "simple",
+    # Every execution describes its plan for a page nobody looks at.
+    "spark.sql.debug.maxToStringFields": "2",
+    "spark.sql.maxPlanStringLength": "100",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
     "spark.sql.parquet.aggregatePushdown": "false",

@@ -13,7 +13,7 @@ from holdfast.engine import keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.history import PANE_FILES, History
 from holdfast.engine.inputs import StepResult
-from holdfast.engine.sql import query
+from holdfast.engine.sql import moving, query
 from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
@@ -90,16 +90,19 @@ class Step(History):
         newest = (ends[-1] - 1) // self.width_us
         if op.fn is not None:
             return self._window_function(op, ends, time)
-        plan = self.compiled.plans[op.name]
-        frames: dict[str, DataFrame] = {}
-        parts = []
-        rows = self._history(op, 0, max(oldest, raw_from), newest)
-        if rows is not None:
-            frames["rows"] = rows
-            parts.append(windows.partials(plan, op, "SELECT * FROM {rows}", time))
+        plan, stamp_as = self.compiled.plans[op.name], self.compiled.time[op.name]
         files = [
             os.path.join(self.engine.folder, chunk.file) for chunk in chunks if chunk.hi >= oldest
         ]
+        rows = self._history(op, 0, max(oldest, raw_from), newest)
+        if rows is not None and not files and op.size_us == op.slide_us:
+            text = windows.direct(plan, op, "SELECT * FROM {rows}", ends, stamp_as)
+            return query(text, rows=rows)
+        frames: dict[str, DataFrame] = {}
+        parts = []
+        if rows is not None:
+            frames["rows"] = rows
+            parts.append(windows.partials(plan, op, "SELECT * FROM {rows}", time))
         if files:
             frames["panes"] = self._read(self.compiled.panes[op.name], files)
             parts.append("SELECT * FROM {panes}")
@@ -108,8 +111,7 @@ class Step(History):
         panes = " UNION ALL ".join(parts)
         if self.small and len(parts) > 1:
             panes = f"SELECT /*+ COALESCE(1) */ * FROM ({panes})"
-        text = windows.results(plan, op, panes, ends, self.compiled.time[op.name], merged=not files)
-        return query(text, **frames)
+        return query(windows.results(plan, op, panes, ends, stamp_as), **frames)
 
     def _window_function(self, op: ops.TimeWindow, ends: list[int], time: str) -> DataFrame | None:
         """User code on each window, its rows in one partition and canonical order, so that even a
@@ -122,7 +124,8 @@ class Step(History):
             if rows is None:
                 continue
             micros = f"unix_micros(`{time}`)"
-            rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
+            start, stop = moving(end - op.size_us, micros), moving(end, micros)
+            rows = rows.filter(f"{micros} >= {start} and {micros} < {stop}")
             rows = rows.coalesce(1).sortWithinPartitions(time, *_sortable(rows, time))
             result = stamp(op.fn(rows), self.compiled.time[op.name], end)
             if op.name in self.compiled.from_nothing:
@@ -178,8 +181,7 @@ class Step(History):
         times = [self.compiled.time[up.name] for up in op.inputs if up is not None]
         joined = join(left, right, op, times[0], times[1])
         micros = f"unix_micros(`{times[0]}`)"
-        start, end = self.lo * self.width_us, (self.hi + 1) * self.width_us
-        return joined.filter(f"{micros} >= {start}L and {micros} < {end}L")
+        return joined.filter(self._within(micros, self.lo, self.hi))
 
     # -- keyed state -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from holdfast.engine.aggregates import AggregatePlan
-from holdfast.engine.sql import quoted
+from holdfast.engine.sql import moving, quoted
 from holdfast.model.operators import TimeWindow
 
 
@@ -49,42 +49,47 @@ def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
     return (next_end - op.size_us) // width_us
 
 
+def _pane(op: TimeWindow, time: str) -> str:
+    """SQL: start of the pane a row belongs to."""
+    micros = f"unix_micros({quoted(time)})"
+    return f"({micros} - pmod({micros}, {gcd(op.size_us, op.slide_us)}L))"
+
+
 def partials(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
     """Raw rows to panes: partial aggregates per pane (start `_p`), keys and dimensions."""
-    pane_us = gcd(op.size_us, op.slide_us)
-    micros = f"unix_micros({quoted(time)})"
-    rows = f"SELECT *, {micros} - pmod({micros}, {pane_us}L) AS _p FROM ({rows})"
-    return plan.first(plan.prepare(rows), "_p")
+    return plan.first(plan.prepare(rows), _p=_pane(op, time))
 
 
-def results(
-    plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str, *, merged: bool
-) -> str:
-    """Panes to the results of the windows `ends`. `merged`: every pane stands in one row."""
-    lo, hi = ends[0], ends[-1]
+def direct(plan: AggregatePlan, op: TimeWindow, rows: str, ends: Sequence[int], time: str) -> str:
+    """Raw rows of tumbling windows to the results of the windows `ends`, in one aggregation."""
+    found = plan.first(plan.prepare(rows), _end=f"({_pane(op, time)} + {op.size_us}L)")
+    return _finished(plan, op, found, ends, time)
+
+
+def results(plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str) -> str:
+    """Panes, perhaps in several pieces, to the results of the windows `ends`."""
     if op.size_us == op.slide_us:
-        found = (
-            f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes}) "
-            f"WHERE _p between {lo - op.size_us}L and {hi - op.size_us}L"
-        )
-        if not merged:
-            found = plan.merge(found, "_end")
+        found = f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes})"
     else:
+        lo, hi = moving(ends[0], "_p"), moving(ends[-1], "_p")
         pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
         since, until = f"(_p + {pane_us}L + {slide - 1}L)", f"(_p + {op.size_us}L)"
-        first = f"greatest({since} - pmod({since}, {slide}L), {lo}L)"
-        last = f"least({until} - pmod({until}, {slide}L), {hi}L)"
+        first = f"greatest({since} - pmod({since}, {slide}L), {lo})"
+        last = f"least({until} - pmod({until}, {slide}L), {hi})"
         found = (
             f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS _end FROM ({panes}) "
             f"WHERE {first} <= {last}"
         )
-        found = plan.merge(found, "_end")
-    return finished(plan, op, found, time)
+    return _finished(plan, op, plan.merge(found, "_end"), ends, time)
 
 
-def finished(plan: AggregatePlan, op: TimeWindow, partials_: str, time: str) -> str:
+def _finished(
+    plan: AggregatePlan, op: TimeWindow, found: str, ends: Sequence[int], time: str
+) -> str:
     """`_end`, the first instant after the window, becomes `window_start` and the time column."""
-    start = f"timestamp_micros(_end - {op.size_us}L) AS window_start"
-    return plan.finish(
-        partials_, ("_end",), (start, f"timestamp_micros(_end - 1L) AS {quoted(time)}")
+    more = (
+        f"timestamp_micros(_end - {op.size_us}L) AS window_start",
+        f"timestamp_micros(_end - 1L) AS {quoted(time)}",
     )
+    due = f"_end between {moving(ends[0], '_end')} and {moving(ends[-1], '_end')}"
+    return plan.finish(found, ("_end",), more, due)

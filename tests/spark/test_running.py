@@ -1,0 +1,186 @@
+"""Whole runs in one process: fragments, restarts, feeds, and inputs that are missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import holdfast as hf
+from holdfast.engine.session import Sessions
+from holdfast.errors import NotDeterministic
+from holdfast.log.rows import digest
+
+WIDTH_US = 100_000
+LIMIT_S = 60.0
+
+
+def rows(bucket: int) -> dict[str, Any]:
+    rng = np.random.default_rng(bucket)
+    times = rng.integers(bucket * WIDTH_US, (bucket + 1) * WIDTH_US, 20)
+    return {"ts": times, "key": np.char.add("k", rng.integers(0, 4, 20).astype(str)),
+            "x": rng.random(20)}  # fmt: skip
+
+
+def network(*, cut: bool = False) -> hf.Network:
+    net = hf.Network("small", bucket="100ms")
+    source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
+    sums = source.filter("x > 0.1").window("300ms").group_by("key").agg(x=hf.sum("x"))
+    if cut:
+        sums = sums.on("second")
+    net.output("pairs", sums.count_window(2, by="key").agg(x=hf.sum("x")))
+    return net
+
+
+def push(run: hf.Run, lo: int, hi: int) -> None:
+    for bucket in range(lo, hi):
+        run.source("s").push(rows(bucket))
+        run.source("s").advance((bucket + 1) * WIDTH_US)
+
+
+def read_all(client: Any) -> tuple[int, str]:
+    tables = [table for table, _ in client]
+    table = pa.concat_tables(tables)
+    return table.num_rows, digest(table)
+
+
+def wait_for(test: Callable[[], bool]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not test():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def expected(sessions: Sessions) -> tuple[int, str]:
+    with hf.run(network()) as run:
+        push(run, 0, 12)
+        run.source("s").end()
+        return read_all(run.client("pairs"))
+
+
+def test_a_network_cut_into_fragments_gives_the_same_bits(expected: tuple[int, str]) -> None:
+    with hf.run(network(cut=True)) as run:
+        assert sorted(run.nodes) == ["main", "second"]
+        push(run, 0, 12)
+        run.source("s").end()
+        assert read_all(run.client("pairs")) == expected
+
+
+def test_a_run_that_is_stopped_goes_on_where_it_was(
+    expected: tuple[int, str], tmp_path: Path, sessions: Sessions
+) -> None:
+    options = hf.Options(checkpoint_buckets=2)
+    tables: list[pa.Table] = []
+
+    def take(table: pa.Table, info: Any) -> None:
+        tables.append(table)
+
+    for lo, hi in ((0, 5), (5, 6), (6, 12)):
+        with hf.run(network(), storage=str(tmp_path), options=options) as run:
+            push(run, lo, hi)
+            client = run.client("pairs")
+            if hi == 12:
+                run.source("s").end()
+                client.foreach_bucket(take)
+            else:
+                reader = threading.Thread(target=client.foreach_bucket, args=(take,))
+                reader.start()
+                wait_for(lambda client=client, hi=hi: (client.position or -1) >= hi - 1)
+                client.close()
+                reader.join()
+            assert run.nodes["main"].log.epoch >= 1
+    table = pa.concat_tables(tables)
+    assert (table.num_rows, digest(table)) == expected
+
+
+def test_code_that_changes_its_mind_after_a_restart_is_caught(
+    tmp_path: Path, sessions: Sessions
+) -> None:
+    def make(factor: int) -> hf.Network:
+        net = hf.Network("fickle", bucket="100ms")
+        source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
+        net.output("out", source.apply(lambda df: df.selectExpr("ts", f"x * {factor} as x")))
+        return net
+
+    options = hf.Options(checkpoint_buckets=0)
+    with hf.run(make(1), storage=str(tmp_path), options=options) as run:
+        push(run, 0, 3)
+        wait_for(lambda: run.nodes["main"].core.paths["out"].position == 2)
+    with hf.run(make(2), storage=str(tmp_path), options=options) as run:
+        wait_for(lambda: run.nodes["main"].failure is not None)
+        with pytest.raises(NotDeterministic, match="differs from what was logged"):
+            run.raise_failure()
+
+
+def test_a_missing_input_holds_up_only_the_outputs_that_need_it(sessions: Sessions) -> None:
+    net = hf.Network("two", bucket="100ms")
+    here, gone = (
+        net.source(name, "ts timestamp, key string, x double", time="ts", clock="manual")
+        for name in ("here", "gone")
+    )
+    net.output("alone", here.filter("x > 0"))
+    net.output("together", net.union(here, gone).filter("x > 0"))
+    with hf.run(net) as run:
+        run.source("gone").start(0)
+        for bucket in range(3):
+            run.source("here").push(rows(bucket))
+            run.source("here").advance((bucket + 1) * WIDTH_US)
+        paths = run.nodes["main"].core.paths
+        wait_for(lambda: paths["alone"].position == 2)
+        assert paths["together"].position == -1
+        assert run.nodes["main"].status()["paths"]["together"]["waiting_for"] == ["gone"]
+
+
+def test_logs_are_trimmed_as_clients_acknowledge(sessions: Sessions) -> None:
+    net = hf.Network("trim", bucket="100ms")
+    source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
+    net.output("out", source.filter("x > 0"))
+    options = hf.Options(archive=False, checkpoint_buckets=2)
+    with hf.run(net, options=options) as run:
+        client = run.client("out")
+        reader = threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
+        reader.start()
+        for bucket in range(10):
+            push(run, bucket, bucket + 1)
+            wait_for(lambda bucket=bucket: client.position == bucket)
+        wait_for(lambda: run.source("s").log.info("s").trimmed_upto >= 6)
+        wait_for(lambda: run.nodes["main"].log.info("out").trimmed_upto >= 8)
+        folder = run.source("s").log.root / "segments"
+        assert len(list(folder.rglob("*.parquet"))) <= 4
+        client.close()
+        reader.join()
+
+
+def test_any_read_stream_can_feed_a_source(tmp_path: Path, sessions: Sessions) -> None:
+    arriving = tmp_path / "in"
+    arriving.mkdir()
+    for number in range(3):
+        table = pa.table({"user": [f"u{number}"] * 5, "value": list(range(5))})
+        pq.write_table(table, arriving / f"{number}.parquet")
+
+    def stream(spark: Any) -> Any:
+        read = spark.readStream.schema("user string, value long").option("maxFilesPerTrigger", 1)
+        return read.parquet(str(arriving)).selectExpr("current_timestamp() as ts", "user", "value")
+
+    net = hf.Network("fed", bucket="200ms")
+    source = net.source(
+        "s", "ts timestamp, user string, value long", time="ts", feed=hf.ReadStream(stream)
+    )
+    net.output("out", source.filter("value > 0"))
+    seen: list[str] = []
+    with hf.run(net) as run:
+        for table, _ in run.client("out"):
+            seen += table["user"].to_pylist()
+            run.raise_failure()
+            if len(seen) == 12:
+                break
+        assert run.source("s").token == "2"
+    assert sorted(seen) == sorted(["u0", "u1", "u2"] * 4)

@@ -1,0 +1,49 @@
+"""What the README says can be typed, can be typed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import _parser
+from holdfast.model.network import Network
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_make_target_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
+
+
+COMMANDS = [
+    line.split("#", 1)[0].strip()
+    for block in blocks("sh")
+    for line in block.splitlines()
+    if line.startswith("holdfast ")
+] + re.findall(r"`(holdfast (?:run|check|experiment) [^`]*)`", README)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_parses(command: str) -> None:
+    _parser().parse_args(command.split()[1:])
+
+
+def test_the_query_of_the_readme_is_well_formed() -> None:
+    names: dict[str, object] = {}
+    exec(blocks("python")[0], names)
+    net = names["net"]
+    assert isinstance(net, Network)
+    net.check()
+
+
+def test_every_file_it_points_to_exists() -> None:
+    for path in re.findall(r"`(tests/[\w./]+)`", README):
+        assert (ROOT / path).exists(), path

@@ -135,7 +135,7 @@ def test_a_missing_input_holds_up_only_the_outputs_that_need_it(sessions: Sessio
             run.source("here").advance((bucket + 1) * WIDTH_US)
         paths = run.nodes["main"].core.paths
         wait_for(lambda: paths["alone"].position == 2)
-        assert paths["together"].position == -1
+        wait_for(lambda: paths["together"].position == -1)
         assert run.nodes["main"].status()["paths"]["together"]["waiting_for"] == ["gone"]
 
 

@@ -88,9 +88,10 @@ class Service:
                 f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
             )
         at = oldest if from_bucket is None else from_bucket
-        # Told at once: how far the stream already is, even when there is nothing new.
+        patience_s = 0.0  # told at once: how far the stream is, even when there is nothing new
         while not (stop() or self.stopping.is_set()):
-            info = log.wait(stream, at - 1, HEARTBEAT_S)
+            info = log.wait(stream, at - 1, patience_s)
+            patience_s = HEARTBEAT_S
             if info.complete_upto >= at:
                 segments = tuple(log.segments(stream, at, info.complete_upto))
                 at = info.complete_upto + 1

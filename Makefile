@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 WITH_JAVA := JAVA_HOME="$$(bash scripts/java.sh)"; export JAVA_HOME;
 
 # Short versions of the experiments, run by `make test`.
-QUICK_EXPERIMENTS := serialization
+QUICK_EXPERIMENTS := serialization endurance
 
 .PHONY: help
 help: ## list the targets

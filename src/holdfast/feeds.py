@@ -31,7 +31,7 @@ class Generate:
 
     fn: Callable[[int, int, int], Any]
     every_ms: int = 50
-    clock: ClassVar[str] = "manual"
+    clock: ClassVar[str] = "live"
 
     def problem(self) -> str | None:
         return None if callable(self.fn) else "Generate wants a function(number, from_us, to_us)"

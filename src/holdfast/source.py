@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from holdfast.errors import InputError
 from holdfast.log import Counter, Ended, Log, Token
-from holdfast.log.rows import canonical
+from holdfast.log.rows import canonical, runs
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.types import Segment, SegmentId, Stability, bucket_of
@@ -186,10 +186,11 @@ class Source:
             self._dirty = True
         self.counters["rows"] += table.num_rows
         buckets = times // self.width_us
-        for bucket in np.unique(buckets):
-            mask = buckets == bucket
-            rows = table if mask.all() else table.filter(pa.array(mask))
-            self._pending.setdefault(int(bucket), []).append(rows)
+        if len(buckets) and buckets.min() != buckets.max():
+            order = np.argsort(buckets, kind="stable")
+            table, buckets = table.take(pa.array(order)), buckets[order]
+        for bucket, lo, hi in runs(buckets):
+            self._pending.setdefault(bucket, []).append(table.slice(lo, hi - lo))
 
     def _reject(self, rows: pa.Table, reason: str, counter: str) -> None:
         if rows.num_rows:

@@ -200,7 +200,7 @@ def _output(
     found = compare(
         ideal, received, time=made.time, width_us=network.width_us, tolerance=made.tolerance
     )
-    wall_clock = all(source.clock == "wall" for source in above)
+    wall_clock = all(source.clock != "manual" for source in above)
     if not wall_clock:
         notes.append("a source's clock is manual: delays say nothing and are not judged")
     notes += _blurred(ideal, made.tolerance)

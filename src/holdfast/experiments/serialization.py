@@ -87,7 +87,7 @@ def _push(source: Source, stop: threading.Event) -> None:
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     intervals = (100, 200) if quick else tuple(PAPER)
-    repeats, seconds = (1, 5.0) if quick else (3, 20.0)
+    repeats, seconds = (1, 5.0) if quick else (3, 10.0)
     rows = []
     for number, interval_ms in enumerate(intervals):
         means = []

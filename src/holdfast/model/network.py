@@ -48,8 +48,10 @@ class Network:
         if late not in ("restamp", "reject"):
             raise InputError(f"source {name!r}: late={late!r} is not one of 'restamp', 'reject'")
         clock = clock or getattr(feed, "clock", "wall")
-        if clock not in ("wall", "manual"):
-            raise InputError(f"source {name!r}: clock={clock!r} is not one of 'wall', 'manual'")
+        if clock not in ("wall", "live", "manual"):
+            raise InputError(
+                f"source {name!r}: clock={clock!r} is not one of 'wall', 'live', 'manual'"
+            )
         return self._add(
             ops.Source(
                 name=self._name("source", name),

@@ -51,7 +51,8 @@ class Source(Operator):
     ahead_us: int = 60_000_000
     #: A live bucket is closed this long after it ended, for rows that take a while to be pushed.
     grace_us: int = 0
-    #: `wall`: buckets are closed by the system clock; `manual`: by `advance()`.
+    #: `wall`: buckets are closed by the system clock; `live`: by a feed that follows it; `manual`:
+    #: by `advance()`, whose time need not be real.
     clock: str = "wall"
 
 

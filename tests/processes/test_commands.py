@@ -1,0 +1,71 @@
+"""The commands on a running network, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+APP = "holdfast.examples.netmon:net"
+LIMIT_S = 120.0
+
+
+def holdfast(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *argv],
+        capture_output=True, text=True, cwd=cwd, timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_run_status_tail_and_audit(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.cli.main", "run", APP, "--seconds", "15", "--audit"]
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        described = tmp_path / "holdfast-data" / "netmon" / "run.json"
+        until = time.monotonic() + LIMIT_S
+        while not described.exists():
+            assert running.poll() is None, running.stderr.read()  # type: ignore[union-attr]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        tail = holdfast("tail", "top_talkers", "-n", "1", "--json", cwd=tmp_path)
+        assert tail.returncode == 0, tail.stderr
+        row = json.loads(tail.stdout.splitlines()[0])
+        assert set(row) == {"bucket", "src", "bytes", "flows", "window_start", "ts"}
+        status = holdfast("status", "--json", cwd=tmp_path)
+        assert status.returncode == 0, status.stderr
+        told = json.loads(status.stdout)
+        assert told["network"] == "netmon"
+        assert told["sources"]["tap0"]["rows"] > 0
+        assert told["nodes"][0]["paths"]["top_talkers"]["convergent"] is True
+        out, err = running.communicate(timeout=LIMIT_S)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert "audit of netmon: ok" in out
+    assert "Traceback" not in err
+    assert not described.exists()
+
+
+@pytest.mark.processes
+def test_check_tells_what_is_wrong_without_a_stack_trace(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import holdfast as hf\n"
+        "net = hf.Network('bad')\n"
+        "s = net.source('s', 'ts timestamp, x long', time='ts')\n"
+        "net.output('a', s.filter('nope > 0'))\n"
+        "net.output('b', s.apply(lambda df: df.groupBy('ts').count()))\n"
+    )
+    done = holdfast("check", "app.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nope" in done.stderr
+    assert "does not work row by row" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "org.apache" not in done.stderr

@@ -19,11 +19,14 @@ from pyspark.sql import SparkSession
 from rich.table import Table
 
 import holdfast as hf
+from holdfast.errors import HoldfastError
 from holdfast.running import Run
 
 BUCKETS, QUICK_BUCKETS = 5_000, 500
 ROWS, KEYS = 1_000, 100
 WIDTH_US = 100_000
+#: A step that takes so long will never end.
+LIMIT_S = 60.0
 
 
 def network() -> hf.Network:
@@ -63,8 +66,13 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             began = time.monotonic()
             for source in ("flows", "alarms"):
                 held.source(source).advance((bucket + 1) * WIDTH_US)
-            while min(state.position or -1 for state in node.core.paths.values()) < bucket:
+            while any(
+                state.position is None or state.position < bucket
+                for state in node.core.paths.values()
+            ):
                 held.raise_failure()
+                if time.monotonic() > began + LIMIT_S:
+                    raise HoldfastError(f"bucket {bucket} was not done in {LIMIT_S:.0f} s")
                 time.sleep(0.001)
             seconds.append(time.monotonic() - began)
             if (bucket + 1) % (base // 2) == 0:

@@ -2,7 +2,7 @@
 
 Time is a whole number of microseconds since 1970 (UTC), negative before. A bucket is a slice of
 that time, `bucket = floor(time_us / width_us)`, and the unit of everything: of ordering, of
-acknowledgement, of state versions (DESIGN section 1).
+acknowledgement, of state versions (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

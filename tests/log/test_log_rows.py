@@ -1,4 +1,4 @@
-"""One encoding, one order and one digest for equal rows (DESIGN section 1)."""
+"""One encoding, one order and one digest for equal rows (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

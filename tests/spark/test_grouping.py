@@ -1,4 +1,4 @@
-"""The one idea of DESIGN section 1: the same bits for any grouping of buckets into jobs.
+"""The one idea of ARCHITECTURE.md: the same bits for any grouping of buckets into jobs.
 
 Besides the grouping everything else that must not matter is varied: shards, panes, the order of
 rows and files, code generation and the number of tasks, and whether the state moved to another

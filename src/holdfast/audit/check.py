@@ -1,7 +1,7 @@
 """One audit: read the logs, compute the batch, compare, judge.
 
 Because sources are logged and operators deterministic, the ideal can be computed at any time, in
-one batch that has none of the machinery it judges (DESIGN section 6). Logs are only read, so a
+one batch that has none of the machinery it judges (ARCHITECTURE.md). Logs are only read, so a
 running network can be audited too.
 """
 

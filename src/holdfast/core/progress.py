@@ -3,7 +3,7 @@
 Events in, actions out; the shell performs the actions in order. Per path: wait for whole buckets
 (`SUnion`, policy `block`), run them in groups, append the results, checkpoint every n buckets, and
 say upstream up to which bucket input was *received* and up to which it is *no longer needed*. Only
-the second position lets anybody delete (DESIGN section 1).
+the second position lets anybody delete (ARCHITECTURE.md).
 
 What is no longer needed depends on what must be survived:
 `replay`      an empty node can rebuild its state and every output its readers lack, so inputs are

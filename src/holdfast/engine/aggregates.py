@@ -4,7 +4,7 @@ Each aggregate gives *dimensions* (columns the partials are grouped by, beside t
 (columns with a commutative, associative, exact merge) and a *finish*. Sums of doubles are exact:
 a value is cut into four whole numbers of 30 bits on a grid fixed by its block of 64 binary
 exponents, whole numbers are added, and only the finish rounds. The block is a dimension; in common
-data there is one. So neither tasks, nor panes, nor groups of buckets can change a bit (DESIGN 1).
+data there is one. So neither tasks, nor panes, nor groups of buckets can change a bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""User code is held against what is known to give the same bits everywhere (DESIGN section 1).
+"""User code is held against what is known to give the same bits everywhere (ARCHITECTURE.md).
 
 A function is called once on a streaming stub, where a hidden `collect()` cannot run, and its
 analysed plan is walked: only listed plan nodes, no expression that depends on clock, chance or

@@ -1,4 +1,4 @@
-"""The engine: deterministic Spark jobs over buckets (DESIGN section 4).
+"""The engine: deterministic Spark jobs over buckets (ARCHITECTURE.md).
 
 `Engine.run(path, version, lo, hi, inputs)` computes every output of a path for buckets lo..hi from
 the inputs and the state after lo-1, and gives the state after hi. Several buckets in one job give

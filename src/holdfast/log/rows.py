@@ -1,6 +1,6 @@
 """Rows as Arrow tables in one canonical form, so that equal rows are equal bits everywhere.
 
-DESIGN section 1: everything rests on replicas giving the same result to the bit. Two things would
+ARCHITECTURE.md: everything rests on replicas giving the same result to the bit. Two things would
 spoil that although the rows are equal: values with several encodings (-0.0, the many NaNs, units
 and zones of timestamps, dictionaries) and the order of rows. Both get one canonical answer here.
 """

@@ -6,7 +6,7 @@
     <root>/lock                          held by the live instance (`folder`)
 
 The order is always: data durable, then the record that names it, then anybody is told. A log
-decides nothing: when to trim, or which segment to read, is for its owner to say (DESIGN section 7).
+decides nothing: when to trim, or which segment to read, is for its owner to say (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

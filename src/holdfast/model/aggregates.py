@@ -1,7 +1,7 @@
 """What an aggregate is, without saying how it is computed: that is the engine's business.
 
 Every aggregate here has a form that can be merged from partials in any grouping with the same
-bits (DESIGN section 1). A plain PySpark aggregate Column may stand in the same place; the engine
+bits (ARCHITECTURE.md). A plain PySpark aggregate Column may stand in the same place; the engine
 takes it apart into these.
 """
 

@@ -1,4 +1,4 @@
-"""What an output promises (DESIGN section 6; ECOC section 2.5)."""
+"""What an output promises (ARCHITECTURE.md; ECOC section 2.5)."""
 
 from __future__ import annotations
 

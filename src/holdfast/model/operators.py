@@ -1,7 +1,7 @@
 """The operators of a network: what each needs, keeps and gives. No Spark here, no time.
 
 `convergent` says whether an empty start heals by itself once enough input has passed (`extent_us`);
-every recovery path asks it (DESIGN section 3).
+every recovery path asks it (ARCHITECTURE.md).
 """
 
 from __future__ import annotations

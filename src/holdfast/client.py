@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from holdfast.errors import StaleEpoch, TransportError
 from holdfast.log import Ended, Log
 from holdfast.log.files import put_file
-from holdfast.log.segment import read_segment
 from holdfast.source import now_us
 from holdfast.transport.service import Delivery, Peer
 from holdfast.types import Segment, SegmentId, Stability
@@ -92,19 +91,13 @@ class Client:
 
     def _deliver(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         if self._log is not None and self._log.owner and self.output not in self._log.streams():
-            self._open(delivery)
+            self._open()
         by_bucket: dict[int, list[tuple[Segment, pa.Table]]] = {}
         for number, segment in enumerate(delivery.segments):
             if self.position is not None and segment.id.bucket <= self.position:
                 self.duplicates_hidden += 1
                 continue
-            if delivery.tables:
-                table = delivery.tables[number]
-            else:
-                table = read_segment(
-                    delivery.paths[number], rows=segment.rows, checksum=segment.checksum
-                )
-            by_bucket.setdefault(segment.id.bucket, []).append((segment, table))
+            by_bucket.setdefault(segment.id.bucket, []).append((segment, delivery.table(number)))
         for bucket in sorted(by_bucket):
             parts = by_bucket[bucket]
             table = pa.concat_tables([table for _, table in parts])
@@ -124,9 +117,9 @@ class Client:
         self.ended = delivery.ended
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
-        self._acknowledge(delivery)
+        self._acknowledge()
 
-    def _open(self, delivery: Delivery) -> None:
+    def _open(self) -> None:
         assert self._peer is not None
         assert self._log is not None
         for info in self._peer.streams():
@@ -151,7 +144,7 @@ class Client:
         if upto > self._log.info(self.output).complete_upto:
             self._log.commit(self.output, [], upto)
 
-    def _acknowledge(self, delivery: Delivery) -> None:
+    def _acknowledge(self) -> None:
         if self.position is None or self._peer is None:
             return
         epoch = self._log.epoch if self._log is not None else 1

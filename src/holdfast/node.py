@@ -210,9 +210,9 @@ class Node:
                                  self.name, bucket, err)  # fmt: skip
                     continue
                 self.versions[path.name] = self._durable[path.name] = version
-                self.engine.adopt(version)
                 found[path.name] = (bucket, version.needs_from)
                 break
+        self.engine.recovered(list(self.versions.values()))
         return found
 
     # -- threads that carry ---------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _moved(version: Any, here: Engine, there: Engine, path: Any, folder: str) ->
     shutil.rmtree(here.folder)
     moved = import_version(json.loads(text), parcel, there.folder, there.plan_hash(path))
     shutil.rmtree(parcel, ignore_errors=True)
-    there.adopt(moved)
+    there.recovered([moved])
     return moved
 
 

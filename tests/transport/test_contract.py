@@ -12,7 +12,6 @@ import pytest
 
 from holdfast.errors import InputError, SetupError, StaleEpoch, TransportError, Trimmed
 from holdfast.log import Ended, Log
-from holdfast.log.segment import read_segment
 from holdfast.transport import flight as flight_module
 from holdfast.transport import wire
 from holdfast.transport.flight import FlightPeer, FlightServer
@@ -64,12 +63,7 @@ def peer(
 
 
 def tables(delivery: Delivery) -> list[pa.Table]:
-    if delivery.tables:
-        return list(delivery.tables)
-    return [
-        read_segment(path, rows=segment.rows, checksum=segment.checksum)
-        for path, segment in zip(delivery.paths, delivery.segments, strict=True)
-    ]
+    return [delivery.table(number) for number in range(len(delivery.segments))]
 
 
 def until(peer: Peer, from_bucket: int | None, upto: int) -> list[Delivery]:

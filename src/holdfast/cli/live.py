@@ -20,7 +20,6 @@ from holdfast.cli.show import show_report
 from holdfast.client import BucketInfo
 from holdfast.config import Options
 from holdfast.errors import InputError
-from holdfast.log.segment import read_segment
 from holdfast.running import Run
 from holdfast.transport.flight import FlightPeer
 
@@ -146,14 +145,7 @@ def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: 
     seen = 0
     for delivery in peer.follow(output, start, threading.Event()):
         for number, segment in enumerate(delivery.segments):
-            table = (
-                delivery.tables[number]
-                if delivery.tables
-                else read_segment(
-                    delivery.paths[number], rows=segment.rows, checksum=segment.checksum
-                )
-            )
-            for row in table.to_pylist():
+            for row in delivery.table(number).to_pylist():
                 shown = {
                     key: str(value) if isinstance(value, datetime) else value
                     for key, value in row.items()

@@ -149,10 +149,10 @@ def _assemble(
     folds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     others = [label for label, part in parts.items() if part.dims and not part.unique_items]
     if unique and others:
-        folds.append((tuple(parts[unique[0]].dims), _fold(parts, others, flatten=(), keep=unique)))
-        folds.append(((), _fold(parts, unique, flatten=tuple(others), keep=[])))
+        folds.append((tuple(parts[unique[0]].dims), _fold(parts, others, flatten=())))
+        folds.append(((), _fold(parts, unique, flatten=tuple(others))))
     elif dims:
-        folds.append(((), _fold(parts, others + unique, flatten=(), keep=[])))
+        folds.append(((), _fold(parts, others + unique, flatten=())))
     texts = {label: part.finish for label, part in parts.items()}
     finish = []
     for name, text in finishes:
@@ -164,9 +164,7 @@ def _assemble(
     )
 
 
-def _fold(
-    parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...], keep: list[str]
-) -> tuple[str, ...]:
+def _fold(parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...]) -> tuple[str, ...]:
     """One level that takes dimensions away: their aggregates become arrays of items."""
     columns = []
     for label, part in parts.items():
@@ -179,7 +177,6 @@ def _fold(
             columns += [
                 f"{merging}({name}) AS {name}" for name, (_, merging, _sql) in part.partials.items()
             ]
-    assert set(keep) <= set(parts)
     return tuple(columns)
 
 

@@ -27,7 +27,7 @@ from holdfast.engine.history import PANE_BUCKETS
 from holdfast.engine.inputs import InputFile, Inputs, StepResult
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import Sessions
-from holdfast.engine.state import Version, release, write_rows
+from holdfast.engine.state import Version, files_below, release, write_rows
 from holdfast.engine.step import Step
 from holdfast.errors import HoldfastError, InputError
 from holdfast.model.fragments import Path
@@ -103,9 +103,11 @@ class Engine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def adopt(self, version: Version) -> None:
-        """Know the files of a version that was recovered or imported."""
-        self._made.setdefault(version.path, set()).update(version.files())
+    def recovered(self, versions: Sequence[Version]) -> None:
+        """Start from these versions: what a killed predecessor left beside them goes."""
+        release(self.folder, versions, files_below(self.folder))
+        for version in versions:
+            self._made.setdefault(version.path, set()).update(version.files())
 
     def release(self, path: Path, kept: Sequence[Version]) -> None:
         """Old versions nothing can roll back to give their files back."""

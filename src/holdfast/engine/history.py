@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
-from holdfast.engine.sql import moving, read_parquet
+from holdfast.engine.sql import read_parquet
 from holdfast.engine.state import Chunk, Version, write_rows
 from holdfast.errors import InputError
 from holdfast.log.rows import canonical, runs, sort_canonical, times_us
@@ -60,8 +60,10 @@ class History:
         self.frames: dict[str, DataFrame | None] = {}
         self.folders: list[tuple[str, str]] = []
         self.scratch: list[str] = []
-        rows = sum(f.rows for s in path.inputs for f in inputs.files(s, lo, hi)) + version.rows()
-        large = rows >= LARGE_JOB_ROWS
+        # All a job may read: new rows, the raw rows that open windows still need, and state.
+        since = min(lo, version.needs_from)
+        raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
+        large = raw + version.rows() >= LARGE_JOB_ROWS
         self.spark = engine.sessions.large if large else engine.sessions.small
         self.small = not large
 
@@ -93,7 +95,7 @@ class History:
         return self._read(self.compiled.schema[stream], files) if files else None
 
     def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
-        """Rows of a stateless operator in lo..hi: of the past too where all above is stateless."""
+        """Rows of any operator in this step; of the past where all above is stateless."""
         current = (lo, hi) == (self.lo, self.hi)
         if op.name not in self.mine:
             return self._input(op.name, lo, hi)
@@ -164,7 +166,7 @@ class History:
     def _within(self, time: str, lo: int, hi: int) -> str:
         """SQL: the microseconds `time` lie in buckets lo..hi."""
         start, end = lo * self.width_us, (hi + 1) * self.width_us
-        return f"{time} >= {moving(start, time)} and {time} < {moving(end, time)}"
+        return f"{time} >= {start}L and {time} < {end}L"
 
     def _united(self, parts: list[DataFrame]) -> DataFrame | None:
         if not parts:

@@ -20,13 +20,6 @@ def listed(*columns: str) -> str:
     return ", ".join(column for column in columns if column)
 
 
-def moving(value: int, beside: str) -> str:
-    """A number that differs from step to step, written so that the generated code does not: an
-    array is passed to compiled code by reference, a number would be compiled into it (10 ms a
-    step). `beside` is any column that is never null; it keeps the optimizer from folding."""
-    return f"array({value}L)[if({beside} is null, 1, 0)]"
-
-
 def query(text: str, **frames: DataFrame) -> DataFrame:
     """`text` with `{name}` for each frame. Views are resolved at once, so a thread reuses names."""
     spark = next(iter(frames.values())).sparkSession

@@ -151,6 +151,15 @@ def import_version(exported: Mapping[str, Any], source: str, folder: str, plan: 
     return version
 
 
+def files_below(folder: str) -> set[str]:
+    """Names, relative to `folder`, of all files in it."""
+    return {
+        os.path.relpath(os.path.join(parent, name), folder)
+        for parent, _, names in os.walk(folder)
+        for name in names
+    }
+
+
 def release(folder: str, kept: Iterable[Version], made: set[str]) -> None:
     """Delete the files among `made` that no kept version refers to, and forget them."""
     needed = {name for version in kept for name in version.files()}

@@ -13,7 +13,7 @@ from holdfast.engine import keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.history import PANE_FILES, History
 from holdfast.engine.inputs import StepResult
-from holdfast.engine.sql import moving, query
+from holdfast.engine.sql import query
 from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
@@ -124,8 +124,7 @@ class Step(History):
             if rows is None:
                 continue
             micros = f"unix_micros(`{time}`)"
-            start, stop = moving(end - op.size_us, micros), moving(end, micros)
-            rows = rows.filter(f"{micros} >= {start} and {micros} < {stop}")
+            rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
             rows = rows.coalesce(1).sortWithinPartitions(time, *_sortable(rows, time))
             result = stamp(op.fn(rows), self.compiled.time[op.name], end)
             if op.name in self.compiled.from_nothing:
@@ -206,11 +205,7 @@ class Step(History):
     def _count_window(self, op: ops.CountWindow) -> DataFrame | None:
         up = op.inputs[0]
         assert up is not None
-        rows = (
-            self.frames.get(up.name)
-            if up.name in self.mine
-            else self._stateless(up, self.lo, self.hi)
-        )
+        rows = self._stateless(up, self.lo, self.hi)
         if rows is None:
             return None
         time = self.compiled.time[up.name]
@@ -228,11 +223,7 @@ class Step(History):
     def _stateful(self, op: ops.Stateful) -> DataFrame | None:
         up = op.inputs[0]
         assert up is not None
-        rows = (
-            self.frames.get(up.name)
-            if up.name in self.mine
-            else self._stateless(up, self.lo, self.hi)
-        )
+        rows = self._stateless(up, self.lo, self.hi)
         timers = [
             s.timer_us for s in self.shards.get(op.name, {}).values() if s.timer_us is not None
         ]

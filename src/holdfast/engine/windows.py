@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from holdfast.engine.aggregates import AggregatePlan
-from holdfast.engine.sql import moving, quoted
+from holdfast.engine.sql import quoted
 from holdfast.model.operators import TimeWindow
 
 
@@ -71,7 +71,7 @@ def results(plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int]
     if op.size_us == op.slide_us:
         found = f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes})"
     else:
-        lo, hi = moving(ends[0], "_p"), moving(ends[-1], "_p")
+        lo, hi = f"{ends[0]}L", f"{ends[-1]}L"
         pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
         since, until = f"(_p + {pane_us}L + {slide - 1}L)", f"(_p + {op.size_us}L)"
         first = f"greatest({since} - pmod({since}, {slide}L), {lo})"
@@ -91,5 +91,5 @@ def _finished(
         f"timestamp_micros(_end - {op.size_us}L) AS window_start",
         f"timestamp_micros(_end - 1L) AS {quoted(time)}",
     )
-    due = f"_end between {moving(ends[0], '_end')} and {moving(ends[-1], '_end')}"
+    due = f"_end between {ends[0]}L and {ends[-1]}L"
     return plan.finish(found, ("_end",), more, due)

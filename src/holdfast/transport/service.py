@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from holdfast.errors import InputError, TransportError, Trimmed
 from holdfast.log import Log
+from holdfast.log.segment import read_segment
 from holdfast.types import Segment, StreamInfo
 
 #: A silent stream still says so this often, so that a reader can tell silence from death.
@@ -34,6 +35,13 @@ class Delivery:
     paths: tuple[str, ...] = ()
     tables: tuple[pa.Table, ...] = ()
     ended: bool = False
+
+    def table(self, number: int) -> pa.Table:
+        """Rows of a segment, verified, whichever way they came."""
+        if self.tables:
+            return self.tables[number]
+        segment = self.segments[number]
+        return read_segment(self.paths[number], rows=segment.rows, checksum=segment.checksum)
 
 
 class Peer(Protocol):

@@ -1,0 +1,77 @@
+"""State versions and their files. No JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.engine.state import (
+    Chunk,
+    Shard,
+    Version,
+    check_files,
+    export_version,
+    files_below,
+    import_version,
+    release,
+    write_rows,
+)
+from holdfast.errors import InputError, LogCorrupted
+
+TABLE = pa.table({"x": [1, 2, 3]})
+
+
+def version(folder: Path, bucket: int, *files: str) -> Version:
+    for name in files:
+        if not (folder / name).exists():
+            write_rows(TABLE, str(folder / name))
+    chunks = tuple(Chunk(name, bucket, bucket, 3, (bucket,)) for name in files[:-1])
+    return Version(
+        "p", bucket, panes={"w": chunks}, shards={"k": {0: Shard(files[-1], 3, 7)}},
+        needs_from=bucket, plan="plan",
+    )  # fmt: skip
+
+
+def test_a_version_survives_the_manifest(tmp_path: Path) -> None:
+    made = version(tmp_path, 5, "p/a.parquet", "p/b.parquet")
+    assert Version.of("p", 5, made.body()) == made
+
+
+def test_files_go_when_no_kept_version_refers_to_them(tmp_path: Path) -> None:
+    old = version(tmp_path, 1, "p/a.parquet", "p/step.1/shard.parquet")
+    new = version(tmp_path, 2, "p/a.parquet", "p/step.2/shard.parquet")
+    made = set(old.files()) | set(new.files())
+    release(str(tmp_path), [new], made)
+    assert made == files_below(str(tmp_path)) == set(new.files())
+    assert not (tmp_path / "p" / "step.1").exists()
+
+
+def test_what_a_killed_step_left_behind_goes_at_recovery(tmp_path: Path) -> None:
+    kept = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
+    for orphan in ("p/half.parquet", "p.1234.tmp", "p/step.9/shard-0.parquet"):
+        write_rows(TABLE, str(tmp_path / orphan))
+    release(str(tmp_path), [kept], files_below(str(tmp_path)))
+    assert files_below(str(tmp_path)) == set(kept.files())
+
+
+def test_a_missing_or_short_file_is_noticed(tmp_path: Path) -> None:
+    made = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
+    check_files(made, str(tmp_path))
+    write_rows(TABLE.slice(0, 1), str(tmp_path / "p/a.parquet"))
+    with pytest.raises(LogCorrupted, match="1 rows instead of 3"):
+        check_files(made, str(tmp_path))
+    (tmp_path / "p/a.parquet").unlink()
+    with pytest.raises(LogCorrupted, match="cannot be read"):
+        check_files(made, str(tmp_path))
+
+
+def test_state_of_another_query_is_not_imported(tmp_path: Path) -> None:
+    made = version(tmp_path / "here", 1, "p/a.parquet", "p/b.parquet")
+    exported = export_version(made, str(tmp_path / "here"), str(tmp_path / "moved"))
+    moved, there = str(tmp_path / "moved"), str(tmp_path / "there")
+    with pytest.raises(InputError, match="another query"):
+        import_version(exported, moved, there, "other plan")
+    assert import_version(exported, moved, there, "plan") == made
+    check_files(made, there)

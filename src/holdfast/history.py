@@ -1,0 +1,237 @@
+"""What happened in a run, as one flat story that the simulator and chaos on real processes both
+write and the checkers judge: what sources logged, what clients were given and when, which faults
+were applied. A file holds one JSON object per line, in the order of `at`.
+
+The story also holds the ideal, computed afterwards from what the sources logged by code that has
+none of the machinery it judges. So a checker needs nothing but a history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.errors import InputError
+
+T = TypeVar("T")
+#: JSON scalars, in the order of the stream's columns.
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The run starts. The bounds are those of the harness: what it grants besides the promises."""
+
+    at: int
+    network: str
+    width_us: int
+    #: While nothing fails, a bucket is given so long after its end at the latest.
+    delay_us: int
+    #: So long after the last healing everything that failed has been made good.
+    recovery_us: int
+    #: While nothing fails, nobody holds more buckets of a stream than this.
+    held_buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A client reads an output under a contract; the sources are those it depends on."""
+
+    at: int
+    client: str
+    output: str
+    sources: tuple[str, ...]
+    within_us: int | None = None
+    loss: float = 0.0
+    error: float = 0.0
+    order: str = "intra"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The application was told that these rows are safe."""
+
+    at: int
+    source: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Rows in a source's log when the run was over: what the network's input really was."""
+
+    at: int
+    source: str
+    bucket: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A source said that its buckets up to this one are whole."""
+
+    at: int
+    source: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A node logged a segment; every instance and every replica must make the same."""
+
+    at: int
+    node: str
+    epoch: int
+    stream: str
+    bucket: int
+    stability: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The application behind a client got the rows of a bucket."""
+
+    at: int
+    client: str
+    output: str
+    bucket: int
+    rows: tuple[Row, ...]
+    stability: str = "STABLE"
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A client knows that an output is stable and whole up to here, empty buckets among it."""
+
+    at: int
+    client: str
+    output: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """Everything a client was given after this bucket is taken back."""
+
+    at: int
+    client: str
+    output: str
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Somebody keeps so many buckets of a stream: log, input or output buffer."""
+
+    at: int
+    where: str
+    stream: str
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """A fault begins. `on` names what it hits: a node, a source, a link `a->b`."""
+
+    at: int
+    fault: str
+    on: str
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    at: int
+    fault: str
+    on: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An instance gave up by itself: the fault of the `world`, which it explained, or `ours`."""
+
+    at: int
+    who: str
+    fault_of: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The monitor said that a promise is broken (`kept` False) or kept again."""
+
+    at: int
+    output: str
+    bucket: int
+    promise: str
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """What an ideal system would have given for a bucket, at its end."""
+
+    at: int
+    output: str
+    bucket: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over. Not `settled`: the harness gave up waiting for clients to catch up."""
+
+    at: int
+    settled: bool
+
+
+Event = (
+    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Undone | Held | Broke
+    | Healed | Stopped | Reported | Ideal | Finished
+)  # fmt: skip
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind
+    for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Undone, Held, Broke,
+                 Healed, Stopped, Reported, Ideal, Finished)
+}  # fmt: skip
+
+
+class History:
+    """Events in the order they happened."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = list(events)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[T]) -> Iterator[T]:
+        return (event for event in self.events if isinstance(event, kind))
+
+    def write(self, path: str | Path) -> None:
+        with open(path, "w") as file:
+            for event in self.events:
+                body = {"kind": type(event).__name__.lower(), **asdict(event)}
+                file.write(json.dumps(body, separators=(",", ":")) + "\n")
+
+    @staticmethod
+    def read(path: str | Path) -> History:
+        found = History()
+        with open(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    body = json.loads(line)
+                    kind = _KINDS[body.pop("kind")]
+                    found.add(kind(**{name: _frozen(value) for name, value in body.items()}))
+                except (ValueError, KeyError, TypeError, AttributeError) as err:
+                    raise InputError(f"{path}, line {number}: not of a history ({err})") from None
+        return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,166 @@
+"""Faults as data: one file says what breaks when, for the simulator and for real processes.
+
+    name = "zombie"
+    network = "chain"
+    seconds = 20
+
+    [[fault]]
+    at = "3s"
+    do = "pause"
+    on = "second"
+    for = "4s"
+
+Whatever is random comes from `seed`. Times count from the start of the run; `for` says how long
+until it heals, where the fault does not heal by itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import duration_text, duration_us
+from holdfast.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a fault does, and what it needs to be told."""
+
+    about: str
+    #: `process`: a node, source, client or the controller; `link`: `a->b`, `a<->b`, or groups
+    #: `a,b<->c`; `source`, `node`: only these.
+    target: str
+    #: Lasts for a while (`for`); else it is over at once.
+    lasts: bool
+    #: Names of what `value` may be, or None for a number.
+    takes: str = ""
+    #: Only where time and storage are simulated.
+    simulated_only: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill": Kind("the process dies; it is started again after `for`", "process", True),
+    "wipe": Kind("the process dies and its storage is deleted", "process", True),
+    "torn": Kind("dies at its `value`-th next write, of which a part arrives", "process", True,
+                 takes="a number of writes", simulated_only=True),
+    "pause": Kind("the process stands still, and goes on as if nothing were", "process", True),
+    "replace": Kind("stands still, a successor takes its place, then it wakes up", "node", True),
+    "slow": Kind("every step takes `value` times as long", "node", True, takes="a factor",
+                 simulated_only=True),
+    "full": Kind("its storage has no space left", "process", True, simulated_only=True),
+    "skew": Kind("the clock of the source is `value` ms off", "source", True,
+                 takes="milliseconds", simulated_only=True),
+    "silent": Kind("the source neither sends nor closes anything", "source", True),
+    "cut": Kind("nothing gets through", "link", True),
+    "reset": Kind("every connection breaks, and can be made again at once", "link", False),
+    "delay": Kind("everything takes `value` ms longer", "link", True, takes="milliseconds"),
+    "throttle": Kind("at most `value` kB a second get through", "link", True,
+                     takes="kB per second"),
+    "repeat": Kind("requests arrive twice, the second time late", "link", True,
+                   simulated_only=True),
+    "damage": Kind("rows change on the way", "link", True, simulated_only=True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_us: int
+    do: str
+    on: str
+    for_us: int = 0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.at_us / 1e6:.3f}s {self.do} {self.on}"]
+        if self.value:
+            parts.append(f"value {self.value:g}")
+        if self.for_us:
+            parts.append(f"for {self.for_us / 1e6:.3f}s")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    network: str
+    seconds: float
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    about: str = ""
+
+    def without(self, *numbers: int) -> Scenario:
+        kept = tuple(f for number, f in enumerate(self.faults) if number not in numbers)
+        return replace(self, faults=kept)
+
+    def toml(self) -> str:
+        lines = [f'name = "{self.name}"', f'network = "{self.network}"',
+                 f"seconds = {self.seconds:g}", f"seed = {self.seed}"]  # fmt: skip
+        for fault in self.faults:
+            lines += ["", "[[fault]]", f'at = "{duration_text(fault.at_us)}"', f'do = "{fault.do}"',
+                      f'on = "{fault.on}"']  # fmt: skip
+            if fault.for_us:
+                lines.append(f'for = "{duration_text(fault.for_us)}"')
+            if fault.value:
+                lines.append(f"value = {fault.value:g}")
+        return "\n".join(lines) + "\n"
+
+
+def read_scenario(path: str | Path) -> Scenario:
+    try:
+        text = Path(path).read_text()
+    except OSError as err:
+        raise InputError(f"{path} cannot be read: {err.strerror}") from None
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, path: str = "scenario") -> Scenario:
+    try:
+        body = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise InputError(f"{path}: not TOML ({err})") from None
+    unknown = sorted(set(body) - {"name", "network", "seconds", "seed", "fault", "about"})
+    if unknown:
+        raise InputError(f"{path}: unknown {', '.join(unknown)}")
+    for needed, kind in (("network", str), ("seconds", (int, float))):
+        if not isinstance(body.get(needed), kind):
+            raise InputError(f"{path}: {needed} is missing or of the wrong kind")
+    faults = body.get("fault", [])
+    if not isinstance(faults, list):
+        raise InputError(f"{path}: write faults as [[fault]]")
+    read = [_fault(fault, f"{path}, fault {number}") for number, fault in enumerate(faults, 1)]
+    return Scenario(
+        body.get("name", Path(path).stem), body["network"], float(body["seconds"]), tuple(read),
+        int(body.get("seed", 0)), body.get("about", ""),
+    )  # fmt: skip
+
+
+def _fault(body: Mapping[str, Any], where: str) -> Fault:
+    unknown = sorted(set(body) - {"at", "do", "on", "for", "value"})
+    if unknown:
+        raise InputError(f"{where}: unknown {', '.join(unknown)}")
+    do = body.get("do", "")
+    if do not in KINDS:
+        raise InputError(f"{where}: do = {do!r} is not one of {', '.join(KINDS)}")
+    kind = KINDS[do]
+    for needed in ("at", "on", *(["for"] if kind.lasts else [])):
+        if not isinstance(body.get(needed), str):
+            raise InputError(f'{where}: {do} wants {needed} = "..."')
+    if kind.takes and not isinstance(body.get("value"), int | float):
+        raise InputError(f"{where}: {do} wants value = {kind.takes}")
+    if (kind.target == "link") != ("->" in body["on"]):
+        raise InputError(f"{where}: {do} hits a {kind.target}, not {body['on']!r}")
+    at_us = 0 if body["at"] in ("0", "0s") else duration_us(body["at"], of=f"{where}: at")
+    for_us = duration_us(body["for"], of=f"{where}: for") if "for" in body else 0
+    return Fault(at_us, do, body["on"], for_us, float(body.get("value", 0)))
+
+
+def ends_of(link: str) -> list[tuple[str, str]]:
+    """The directed pairs a link names: `a->b`, `a<->b`, `a,b<->c`."""
+    both = "<->" in link
+    left, _, right = link.partition("<->" if both else "->")
+    pairs = [(a.strip(), b.strip()) for a in left.split(",") for b in right.split(",")]
+    return pairs + [(b, a) for a, b in pairs] if both else pairs

@@ -236,6 +236,28 @@ def test_order_across_outputs_is_seen_with_all_of_them() -> None:
     assert inter_order_breaks([one, output("two", [6, WIDTH_US], [40, 45])]) == (1,)
 
 
+def test_levels_are_the_strongest_that_the_rows_show() -> None:
+    """ECOC section 2.5; IESO speaks of all outputs, so it stands with all of them."""
+
+    def output(name: str, times: list[int], came: list[int] | None) -> OutputReport:
+        ideal = pa.table({"ts": pa.array(times, TIME)})
+        got = ideal if came is None else ideal.append_column("_received_at", pa.array(came, TIME))
+        return OutputReport(name, Contract(), found=check(ideal, got))
+
+    one = output("one", [5, WIDTH_US], [5, WIDTH_US])
+    assert one.levels == ("LOLE", "DEFR", "IASO")
+    assert Report("net", (one,)).levels == ("LOLE", "DEFR", "IASO", "IESO")
+    late = output("two", [5, WIDTH_US], [7_005, WIDTH_US])
+    assert late.levels == ("LOLE", "LIDE(7ms)", "IASO")
+    both = Report("net", (one, late))
+    assert both.levels == ("LOLE", "LIDE(7ms)", "IASO")  # what was simultaneous came apart
+    assert both.json()["levels"] == ["LOLE", "LIDE(7ms)", "IASO"]
+    assert "all outputs together: LOLE LIDE(7ms) IASO" in both.text()
+    early = output("three", [5, WIDTH_US], [4, WIDTH_US])
+    assert early.levels == ("LOLE", "IASO")
+    assert output("four", [5, WIDTH_US], None).levels == ("LOLE",)  # nobody noted when it came
+
+
 def test_the_contract_decides_what_is_a_failure() -> None:
     got = received(rows(), "same")
     found = check(rows(), pa.concat_tables([got.slice(2), got.slice(0, 1), got.slice(9, 1)]))

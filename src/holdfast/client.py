@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.core.following import Following
 from holdfast.errors import StaleEpoch, TransportError
+from holdfast.following import follow
 from holdfast.log import Ended, Log
 from holdfast.log.files import put_file
 from holdfast.source import now_us
 from holdfast.transport.service import Delivery, Peer
-from holdfast.types import Segment, SegmentId, Stability
+from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
-_RETRY_S = 0.05
 #: Column added to archived rows: when the application got them.
 RECEIVED_AT = "_received_at"
 
@@ -52,35 +53,45 @@ class Client:
         log: Log | None = None,
         name: str | None = None,
         from_bucket: int | None = None,
+        clock: Callable[[], int] = now_us,
     ) -> None:
         self.output, self.width_us = output, width_us
         self.name = name or f"client-{output}"
         self._connect = connect
         self._log = log
+        self._clock = clock
         self._stop = threading.Event()
-        self._peer: Peer | None = None
+        self.peer: Peer | None = None
+        self.following = Following(from_bucket)
         #: Last bucket delivered; None before the first.
         self.position: int | None = None if from_bucket is None else from_bucket - 1
         self.ended = False
-        self.duplicates_hidden = 0
         self.reconnects = 0
+        #: Position that was last said upstream.
+        self._said: int | None = None
+        #: What the application has had and the log has not: a full disk may keep them apart.
+        self._owed: list[tuple[pa.Table | None, int, BucketInfo | None]] = []
         if log is not None and output in log.streams():
             self.position = log.info(output).complete_upto
+            self.following.at = self.position + 1
             self.ended = log.info(output).ended
+
+    @property
+    def duplicates_hidden(self) -> int:
+        return self.following.repeats
 
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """Buckets with rows, in order, until the output ends or `close()` is called."""
-        while not (self._stop.is_set() or self.ended):
-            try:
-                self._peer = self._connect()
-                start = None if self.position is None else self.position + 1
-                for delivery in self._peer.follow(self.output, start, self._stop):
-                    yield from self._deliver(delivery)
-                    if self._stop.is_set() or self.ended:
-                        break
-            except TransportError:
-                self.reconnects += 1
-                self._stop.wait(_RETRY_S)
+        self.settle()
+        if self.ended:
+            return
+        for delivery in follow(
+            self.output, self.following, self._connect, self._stop,
+            connected=self._connected, lost=self._lost,
+        ):  # fmt: skip
+            yield from self.take(delivery)
+            if self._stop.is_set():
+                return
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
@@ -89,69 +100,79 @@ class Client:
     def close(self) -> None:
         self._stop.set()
 
-    def _deliver(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        if self._log is not None and self._log.owner and self.output not in self._log.streams():
-            self._open()
+    def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
+        """The buckets of a delivery of which everything is new, one after the other; then the
+        position is durable and acknowledged."""
+        if delivery.info is not None:
+            self._open(delivery.info)
         by_bucket: dict[int, list[tuple[Segment, pa.Table]]] = {}
         for number, segment in enumerate(delivery.segments):
-            if self.position is not None and segment.id.bucket <= self.position:
-                self.duplicates_hidden += 1
-                continue
             by_bucket.setdefault(segment.id.bucket, []).append((segment, delivery.table(number)))
         for bucket in sorted(by_bucket):
             parts = by_bucket[bucket]
-            table = pa.concat_tables([table for _, table in parts])
-            at_us = now_us()
+            tables = [table for _, table in parts]
+            table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+            at_us = self._clock()
             info = BucketInfo(
                 self.output, bucket, parts[0][0].stability, table.num_rows,
                 at_us - (bucket + 1) * self.width_us, at_us,
             )  # fmt: skip
             yield table, info
             # Only now has the application had it.
-            self._keep(table, info)
-            self.position = bucket
+            self._had(bucket, table, info)
         if self.position is None or delivery.upto > self.position:
-            self.position = delivery.upto
-            if self._log is not None:
-                self._advance(delivery.upto)
+            self._had(delivery.upto, None, None)
         self.ended = delivery.ended
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
         self._acknowledge()
 
-    def _open(self) -> None:
-        assert self._peer is not None
-        assert self._log is not None
-        for info in self._peer.streams():
-            if info.name == self.output:
-                ddl = f"{info.schema}, {RECEIVED_AT} timestamp"
-                self._log.open_stream(self.output, ddl, info.time, info.starts_at)
+    def _connected(self, peer: Peer) -> None:
+        self.peer = peer
 
-    def _keep(self, table: pa.Table, info: BucketInfo) -> None:
+    def _lost(self, err: Exception) -> None:
+        self.reconnects += 1
+
+    def _open(self, info: StreamInfo) -> None:
+        if self._log is not None and self.output not in self._log.streams():
+            ddl = f"{info.schema}, {RECEIVED_AT} timestamp"
+            self._log.open_stream(self.output, ddl, info.time, info.starts_at)
+
+    def _had(self, upto: int, table: pa.Table | None, info: BucketInfo | None) -> None:
+        self.position = upto
+        self.following.taken(upto)
+        if self._log is not None:
+            self._owed.append((table, upto, info))
+            self.settle()
+
+    def settle(self) -> None:
         """The position, and with `archive` the rows and when they came, are durable."""
-        if self._log is None:
-            return
-        segments = []
-        if self._log.archive:
-            at = pa.scalar(info.received_at_us, pa.timestamp("us", tz="UTC"))
-            table = table.append_column(RECEIVED_AT, pa.repeat(at, table.num_rows))
-            id = SegmentId(self.output, 0, info.bucket)
-            segments.append(self._log.write(table, id, info.stability))
-        self._log.commit(self.output, segments, info.bucket)
+        while self._owed:
+            assert self._log is not None
+            table, upto, info = self._owed[0]
+            segments = []
+            if table is not None and info is not None and self._log.archive:
+                at = pa.scalar(info.received_at_us, pa.timestamp("us", tz="UTC"))
+                rows = table.append_column(RECEIVED_AT, pa.repeat(at, table.num_rows))
+                id = SegmentId(self.output, 0, upto)
+                segments.append(self._log.write(rows, id, info.stability))
+            if upto > self._log.info(self.output).complete_upto:
+                self._log.commit(self.output, segments, upto)
+            self._owed.pop(0)
 
-    def _advance(self, upto: int) -> None:
-        assert self._log is not None
-        if upto > self._log.info(self.output).complete_upto:
-            self._log.commit(self.output, [], upto)
+    def not_acknowledged(self) -> None:
+        """The last position did not arrive: it is said again with the next sign of life."""
+        self._said = None
 
     def _acknowledge(self) -> None:
-        if self.position is None or self._peer is None:
+        if self.position is None or self.peer is None or self.position == self._said:
             return
         epoch = self._log.epoch if self._log is not None else 1
         try:
-            self._peer.acknowledge(self.output, self.name, self.position, self.position, epoch)
+            self._said = self.position
+            self.peer.acknowledge(self.output, self.name, self.position, self.position, epoch)
         except TransportError:
-            pass  # said again with the next delivery
+            self.not_acknowledged()
         except StaleEpoch:
             self.close()
             raise

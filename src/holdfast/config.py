@@ -63,6 +63,22 @@ class Options:
     #: Address of the Flight server; port 0 picks a free one.
     host: str = "127.0.0.1"
     port: int = 0
+    #: Port on `host` for Prometheus to ask; 0 picks a free one, None serves nothing.
+    metrics_port: int | None = None
+    #: A stream without anything new says so this often ...
+    heartbeat: str = "100ms"
+    #: ... and a peer that has said nothing for so long is taken for gone by its readers.
+    silence: str = "2s"
+    #: Readers on the same machine are given the paths of segments instead of their rows.
+    by_reference: bool = True
+
+    @property
+    def heartbeat_s(self) -> float:
+        return duration_us(self.heartbeat, of="heartbeat") / 1e6
+
+    @property
+    def silence_s(self) -> float:
+        return duration_us(self.silence, of="silence") / 1e6
 
     def __post_init__(self) -> None:
         if self.fsync not in ("always", "never"):
@@ -73,3 +89,10 @@ class Options:
             raise InputError("checkpoint_buckets must be >= 0, group maxima must be >= 1")
         if self.recovery == "checkpoint" and self.checkpoint_buckets == 0:
             raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
+        if self.silence_s < 3 * self.heartbeat_s:
+            raise InputError(
+                f"silence: {self.silence!r} must be at least three times heartbeat, "
+                f"{self.heartbeat!r}: one that is lost or late is no sign of death"
+            )

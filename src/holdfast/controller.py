@@ -4,6 +4,9 @@ Epochs must outlive the storage of those who carry them: a node that lost everyt
 newer than its former self, or its readers and writers could not tell it from a zombie. So they are
 handed out here and kept in the controller's own log, from which it restarts. Nodes keep running and
 reading without it; only starting one (and so taking over) waits until it is back.
+
+An epoch counts once its instance has registered with it. A request for an epoch may be carried out
+long after whoever asked has given up or died, and must not make a live instance look replaced.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ class Controller:
     def register(self, name: str, address: str, epoch: int) -> bool:
         """Take note of where an instance listens; False for one that was replaced."""
         with self._lock:
-            if epoch < self._log.counter(f"epoch.{name}"):
+            newest = self._log.counter(f"registered.{name}")
+            if epoch < newest:
                 return False
+            if epoch > newest:
+                self._log.append(Counter(f"registered.{name}", epoch))
             self._addresses[name] = address
             return True
 

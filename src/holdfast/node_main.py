@@ -1,4 +1,4 @@
-"""A node process: `python -m holdfast.node_main APP FRAGMENT STORAGE SUPERVISOR OPTIONS`."""
+"""A node process: `python -m holdfast.node_main APP FRAGMENT FOLDER SUPERVISOR OPTIONS`."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from holdfast.errors import HoldfastError, StaleEpoch, TransportError
 from holdfast.log import Log
 from holdfast.model.fragments import fragments
 from holdfast.supervise import EXPLAINED
-from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Peer, Service
 
 #: A node whose supervisor is gone for so long ends itself.
 ORPHANED_S = 10.0
+REGISTER_S = 0.5
 
 
 def main(argv: list[str]) -> int:
-    app, name, storage, supervisor, options_json = argv
+    app, name, folder, supervisor, options_json = argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     options = Options(**json.loads(options_json))
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        return _run(app, name, storage, supervisor, options, stop)
+        return _run(app, name, folder, supervisor, options, stop)
     except HoldfastError as err:
         print(f"error: {err}", file=sys.stderr, flush=True)
         return EXPLAINED
 
 
 def _run(
-    app: str, name: str, storage: str, supervisor: str, options: Options, stop: threading.Event
+    app: str, name: str, folder: str, supervisor: str, options: Options, stop: threading.Event
 ) -> int:
     from holdfast.engine import session
     from holdfast.engine.engine import Engine
     from holdfast.node import Node
 
-    jvm_log = os.path.join(storage, "nodes", f"{name}.spark.log")
-    sessions = session.start(options, name=f"holdfast-{name}", jvm_log=jvm_log)
+    sessions = session.start(options, name=f"holdfast-{name}", jvm_log=f"{folder}.spark.log")
     network = load(app)
     fragment = next(f for f in fragments(network) if f.name == name)
-    log = Log.open(os.path.join(storage, "nodes", name), name, fsync=options.fsync)
+    log = Log.open(folder, name, fsync=options.fsync)
     chief = FlightPeer(supervisor)
     log.raise_epoch(chief.call("epoch", {"name": name, "at_least": log.epoch})["epoch"])
     engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
-    service = Service()
+    service = Service(heartbeat_s=options.heartbeat_s)
     for other in fragments(network):
         for stream in other.inputs:
             if stream in fragment.outputs:
@@ -63,10 +63,12 @@ def _run(
 
     def upstream(stream: str) -> Callable[[], Peer]:
         def connect() -> Peer:
-            address = chief.call("locate", {"stream": stream})["address"]
+            address = chief.call("locate", {"stream": stream, "reader": name})["address"]
             if address is None:
                 raise TransportError(f"the producer of {stream!r} has not reported yet")
-            return FlightPeer(address)
+            return FlightPeer(
+                address, silence_s=options.silence_s, by_reference=options.by_reference
+            )
 
         return connect
 
@@ -79,17 +81,20 @@ def _run(
         for path in fragment.paths:
             engine.warm_up(path, rounds=2)
     node.start()
-    last_heard = time.monotonic()
+    alone_s = 0.0
     while not stop.is_set() and node.failure is None:
+        began = time.monotonic()
         try:
             told = {"fragment": name, "address": server.address, "epoch": log.epoch}
             if not chief.call("register", told)["current"]:
                 raise StaleEpoch(f"node {name!r} of epoch {log.epoch} was replaced; it stops")
-            last_heard = time.monotonic()
+            alone_s = 0.0
         except TransportError:
-            if time.monotonic() - last_heard > ORPHANED_S:
+            # Time in which this process itself stood still does not count.
+            alone_s += min(time.monotonic() - began, SILENCE_S) + REGISTER_S
+            if alone_s > ORPHANED_S:
                 break
-        stop.wait(0.5)
+        stop.wait(REGISTER_S)
     node.stop()
     server.stop()
     log.close()

@@ -27,11 +27,14 @@ from typing import Any
 from holdfast.client import Client
 from holdfast.config import Options
 from holdfast.controller import Controller
+from holdfast.core.monitor import Action
 from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
 from holdfast.feeds import tick_wall
 from holdfast.log import Log
+from holdfast.metrics import Metrics
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
+from holdfast.monitor import Monitor
 from holdfast.source import Source
 from holdfast.supervise import NodeProcess
 from holdfast.transport.flight import FlightPeer, FlightServer
@@ -78,12 +81,16 @@ class Run:
         self.deployment, self.app = deployment, app
         self._temporary = storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
-        self.service = Service()
+        self.service = Service(heartbeat_s=self.options.heartbeat_s)
+        #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
+        self.route: Callable[[str, str, str], str] = lambda reader, producer, address: address
         self.sources: dict[str, Source] = {}
         self.fragments = fragments(network)
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, NodeProcess] = {}
         self.failures: list[str] = []
+        #: Called by the monitor when a promise is broken and when it is kept again.
+        self.on_contract: list[Callable[[Action], None]] = []
         self.controller: Controller
         self._logs: list[Log] = []
         self._clients: list[Client] = []
@@ -93,6 +100,10 @@ class Run:
         self._producers = {
             stream: fragment.name for fragment in self.fragments for stream in fragment.outputs
         }
+        self.monitor = Monitor(
+            network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
+        )
+        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes)
 
     def start(self) -> Run:
         try:
@@ -103,6 +114,8 @@ class Run:
         return self
 
     def _start(self) -> None:
+        if self.options.metrics_port is not None:
+            self.metrics.serve(self.options.host, self.options.metrics_port)
         self.controller = Controller(
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False)
         )
@@ -131,6 +144,7 @@ class Run:
                 self._thread(partial(tick_wall, source, self._stop), f"clock-{source.name}")
             if feed is not None:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
+        self._thread(partial(self.monitor.run, self._stop), "monitor")
 
     def _start_local(self) -> None:
         from holdfast.engine import session
@@ -196,21 +210,26 @@ class Run:
             raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
         keep = (not self._temporary) if durable is None else durable
         log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
+        reader = name or f"client-{output}"
         client = Client(
-            output, lambda: self.peer_of(output), self.network.width_us, log=log, name=name
-        )
+            output, lambda: self.peer_of(output, reader), self.network.width_us, log=log,
+            name=reader,
+        )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)
         return client
 
-    def peer_of(self, stream: str) -> Peer:
+    def peer_of(self, stream: str, reader: str) -> Peer:
         if self.deployment == "local" or stream not in self._producers:
             return InProcess(self.service)
         fragment = self._producers[stream]
         address = self.controller.address(fragment)
         if address is None:
             raise TransportError(f"node {fragment!r} has not reported yet")
-        return FlightPeer(address)
+        return FlightPeer(
+            self.route(reader, fragment, address),
+            silence_s=self.options.silence_s, by_reference=self.options.by_reference,
+        )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
         nodes = [node.status() for node in self.nodes.values()]
@@ -219,7 +238,7 @@ class Run:
             address = self.controller.address(name)
             if address is not None:
                 try:
-                    peer = FlightPeer(address)
+                    peer = FlightPeer(address, silence_s=self.options.silence_s)
                     told |= peer.call("node-status", {})
                     peer.close()
                 except HoldfastError as err:
@@ -240,6 +259,7 @@ class Run:
                 client.output: {"position": client.position, "reconnects": client.reconnects}
                 for client in self._clients
             },
+            "contracts": self.monitor.contracts(),
             "failures": list(self.failures),
         }
 
@@ -261,6 +281,7 @@ class Run:
 
     def stop(self) -> None:
         self._stop.set()
+        self.metrics.close()
         for client in self._clients:
             client.close()
         for thread in self._threads:
@@ -323,10 +344,14 @@ class Run:
         return {"current": known}
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
-        fragment = self._producers.get(body["stream"])
-        if fragment is None:
-            return {"address": self.server.address}
-        return {"address": self.controller.address(fragment)}
+        producer: str = body["stream"]
+        address: str | None = self.server.address
+        if self.deployment == "processes" and producer in self._producers:
+            producer = self._producers[producer]
+            address = self.controller.address(producer)
+        if address is not None and "reader" in body:
+            address = self.route(body["reader"], producer, address)
+        return {"address": address}
 
     def _describe(self) -> None:
         """Other commands (`status`, `tail`) find a running network by this file."""

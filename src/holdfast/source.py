@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,16 @@ def dead_letters(source: str) -> str:
 class Source:
     """Thread-safe: the application pushes, a clock closes buckets."""
 
-    def __init__(self, op: SourceOperator, log: Log, width_us: int) -> None:
+    def __init__(
+        self,
+        op: SourceOperator,
+        log: Log,
+        width_us: int,
+        *,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
         self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
+        self._clock = clock
         self.schema = arrow_schema(op.schema)
         self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
         self._lock = threading.RLock()
@@ -79,13 +87,16 @@ class Source:
     def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
         """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
 
-        They are durable, and acknowledged, when their bucket closes, or at once with `flush`.
+        They are durable, and acknowledged, when their bucket closes, or at once with `flush`. A
+        push that failed or was not answered may be repeated with the same `token`: rows that are
+        here already are not taken twice.
         """
         table = self._fit(data)
         with self._lock:
-            if table.num_rows:
+            repeated = token is not None and token == (self._token or self.token)
+            if table.num_rows and not repeated:
                 self._place(table)
-            if token is not None:
+            if token is not None and not repeated:
                 self._token = token
             if flush:
                 self.flush()
@@ -107,13 +118,12 @@ class Source:
         with self._lock:
             if not self.opened:
                 return
-            complete = self.log.info(self.name).complete_upto
-            self._commit(sorted(self._pending), complete, closing=False)
+            self._commit(sorted(self._pending), self.log.info(self.name).complete_upto)
 
     def end(self) -> None:
         """No row will come any more: close the buckets that have rows and end the stream."""
         with self._lock:
-            self.start(now_us())
+            self.start(self._clock())
             info = self.log.info(self.name)
             if not info.ended:
                 upto = max([info.complete_upto, *self._pending, *self._parts])
@@ -140,7 +150,9 @@ class Source:
                 f"source {self.name!r}: {problem}; it was declared as ({schema_ddl(self.schema)})"
             )
         try:
-            return canonical(table.select(self.schema.names).cast(self.schema))
+            if table.schema != self.schema:
+                table = table.select(self.schema.names).cast(self.schema)
+            return canonical(table)
         except pa.ArrowException as err:
             raise InputError(
                 f"source {self.name!r}: rows do not fit ({schema_ddl(self.schema)}): {err}"
@@ -155,24 +167,18 @@ class Source:
             column = table.column(time_at)
         if not table.num_rows:
             return
-        times = column.combine_chunks().cast(pa.int64()).to_numpy(zero_copy_only=False)
+        times = column.combine_chunks().to_numpy(zero_copy_only=False).view(np.int64)
         wall = self.op.clock == "wall"
         if not self.opened:
-            self.start(now_us() if wall else int(times.min()))
-        clock_us = now_us() if wall else None
-        open_bucket = self.log.info(self.name).complete_upto + 1
-        if self.log.info(self.name).ended:
+            self.start(self._clock() if wall else int(times.min()))
+        info = self.log.info(self.name)
+        if info.ended:
             raise InputError(f"source {self.name!r} has ended; it takes no more rows")
-        late = times < open_bucket * self.width_us
-        ahead = np.zeros(len(times), bool)
-        if clock_us is not None:
-            ahead = times > clock_us + self.op.ahead_us
-        if late.any() or ahead.any():
-            stamp = (
-                open_bucket * self.width_us
-                if clock_us is None
-                else max(open_bucket * self.width_us, clock_us)
-            )
+        open_us = (info.complete_upto + 1) * self.width_us
+        clock_us = self._clock() if wall else None
+        limit_us = 2**62 if clock_us is None else clock_us + self.op.ahead_us
+        if times.min() < open_us or times.max() > limit_us:
+            late, ahead = times < open_us, times > limit_us
             if self.op.late == "reject":
                 self._reject(table.filter(pa.array(late)), "late", "late_rejected")
                 self._reject(table.filter(pa.array(ahead)), "ahead of the clock", "ahead_rejected")
@@ -180,7 +186,8 @@ class Source:
             else:
                 self.counters["late_restamped"] += int(late.sum())
                 self.counters["ahead_restamped"] += int(ahead.sum())
-                times = np.where(ahead, stamp, np.where(late, open_bucket * self.width_us, times))
+                stamp_us = open_us if clock_us is None else max(open_us, clock_us)
+                times = np.where(ahead, stamp_us, np.where(late, open_us, times))
                 stamped = pa.array(times).cast(self.schema.field(time_at).type)
                 table = table.set_column(time_at, self.schema.field(time_at), stamped)
             self._dirty = True
@@ -202,10 +209,14 @@ class Source:
     # -- closing buckets ------------------------------------------------------------------------
 
     def _close(self, upto: int) -> None:
-        self._commit([b for b in sorted(self._pending) if b <= upto], upto, closing=True)
+        """A token is durable with its rows or not at all, so with it go the open buckets too."""
+        due = sorted(self._pending)
+        if self._token is None:
+            due = [bucket for bucket in due if bucket <= upto]
+        self._commit(due, upto)
         self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
 
-    def _commit(self, buckets: list[int], upto: int, *, closing: bool) -> None:
+    def _commit(self, buckets: list[int], upto: int) -> None:
         """Files first, then one append with everything. What was pending stays so if it fails."""
         segments: list[Segment] = []
         for bucket in buckets:
@@ -228,7 +239,7 @@ class Source:
         self.log.commit(self.name, segments, upto, *extra)
         for bucket in buckets:
             del self._pending[bucket]
-            if not closing:
+            if bucket > upto:
                 self._parts[bucket] = self._parts.get(bucket, 0) + 1
         self._token, self._dirty = None, False
 
@@ -236,7 +247,7 @@ class Source:
         stream = dead_letters(self.name)
         info = self.log.info(stream)
         rows = pa.concat_tables(self._dead)
-        bucket = max(info.complete_upto + 1, bucket_of(now_us(), self.width_us))
+        bucket = max(info.complete_upto + 1, bucket_of(self._clock(), self.width_us))
         stamped = pa.array(np.full(rows.num_rows, bucket * self.width_us))
         table = rows.add_column(0, "rejected_at", stamped.cast(pa.timestamp("us", tz="UTC")))
         return self.log.write(table, SegmentId(stream, 0, bucket), Stability.STABLE)

@@ -78,6 +78,20 @@ def test_all_records_come_back(path: Path) -> None:
         assert decode(encode(group)) == group
 
 
+def test_the_words_on_the_disk_stay_what_they_were() -> None:
+    """Logs of before must be readable: this is what the first version wrote."""
+    assert encode([Added(SEGMENT), Boundary("täp", -7)]) == (
+        rb'[{"kind":"added","stream":"t\u00e4p","partition":1,"bucket":-7,"version":2,"part":3,'
+        rb'"stability":"TENTATIVE","path":"segments/a","rows":5,"checksum":"0000000000000000",'
+        rb'"t_max_us":-1,"size_bytes":99,"epoch":4},'
+        rb'{"kind":"boundary","stream":"t\u00e4p","upto":-7}]'
+    )
+    assert encode([State("out", 5, {"n": {"k": [1.5, None]}}), Ack("b", "x", -7, -8, 2)]) == (
+        b'[{"kind":"state","path":"out","bucket":5,"body":{"n":{"k":[1.5,null]}}},'
+        b'{"kind":"ack","reader":"b","stream":"x","received":-7,"needed":-8,"epoch":2}]'
+    )
+
+
 def test_cut_at_every_length_gives_the_appends_that_were_whole(path: Path) -> None:
     data = path.read_bytes()
     ends = [len(HEADER)]
@@ -244,10 +258,10 @@ manifest.append([Note("third")])
 
 def test_what_cannot_be_taken_back_poisons_the_manifest(path: Path) -> None:
     manifest, records = Manifest.open(path, "always")
-    os.close(manifest._fd)  # the disk is gone: neither writing nor truncating works
+    os.close(manifest._file._fd)  # type: ignore[attr-defined]  # the disk is gone: neither writing nor truncating works
     with pytest.raises(LogError, match="Bad file descriptor"):
         manifest.append([Note("lost")])
-    manifest._fd = -1
+    manifest._file._fd = -1  # type: ignore[attr-defined]
     for _ in range(2):
         with pytest.raises(LogError, match="not taken back"):
             manifest.append([Note("refused")])

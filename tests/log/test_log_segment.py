@@ -20,8 +20,9 @@ from holdfast.errors import (
     StorageDenied,
     StorageFull,
 )
+from holdfast.log.files import storage_error
 from holdfast.log.rows import digest
-from holdfast.log.segment import read_segment, storage_error, write_segment
+from holdfast.log.segment import read_segment, write_segment
 
 Rows = Callable[..., pa.Table]
 

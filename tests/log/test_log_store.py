@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import subprocess
@@ -247,11 +248,11 @@ def test_a_reader_ahead_of_a_slow_replica_trims_only_whole_buckets(
 def test_files_are_deleted_only_after_the_record(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     segment = put(log, rows, 0)
-    os.close(log._manifest._fd)
+    os.close(log._manifest._file._fd)  # type: ignore[attr-defined]
     with pytest.raises(LogError):
         log.trim("tap", 0)
     assert files(tmp_path) == [segment.path], "no record, so the file stays"
-    log._manifest._fd = -1
+    log._manifest._file._fd = -1  # type: ignore[attr-defined]
     crash(log)
     log = start(tmp_path)
     assert log.segments("tap", 0, 0) == [segment]
@@ -501,21 +502,50 @@ stories = st.lists(
 )
 
 
-@settings(deadline=None)
-@given(stories)
-def test_the_snapshot_of_any_story_folds_to_the_same_state(story: list[object]) -> None:
-    state = LogState()
+def legal(story: list[object]) -> tuple[LogState, list[Record]]:
+    """The state after those of the words that are legal in turn, and all of them as records."""
+    state, records = LogState(), []
     fold(state, Epoch(1, "a"))
     for word in story:
         if isinstance(word, tuple):
             name, bucket, part = word
             identity = SegmentId(name, 0, bucket, 0, part)
             word = Added(Segment(identity, STABLE, str(identity), 1, "", 0, 1, 1))
+        records.append(word)
         try:
             rehearse(state, [word])  # type: ignore[list-item]
         except ProtocolViolation:
             continue
         fold(state, word)  # type: ignore[arg-type]
+    return state, records  # type: ignore[return-value]
+
+
+@settings(deadline=None)
+@given(stories, stories)
+def test_a_rehearsal_refuses_what_folding_would_and_changes_nothing(
+    past: list[object], frame: list[object]
+) -> None:
+    state, _ = legal(past)
+    _, records = legal(frame)
+    for upto in range(1, len(records) + 1):
+        before, folded = copy.deepcopy(state), copy.deepcopy(state)
+        refusals = []
+        for attempt in (
+            lambda: rehearse(state, records[:upto]),  # noqa: B023
+            lambda: [fold(folded, record) for record in records[:upto]],  # noqa: B023
+        ):
+            try:
+                attempt()
+            except ProtocolViolation as err:
+                refusals.append(str(err))
+        assert len(refusals) in (0, 2) and len(set(refusals)) <= 1
+        assert state == before
+
+
+@settings(deadline=None)
+@given(stories)
+def test_the_snapshot_of_any_story_folds_to_the_same_state(story: list[object]) -> None:
+    state, _ = legal(story)
     again = LogState()
     for record in snapshot(state):
         fold(again, record)

@@ -113,7 +113,7 @@ def test_code_that_changes_its_mind_after_a_restart_is_caught(
     options = hf.Options(checkpoint_buckets=0)
     with hf.run(make(1), storage=str(tmp_path), options=options) as run:
         push(run, 0, 3)
-        wait_for(lambda: run.nodes["main"].core.paths["out"].position == 2)
+        wait_for(lambda: run.nodes["main"].performer.core.paths["out"].position == 2)
     with hf.run(make(2), storage=str(tmp_path), options=options) as run:
         wait_for(lambda: run.nodes["main"].failure is not None)
         with pytest.raises(NotDeterministic, match="differs from what was logged"):
@@ -133,7 +133,7 @@ def test_a_missing_input_holds_up_only_the_outputs_that_need_it(sessions: Sessio
         for bucket in range(3):
             run.source("here").push(rows(bucket))
             run.source("here").advance((bucket + 1) * WIDTH_US)
-        paths = run.nodes["main"].core.paths
+        paths = run.nodes["main"].performer.core.paths
         wait_for(lambda: paths["alone"].position == 2)
         wait_for(lambda: paths["together"].position == -1)
         assert run.nodes["main"].status()["paths"]["together"]["waiting_for"] == ["gone"]
@@ -145,6 +145,7 @@ def test_logs_are_trimmed_as_clients_acknowledge(sessions: Sessions) -> None:
     net.output("out", source.filter("x > 0"))
     options = hf.Options(archive=False, checkpoint_buckets=2)
     with hf.run(net, options=options) as run:
+        run.service.trim_buckets = 1
         client = run.client("out")
         reader = threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
         reader.start()

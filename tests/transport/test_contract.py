@@ -41,7 +41,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def service(log: Log) -> Service:
-    return Service(logs={"s": log})
+    return Service(logs={"s": log}, trim_buckets=1)
 
 
 @pytest.fixture(params=["in-process", "flight", "flight without shared storage"])

@@ -156,7 +156,7 @@ def _output(
         return replace(report, unknown=f"no client received it durably: {client.lacking}")
     stream, log = client.stream, client.log
     first, upto = max(stream.starts_at, stream.trimmed_upto + 1), stream.complete_upto
-    above = _above(op)
+    above = ops.sources_of(op)
     notes, broken = [], []
     start = _first_whole(op, above, sources, network.width_us)
     if start is None:
@@ -223,13 +223,6 @@ def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
                 "sum of squares loses its digits when it is small against the values"
             )
     return told
-
-
-def _above(op: ops.Operator) -> list[ops.Source]:
-    """The sources an operator depends on, each once."""
-    if isinstance(op, ops.Source):
-        return [op]
-    return list(dict.fromkeys(source for up in op.inputs if up for source in _above(up)))
 
 
 def _first_whole(

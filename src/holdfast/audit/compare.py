@@ -9,7 +9,7 @@ All of it is whole columns: no loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from pyarrow import types as at
 from holdfast.client import RECEIVED_AT
 from holdfast.log.hashing import hash_array
 from holdfast.log.rows import canonical, times_us
+from holdfast.model.levels import Ints, Levels, Matched, came_too_early, evaluate
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Doubles differ by less, relatively, when they only were added up in another order.
@@ -53,31 +53,37 @@ class Comparison:
     missing: int
     wrong: int
     duplicated: int
+    #: The correct rows, numbered by their bucket, for the bucket is the unit of order. Ideally a
+    #: row comes at its own time; where nobody noted when it really came, it is put down as then.
+    matched: Matched
+    levels: Levels
     #: Of each kind of fault a few rows, with their bucket.
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     #: Of the correct rows, since the end of their bucket and since their own time.
     after_bucket: Delay | None = None
     after_row: Delay | None = None
-    #: Buckets of which a correct row came before one of an earlier bucket.
-    order_breaks: tuple[int, ...] = ()
-    #: When correct rows came: bucket, first and last instant.
-    arrivals: tuple[Ints, Ints, Ints] | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether there are correct rows of which it is known when they came."""
+        return self.after_row is not None
 
     @property
     def lossless(self) -> bool:
-        """LOLE: everything, and nothing else."""
-        return not (self.missing or self.wrong or self.duplicated)
+        return self.levels.lole
 
     @property
     def loss_factor(self) -> float:
-        """LF: the share of the ideal rows that was received."""
-        return self.correct / self.ideal_rows if self.ideal_rows else 1.0
+        return self.levels.loss_factor
 
     @property
     def error_factor(self) -> float:
-        """EF: received rows that should not have been, relative to the ideal ones."""
-        false = self.wrong + self.duplicated
-        return false / self.ideal_rows if self.ideal_rows else (float("inf") if false else 0.0)
+        return self.levels.error_factor
+
+    @property
+    def order_breaks(self) -> tuple[int, ...]:
+        """Buckets of which a correct row came before one of an earlier bucket."""
+        return order_breaks([self.matched])
 
 
 def compare(
@@ -123,32 +129,28 @@ def compare(
         )
         if len(rows)
     }
-    found = Comparison(
-        ideal.num_rows, received.num_rows, len(mine), len(missing), len(wrong), len(duplicated),
-        examples,
-    )  # fmt: skip
-    if at_us is None or not len(theirs):
-        return found
-    came, of_bucket = at_us[theirs], buckets[theirs]
-    arrivals = _arrivals(of_bucket, came)
+    of_bucket, time_us = buckets[theirs], times[theirs]
+    came = time_us if at_us is None else at_us[theirs]
+    order = np.argsort(time_us, kind="stable")
+    false = len(wrong) + len(duplicated)
+    matched = Matched(count, false, of_bucket[order], time_us[order], came[order])
+    timed = at_us is not None and len(theirs) > 0
     return Comparison(
-        found.ideal_rows, found.received_rows, found.correct, found.missing, found.wrong,
-        found.duplicated, examples,
-        after_bucket=_delay(came - (of_bucket + 1) * width_us),
-        after_row=_delay(came - times[theirs]),
-        order_breaks=order_breaks(*arrivals),
-        arrivals=arrivals,
+        count, received.num_rows, len(mine), len(missing), len(wrong), len(duplicated),
+        matched=matched,
+        levels=evaluate({"": matched}),
+        examples=examples,
+        after_bucket=_delay(came - (of_bucket + 1) * width_us) if timed else None,
+        after_row=_delay(came - time_us) if timed else None,
     )  # fmt: skip
 
 
-def order_breaks(buckets: Ints, first: Ints, last: Ints) -> tuple[int, ...]:
-    """Buckets of which something came before the last of an earlier bucket (IASO; with the
-    arrivals of several outputs, IESO)."""
-    order = np.lexsort((last, buckets))
-    buckets, first, last = buckets[order], first[order], last[order]
-    starts = np.searchsorted(buckets, buckets, side="left")
-    before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(last)][starts]
-    return tuple(int(bucket) for bucket in np.unique(buckets[first < before]))
+def order_breaks(outputs: Sequence[Matched]) -> tuple[int, ...]:
+    """Buckets of which something came before something of an earlier bucket, of any output. The
+    order within a bucket, to which IESO holds outputs too, is nobody's promise."""
+    buckets = np.concatenate([np.empty(0, np.int64), *(rows.seq for rows in outputs)])
+    at_us = np.concatenate([np.empty(0, np.int64), *(rows.at_us for rows in outputs)])
+    return tuple(int(bucket) for bucket in np.unique(buckets[came_too_early(buckets, at_us)]))
 
 
 # -- numbering ----------------------------------------------------------------------------------
@@ -266,13 +268,6 @@ def _examples(table: pa.Table, buckets: Ints, rows: Ints) -> list[dict[str, Any]
     chosen = rows[:EXAMPLES]
     told = table.take(pa.array(chosen)).to_pylist()
     return [{"bucket": int(b), **row} for b, row in zip(buckets[chosen], told, strict=True)]
-
-
-def _arrivals(buckets: Ints, at_us: Ints) -> tuple[Ints, Ints, Ints]:
-    order = np.lexsort((at_us, buckets))
-    present, starts = np.unique(buckets[order], return_index=True)
-    came = at_us[order]
-    return present, came[starts], came[np.r_[starts[1:], len(came)] - 1]
 
 
 def _delay(delays: Ints) -> Delay:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from holdfast.audit.compare import EXAMPLES, Comparison, Delay, order_breaks
 from holdfast.model.contract import Contract
+from holdfast.model.levels import Levels, evaluate
 
 #: `unknown`: there is not enough left to tell, and the report says what is lacking.
 Verdict = Literal["ok", "failed", "unknown"]
@@ -42,16 +41,8 @@ class OutputReport:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The strongest of ECOC's levels that the rows show."""
-        if self.found is None:
-            return ()
-        loss = f"LILO(LF={self.found.loss_factor:.6g}, EF={self.found.error_factor:.6g})"
-        levels = ["LOLE" if self.found.lossless else loss]
-        if self.found.after_row is not None:
-            levels.append(f"LIDE({_span(self.found.after_row.max_us)})")
-        if not self.found.order_breaks:
-            levels.append("IASO")
-        return tuple(levels)
+        """The strongest of ECOC's levels that the rows show, each output looked at by itself."""
+        return () if self.found is None else _levels(self.found.levels, timed=self.found.timed)
 
     def json(self) -> dict[str, Any]:
         found = self.found
@@ -114,11 +105,23 @@ class Report:
     def ok(self) -> bool:
         return self.verdict == "ok"
 
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that all outputs reach together: only here order between them shows."""
+        found = {output.name: output.found for output in self.outputs if output.found}
+        if not found:
+            return ()
+        levels = evaluate({name: one.matched for name, one in found.items()})
+        timed = any(one.timed for one in found.values())
+        inter = ("IESO",) if timed and levels.ieso else ()
+        return (*_levels(levels, timed=timed), *inter)
+
     def json(self) -> dict[str, Any]:
         """Plain data; what JSON has no word for stands as text."""
         told = {
             "network": self.network,
             "verdict": self.verdict,
+            "levels": list(self.levels),
             "outputs": [output.json() for output in self.outputs],
             "sources": [asdict(source) for source in self.sources],
         }
@@ -132,6 +135,8 @@ class Report:
              "levels"],
             [_output_row(output) for output in self.outputs],
         )  # fmt: skip
+        if self.levels:
+            lines += ["", f"all outputs together: {' '.join(self.levels)}"]
         delays = [row for output in self.outputs for row in _delay_rows(output)]
         if delays:
             lines += ["", *_table(["delay", "since", "p50", "p95", "p99", "max"], delays)]
@@ -153,7 +158,7 @@ class Report:
 def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[str]:
     """Where what was received breaks what was promised."""
     broken = []
-    if found.loss_factor < 1.0 - contract.loss:
+    if found.levels.loss_share > contract.loss:
         broken.append(f"{found.missing} of {found.ideal_rows} rows are missing")
     if found.error_factor > contract.error:
         broken.append(
@@ -173,12 +178,20 @@ def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[st
 
 
 def inter_order_breaks(outputs: Sequence[OutputReport]) -> tuple[int, ...]:
-    """Buckets that came too early when the outputs are looked at as one (IESO)."""
-    arrivals = [o.found.arrivals for o in outputs if o.found and o.found.arrivals is not None]
-    if not arrivals:
-        return ()
-    buckets, first, last = (np.concatenate(column) for column in zip(*arrivals, strict=True))
-    return order_breaks(buckets, first, last)
+    """Buckets that came too early when the outputs are looked at as one."""
+    return order_breaks([o.found.matched for o in outputs if o.found and o.found.timed])
+
+
+def _levels(found: Levels, *, timed: bool) -> tuple[str, ...]:
+    """The strongest level in each dimension; of delay and order only if it is known when rows came,
+    and of delay none if a row came before its time, as under a manual clock."""
+    loss = f"LILO(LF={found.loss_factor:.6g}, EF={found.error_factor:.6g})"
+    levels = ["LOLE" if found.lole else loss]
+    if timed and found.delay_us_max is not None:
+        levels.append("DEFR" if found.defr else f"LIDE({_span(found.delay_us_max)})")
+    if timed and found.iaso:
+        levels.append("IASO")
+    return tuple(levels)
 
 
 def _output_row(output: OutputReport) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 import threading
 import time
@@ -19,6 +20,7 @@ from holdfast.cli.find import running, storage_of
 from holdfast.cli.show import show_report
 from holdfast.client import BucketInfo
 from holdfast.config import Options
+from holdfast.core.monitor import Action, Broken
 from holdfast.errors import InputError
 from holdfast.running import Run
 from holdfast.transport.flight import FlightPeer
@@ -54,6 +56,15 @@ class Printer:
                     f"    {text}", highlight=False, overflow="ellipsis", no_wrap=True, markup=False
                 )
 
+    def contract(self, action: Action, text: str) -> None:
+        """A promise was broken, or is kept again: among the results, where it happened."""
+        color = "bold red" if isinstance(action, Broken) else "green"
+        with self._lock:
+            at = datetime.fromtimestamp(action.at / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
+            self._console.print(
+                f"[dim]{at}[/dim] [{color}]{text}[/{color}]", highlight=False, soft_wrap=True
+            )
+
 
 def _text(value: Any) -> str:
     return value.strftime("%H:%M:%S.%f") if isinstance(value, datetime) else str(value)
@@ -77,12 +88,17 @@ def run_live(
         run = Run(
             network, storage=storage, deployment=args.deployment, options=options, app=args.app
         )
+        printer = Printer(console)
+        if not args.quiet:
+            # Said among the results; once is enough.
+            logging.getLogger("holdfast.monitor").setLevel(logging.ERROR)
+            run.on_contract.append(lambda told: printer.contract(told, run.monitor.text(told)))
         run.start()
-    printer = Printer(console)
     try:
         console.print(
             f"running [bold]{network.name}[/bold] ({args.deployment}), storage {storage}, "
             f"Flight on {run.server.address}"
+            + (f", metrics on {run.metrics.url}" if run.metrics.url else "")
         )
         threads = [_reader(run, op, None if args.quiet else printer) for op in network.outputs]
         until = None if args.seconds is None else time.monotonic() + args.seconds
@@ -102,6 +118,12 @@ def run_live(
             f"{printer.buckets} buckets, {printer.rows} rows, median delay "
             f"{delays[len(delays) // 2]:.0f} ms, longest {delays[-1]:.0f} ms"
         )
+    for name, contract in run.monitor.contracts().items():
+        if contract["breaks"]:
+            console.print(
+                f"[red]{name}: promises broken {contract['breaks']} times, buckets at most "
+                f"{contract['worst_ms']:.0f} ms overdue, {contract['lost_buckets']} lost[/red]"
+            )
     if not args.audit:
         return 0
     from holdfast.audit import audit

@@ -1,4 +1,4 @@
-"""`holdfast`: run, check, status, tail, audit, experiment, version.
+"""`holdfast`: run, check, status, tail, audit, experiment, simulate, chaos, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
 application or the machine is not right, with one message that says what to do. `--debug` adds stack
@@ -64,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--audit", action="store_true", help="audit after the run; 1 if it fails")
     run.add_argument("--quiet", action="store_true", help="do not print results")
     run.add_argument("--port", type=int, default=0, help="of the Flight server (default: any)")
+    run.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve metrics for Prometheus there, 0 for any free one (default: nowhere)",
+    )
     run.add_argument("--memory", default="2g", help="heap of each JVM (default: %(default)s)")
     run.add_argument(
         "--fsync",
@@ -121,6 +127,25 @@ def _parser() -> argparse.ArgumentParser:
     experiment.add_argument("--quick", action="store_true", help="short form, for every day")
     experiment.add_argument("--json", metavar="FILE", help="write the figures there, - for stdout")
     experiment.add_argument("--plots", metavar="DIR", help="draw the figures there as PNG")
+
+    simulate = _command(
+        commands, "simulate", "run the protocols in virtual time, with faults by lot", _simulate
+    )
+    which = simulate.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, metavar="N", help="one seed, with its transcript")
+    which.add_argument("--seeds", metavar="A..B", help="many seeds (default: 1..50)")
+    which.add_argument("--scenario", metavar="FILE", help="faults from a .toml file")
+    simulate.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
+    simulate.add_argument("--history", metavar="FILE", help="of one run: write what happened there")
+
+    chaos = _command(
+        commands, "chaos", "break a network of real processes, and judge what it delivers", _chaos
+    )
+    chaos.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="a name or a .toml file (default: list)"
+    )
+    chaos.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
+    chaos.add_argument("--history", metavar="FILE", help="write what happened there")
 
     version = _command(commands, "version", "print the versions", _version)
     version.set_defaults(call=_version)
@@ -181,6 +206,7 @@ def _run(args: argparse.Namespace) -> int:
         checkpoint_buckets=args.checkpoint_buckets,
         archive=not args.no_archive,
         port=args.port,
+        metrics_port=args.metrics_port,
     )
     if args.audit and args.no_archive:
         raise HoldfastError("--audit wants the archive; leave out --no-archive")
@@ -228,6 +254,22 @@ def _experiment(args: argparse.Namespace) -> int:
     from holdfast.experiments import run_experiment
 
     return run_experiment(args.name, quick=args.quick, json_to=args.json, plots=args.plots)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from holdfast.sim.command import run_simulate
+
+    return run_simulate(
+        seed=args.seed, seeds=args.seeds, scenario=args.scenario, json_to=args.json,
+        history_to=args.history,
+    )  # fmt: skip
+
+
+def _chaos(args: argparse.Namespace) -> int:
+    from holdfast.chaos.command import run_chaos
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return run_chaos(args.scenario, json_to=args.json, history_to=args.history)
 
 
 def _version(args: argparse.Namespace) -> int:

@@ -67,8 +67,35 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
                 str(path["checkpoint"]),
             )
     console.print(nodes)
+    for name, contract in told["contracts"].items():
+        parts = [contract_word(contract), f"reader at bucket {contract['position']}"]
+        if contract["delay_ms"] is not None:
+            parts.append(f"{contract['delay_ms']:.0f} ms after its end")
+        if contract["breaks"]:
+            parts.append(f"{contract['breaks']} breaks, worst {contract['worst_ms']:.0f} ms")
+        console.print(
+            f"output {name}, within {contract['within'] or 'any time'}: {', '.join(parts)}",
+            style=None if contract["kept"] else "red",
+            highlight=False,
+            soft_wrap=True,
+        )
     for failure in told["failures"]:
         console.print(f"[red]{failure}[/red]")
+
+
+def contract_word(contract: dict[str, Any]) -> str:
+    """`kept`, or `BROKEN` with what a reader wants to know first."""
+    broken = []
+    if contract["broken_for_ms"] is not None:
+        waits = ", ".join(contract["waiting_for"])
+        broken.append(f"for {contract['broken_for_ms'] / 1_000:.1f}s: waiting for {waits}")
+    if contract["breaks_of"]["loss"]:
+        broken.append(f"{contract['lost_buckets']} buckets lost")
+    if broken:
+        return "BROKEN " + "; ".join(broken)
+    if contract["within"] is not None and contract["not_judged"] is not None:
+        return f"not judged: {contract['not_judged']}"
+    return "kept"
 
 
 def show_report(report: Any, json_to: str | None) -> None:

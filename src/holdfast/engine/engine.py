@@ -27,9 +27,10 @@ from holdfast.engine.history import PANE_BUCKETS
 from holdfast.engine.inputs import InputFile, Inputs, StepResult
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import Sessions
-from holdfast.engine.state import Version, files_below, release, write_rows
+from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
 from holdfast.errors import HoldfastError, InputError
+from holdfast.log.rows import digest
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
@@ -56,6 +57,23 @@ class Engine:
         self._made: dict[str, set[str]] = {}
         self._readers: dict[tuple[int, str], Any] = {}
         os.makedirs(self.folder, exist_ok=True)
+
+    @property
+    def width_us(self) -> int:
+        return self.network.width_us
+
+    def schema(self, stream: str) -> str:
+        return self.compiled.schema[stream]
+
+    def time(self, stream: str) -> str:
+        return self.compiled.time[stream]
+
+    def digest(self, table: pa.Table) -> str:
+        return digest(table)
+
+    def check(self, version: Version) -> None:
+        """Raises when a file of the version is missing or damaged."""
+        check_files(version, self.folder)
 
     def plan_hash(self, path: Path) -> str:
         """Changes when the query changes in a way the state can feel."""

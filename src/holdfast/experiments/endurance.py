@@ -68,7 +68,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 held.source(source).advance((bucket + 1) * WIDTH_US)
             while any(
                 state.position is None or state.position < bucket
-                for state in node.core.paths.values()
+                for state in node.performer.core.paths.values()
             ):
                 held.raise_failure()
                 if time.monotonic() > began + LIMIT_S:

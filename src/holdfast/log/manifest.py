@@ -25,7 +25,8 @@ import numpy as np
 
 from holdfast.config import FsyncPolicy
 from holdfast.errors import LogCorrupted, LogError
-from holdfast.log.files import put_file, storage, storage_error, write_all
+from holdfast.log.disk import OS_DISK, AppendFile, Disk
+from holdfast.log.files import put_file, storage, storage_error
 from holdfast.log.records import Note, Record, decode, encode
 from holdfast.log.segment import REMEDY
 from holdfast.types import FORMAT
@@ -74,7 +75,7 @@ def _next_frame(data: bytes, after: int) -> int | None:
     return next((place for place in places.tolist() if _frame_at(data, place) is not None), None)
 
 
-def _read(data: bytes, path: Path) -> tuple[list[Record], int]:
+def _read(data: bytes, path: str) -> tuple[list[Record], int]:
     """The records, and how many bytes of the file are good."""
     if not data.startswith(HEADER):
         if HEADER.startswith(data):  # nothing was ever written behind a torn header
@@ -104,7 +105,7 @@ def _read(data: bytes, path: Path) -> tuple[list[Record], int]:
     return records, good
 
 
-def read_records(data: bytes, path: Path) -> list[Record]:
+def read_records(data: bytes, path: str) -> list[Record]:
     """What the bytes of a manifest say, for who must not change it; a torn tail is left out."""
     return _read(data, path)[0]
 
@@ -112,11 +113,14 @@ def read_records(data: bytes, path: Path) -> list[Record]:
 class Manifest:
     """The open file. Not thread-safe: its log appends one at a time."""
 
-    def __init__(self, path: Path, fd: int, *, good: int, cut_bytes: int, fsync: bool) -> None:
+    def __init__(
+        self, path: str, file: AppendFile, disk: Disk, *, good: int, cut_bytes: int, fsync: bool
+    ) -> None:
         self.path = path
         #: Bytes of a torn tail that recovery cut off.
         self.cut_bytes = cut_bytes
-        self._fd = fd
+        self._file = file
+        self._disk = disk
         #: Length of the file up to the last durable frame.
         self._good = good
         self._fsync = fsync
@@ -124,25 +128,30 @@ class Manifest:
         self._poison: str | None = None
 
     @classmethod
-    def open(cls, path: str | Path, fsync: FsyncPolicy) -> tuple[Manifest, list[Record]]:
-        path, sync = Path(path), fsync == "always"
+    def open(
+        cls, path: str | Path, fsync: FsyncPolicy, disk: Disk = OS_DISK
+    ) -> tuple[Manifest, list[Record]]:
+        path, sync = os.path.abspath(path), fsync == "always"
         with storage(path):
-            data = path.read_bytes() if path.exists() else b""
+            data = disk.read(path) if disk.exists(path) else b""
         records, good = _read(data, path)
         cut_bytes = len(data) - good
         if good == 0:
-            put_file(path, HEADER, fsync=sync)
+            put_file(path, HEADER, fsync=sync, disk=disk)
             good, cut_bytes = len(HEADER), 0
         with storage(path):
-            fd = os.open(path, os.O_RDWR | os.O_APPEND)
-            manifest = cls(path, fd, good=good, cut_bytes=cut_bytes, fsync=sync)
+            file = disk.open_append(path, fsync=sync)
             try:
                 if cut_bytes:
-                    manifest._cut()
+                    file.truncate(good)
+                if sync:
+                    # A predecessor that was killed may have written or renamed what it did not
+                    # sync, and files are deleted on the word of these records.
+                    disk.sync_tree(path, os.path.dirname(path))
             except OSError:
-                manifest.close()
+                file.close()
                 raise
-        return manifest, records
+        return cls(path, file, disk, good=good, cut_bytes=cut_bytes, fsync=sync), records
 
     def append(self, records: Sequence[Record]) -> None:
         """Makes the records durable, all or none. After a failure the next append works again."""
@@ -151,12 +160,10 @@ class Manifest:
             return
         data = frame(encode(records))
         try:
-            write_all(self._fd, data)
-            if self._fsync:
-                os.fdatasync(self._fd)
+            self._file.append(data)
         except BaseException as err:
             try:
-                self._cut()
+                self._file.truncate(self._good)
             except OSError as second:
                 self._poison = f"an append failed ({err!r}) and was not taken back ({second!r})"
             if isinstance(err, OSError):
@@ -175,34 +182,21 @@ class Manifest:
         frames = [frame(encode(records[start : start + _REWRITE_RECORDS])) for start in groups]
         data = HEADER + b"".join(frames) + frame(encode([Note(f"rewritten as {len(records)}")]))
         try:
-            put_file(self.path, data, fsync=self._fsync)
+            put_file(self.path, data, fsync=self._fsync, disk=self._disk)
             with storage(self.path):
-                fd = os.open(self.path, os.O_RDWR | os.O_APPEND)
+                file = self._disk.open_append(self.path, fsync=self._fsync)
         except LogError as err:
-            if not self._in_place():
+            if not self._file.in_place():
                 self._poison = f"it was replaced but the new file is not certain ({err})"
             raise
-        os.close(self._fd)
-        self._fd, self._good = fd, len(data)
+        with suppress(OSError):
+            self._file.close()
+        self._file, self._good = file, len(data)
 
     def close(self) -> None:
         self._poison = self._poison or "it is closed"
-        if self._fd >= 0:
-            with suppress(OSError):
-                os.close(self._fd)
-        self._fd = -1
-
-    def _cut(self) -> None:
-        os.ftruncate(self._fd, self._good)
-        if self._fsync:
-            os.fsync(self._fd)
-
-    def _in_place(self) -> bool:
-        """Whether the file of that name is still the one we append to."""
-        try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
-        except OSError:
-            return False
+        with suppress(OSError):
+            self._file.close()
 
     def _refuse_if_poisoned(self) -> None:
         if self._poison is not None:

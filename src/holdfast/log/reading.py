@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from holdfast.errors import InputError
 from holdfast.log import folder
+from holdfast.log.disk import OS_DISK, Disk
 from holdfast.log.files import storage
 from holdfast.log.manifest import read_records
-from holdfast.log.segment import read_segment
+from holdfast.log.segment import PARQUET, Segments
 from holdfast.log.state import LogState, fold
 from holdfast.types import Segment
 
@@ -25,22 +26,28 @@ class ReadOnlyLog:
     root: Path
     #: The fold of the records that were there. Not to be changed.
     state: LogState
+    disk: Disk = OS_DISK
+    segments: Segments = PARQUET
 
     def absolute(self, segment: Segment) -> str:
         return str(self.root / segment.path)
 
     def read(self, segment: Segment) -> pa.Table:
         """The rows, held against their checksum."""
-        return read_segment(self.absolute(segment), rows=segment.rows, checksum=segment.checksum)
+        return self.segments.read(
+            self.absolute(segment), rows=segment.rows, checksum=segment.checksum, disk=self.disk
+        )
 
 
-def read_only(root: str | Path) -> ReadOnlyLog:
+def read_only(
+    root: str | Path, *, disk: Disk = OS_DISK, segments: Segments = PARQUET
+) -> ReadOnlyLog:
     """The log in the folder `root`, as it stands now."""
     root = Path(root).absolute()
-    path = root / folder.MANIFEST
+    path = str(root / folder.MANIFEST)
     try:
         with storage(path):
-            data = path.read_bytes()
+            data = disk.read(path)
     except Exception as err:
         if isinstance(err.__cause__, FileNotFoundError | NotADirectoryError):
             raise InputError(f"{root}: there is no log here; name a folder of a run") from err
@@ -48,4 +55,4 @@ def read_only(root: str | Path) -> ReadOnlyLog:
     state = LogState()
     for record in read_records(data, path):
         fold(state, record)
-    return ReadOnlyLog(root, state)
+    return ReadOnlyLog(root, state, disk, segments)

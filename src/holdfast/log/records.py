@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from holdfast.errors import LogCorrupted
@@ -38,6 +39,10 @@ class Added:
     """The segment's file is durable and part of its stream."""
 
     segment: Segment
+
+    @property
+    def stream(self) -> str:
+        return self.segment.id.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,41 +138,51 @@ _KINDS: dict[str, type[Record]] = {
     "note": Note,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _NAMES}
+_IDENTITY = tuple(field.name for field in fields(SegmentId))
+#: Where the fields of `Added` are. `asdict` would take most of the time of an append.
+_SPREAD = {name: f"segment.id.{name}" for name in _IDENTITY} | {
+    field.name: f"segment.{field.name}" for field in fields(Segment) if field.name != "id"
+}
+_spread = attrgetter(*_SPREAD.values())
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """One flat object; a segment's identity is spread out beside the rest of it."""
-    kind: dict[str, Any] = {"kind": _NAMES[type(record)]}
+    """One flat object; a segment's identity is spread out beside the rest of it.
+
+    What a record holds is not copied: the object is to be written, not kept.
+    """
+    plain: dict[str, Any] = {"kind": _NAMES[type(record)]}
     if isinstance(record, Added):
-        plain = asdict(record.segment)
-        identity: dict[str, Any] = plain.pop("id")
-        return kind | identity | plain
-    return kind | asdict(record)
+        plain.update(zip(_SPREAD, _spread(record), strict=True))
+    else:
+        for name in _FIELDS[type(record)]:
+            plain[name] = getattr(record, name)
+    return plain
 
 
 def from_json(plain: dict[str, Any]) -> Record:
     """The inverse of `to_json`. Whoever wrote a kind or a field we do not know is newer than us."""
-    fields = dict(plain)
-    name = fields.pop("kind", None)
+    given = dict(plain)
+    name = given.pop("kind", None)
     try:
         kind = _KINDS[name]
         if kind is Added:
-            names = ("stream", "partition", "bucket", "version", "part")
-            identity = SegmentId(**{name: fields.pop(name) for name in names})
-            stability = Stability(fields.pop("stability"))
-            return Added(Segment(id=identity, stability=stability, **fields))
-        return kind(**fields)
+            identity = SegmentId(*[given.pop(name) for name in _IDENTITY])
+            stability = Stability(given.pop("stability"))
+            return Added(Segment(id=identity, stability=stability, **given))
+        return kind(**given)
     except (KeyError, TypeError, ValueError) as err:
         raise LogCorrupted(
-            f"a record of kind {name!r} with fields {sorted(fields)} is unknown: it was written by "
+            f"a record of kind {name!r} with fields {sorted(given)} is unknown: it was written by "
             "a newer Holdfast; start this storage with that version"
         ) from err
 
 
 def encode(records: Sequence[Record]) -> bytes:
     """Records that become durable together: one frame's payload."""
-    plain = [to_json(record) for record in records]
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+    return _dumps([to_json(record) for record in records]).encode()
 
 
 def decode(payload: bytes) -> list[Record]:

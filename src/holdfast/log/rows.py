@@ -78,8 +78,17 @@ def _time_column(table: pa.Table, time: str) -> pa.ChunkedArray:
     return column
 
 
+#: Types with one encoding of each value.
+_PLAIN = frozenset(
+    {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
+     pa.date32(), TIMESTAMP}
+)  # fmt: skip
+
+
 def _canonical(array: pa.Array) -> pa.Array:
     kind = array.type
+    if kind in _PLAIN:
+        return array
     if isinstance(kind, pa.ExtensionType):
         return _canonical(array.storage)
     if at.is_dictionary(kind):
@@ -147,6 +156,8 @@ def runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Stretches of equal values in a sorted array: (value, first index, index after the last)."""
     if not len(values):
         return []
+    if values[0] == values[-1]:
+        return [(int(values[0]), 0, len(values))]
     starts = np.flatnonzero(np.r_[True, np.diff(values) != 0])
     ends = np.r_[starts[1:], len(values)]
     return [(int(values[lo]), int(lo), int(hi)) for lo, hi in zip(starts, ends, strict=True)]

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.errors import InputError, LogCorrupted, ProtocolViolation
-from holdfast.log.files import put_file, storage, storage_error
+from holdfast.log.disk import OS_DISK, Disk
+from holdfast.log.files import put_file, storage
 from holdfast.log.rows import canonical, digest, times_us
-
-__all__ = ["SegmentFile", "read_segment", "storage_error", "write_segment"]
 
 REMEDY = "restore the storage, or delete this node's storage so that it is rebuilt by replay"
 #: Below this, handing columns to other threads costs more than it saves.
@@ -36,7 +36,32 @@ class SegmentFile:
     size_bytes: int
 
 
-def write_segment(table: pa.Table, path: str | Path, *, time: str, fsync: bool) -> SegmentFile:
+class Segments(Protocol):
+    """How rows become a file and come back. A simulation spares itself Parquet."""
+
+    def write(
+        self, table: pa.Table, path: str, *, time: str, fsync: bool, disk: Disk
+    ) -> SegmentFile: ...
+
+    def read(self, path: str, *, rows: int, checksum: str, disk: Disk) -> pa.Table: ...
+
+
+class _Parquet:
+    def write(
+        self, table: pa.Table, path: str, *, time: str, fsync: bool, disk: Disk
+    ) -> SegmentFile:
+        return write_segment(table, path, time=time, fsync=fsync, disk=disk)
+
+    def read(self, path: str, *, rows: int, checksum: str, disk: Disk) -> pa.Table:
+        return read_segment(path, rows=rows, checksum=checksum, disk=disk)
+
+
+PARQUET: Segments = _Parquet()
+
+
+def write_segment(
+    table: pa.Table, path: str | Path, *, time: str, fsync: bool, disk: Disk = OS_DISK
+) -> SegmentFile:
     """Writes the rows in canonical form. The file is there whole or not at all."""
     if table.num_rows == 0:
         raise ProtocolViolation(f"{path}: a segment without rows; empty buckets have no segment")
@@ -56,15 +81,15 @@ def write_segment(table: pa.Table, path: str | Path, *, time: str, fsync: bool) 
     except pa.ArrowException as err:
         raise InputError(f"{path}: Parquet cannot hold these rows: {err}") from err
     data = memoryview(sink.getvalue())
-    put_file(Path(path), data, fsync=fsync)
+    put_file(path, data, fsync=fsync, disk=disk)
     return SegmentFile(table.num_rows, digest(table), t_max_us, data.nbytes)
 
 
-def read_segment(path: str | Path, *, rows: int, checksum: str) -> pa.Table:
+def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_DISK) -> pa.Table:
     """The rows as they were written, or `LogCorrupted`: never anything else."""
     try:
         with storage(path):
-            data = Path(path).read_bytes()
+            data = disk.read(str(path))
     except Exception as err:
         if isinstance(err.__cause__, FileNotFoundError):
             raise LogCorrupted(f"{path}: the segment's file is missing; {REMEDY}") from err

@@ -60,6 +60,11 @@ class StreamState:
         first = bisect_left(self.segments, from_bucket, key=_bucket)
         return self.segments[first : bisect_right(self.segments, upto, lo=first, key=_bucket)]
 
+    def open_part(self) -> StreamState:
+        """A copy without the whole buckets."""
+        open_from = bisect_right(self.segments, self.complete_upto, key=_bucket)
+        return replace(self, segments=self.segments[open_from:], acks=dict(self.acks))
+
     @property
     def trimmable(self) -> int:
         """No reader needs anything up to this bucket, and it is whole."""
@@ -95,8 +100,8 @@ def fold(state: LogState, record: Record) -> None:
             state.streams[record.stream] = StreamState(
                 record.stream, record.schema, record.time, record.starts_at, before, before
             )
-        case Added(segment=segment):
-            _fold_added(state.stream(segment.id.stream), record)
+        case Added():
+            _fold_added(state.stream(record.stream), record)
         case Boundary():
             stream = state.stream(record.stream)
             upto = stream.complete_upto
@@ -134,16 +139,16 @@ def fold(state: LogState, record: Record) -> None:
 def rehearse(state: LogState, records: Iterable[Record]) -> None:
     """Raises what folding the records would raise, and changes nothing.
 
-    It folds them onto a copy without the whole buckets, which no record may touch again: the cost
-    does not grow with the log.
+    It folds them onto copies of the streams they name, without the whole buckets, which no record
+    may touch again: the cost does not grow with the log.
     """
-    copy = LogState(epoch=state.epoch, owner=state.owner)
-    for name, stream in state.streams.items():
-        open_from = bisect_right(stream.segments, stream.complete_upto, key=_bucket)
-        tail = stream.segments[open_from:]
-        copy.streams[name] = replace(stream, segments=tail, acks=dict(stream.acks))
+    draft = LogState(epoch=state.epoch, owner=state.owner, streams=dict(state.streams))
     for record in records:
-        fold(copy, record)
+        name = getattr(record, "stream", "")
+        stream = draft.streams.get(name)
+        if stream is not None and stream is state.streams.get(name):
+            draft.streams[name] = stream.open_part()
+        fold(draft, record)
 
 
 def snapshot(state: LogState) -> list[Record]:

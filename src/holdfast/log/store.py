@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,10 +31,11 @@ from holdfast.errors import (
     Trimmed,
 )
 from holdfast.log import folder
-from holdfast.log.files import make_folder, storage, sync_tree
+from holdfast.log.disk import OS_DISK, Disk
+from holdfast.log.files import make_folder, storage
 from holdfast.log.manifest import Manifest
 from holdfast.log.records import Ack, Added, Boundary, DropState, Epoch, Open, Record, State, Trim
-from holdfast.log.segment import read_segment, write_segment
+from holdfast.log.segment import PARQUET, Segments
 from holdfast.log.state import LogState, StreamState, fold, live_records, rehearse, snapshot
 from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
@@ -60,6 +60,8 @@ class Log:
         *,
         fsync: bool,
         archive: bool,
+        disk: Disk,
+        segments: Segments,
     ) -> None:
         self.root = root
         self.archive = archive
@@ -73,6 +75,10 @@ class Log:
         self._unwritten: dict[tuple[str, str], Ack] = {}
         self._appending = threading.Lock()
         self._manifest = manifest
+        self._disk = disk
+        self._encoding = segments
+        #: The root again: joining paths is a matter of every append.
+        self._base = str(root)
         self._fsync = fsync
         self._lock: int | None = lock
         self._attempts = itertools.count()
@@ -82,16 +88,33 @@ class Log:
 
     @classmethod
     def open(
-        cls, root: str | Path, owner: str, *, fsync: FsyncPolicy, archive: bool = False
+        cls,
+        root: str | Path,
+        owner: str,
+        *,
+        fsync: FsyncPolicy,
+        archive: bool = False,
+        disk: Disk = OS_DISK,
+        segments: Segments = PARQUET,
     ) -> Log:
         root, sync = Path(root).absolute(), fsync == "always"
-        for path in (root, root / folder.SEGMENTS, root / folder.STATE):
-            make_folder(path, fsync=sync)
-        lock = folder.take_lock(root)
+        base = str(root)
+        for path in (base, f"{base}/{folder.SEGMENTS}", f"{base}/{folder.STATE}"):
+            make_folder(path, fsync=sync, disk=disk)
+        lock = folder.take_lock(base, disk)
         try:
-            manifest, records = Manifest.open(root / folder.MANIFEST, fsync)
+            manifest, records = Manifest.open(f"{base}/{folder.MANIFEST}", fsync, disk)
             state = LogState()
-            log = cls(root, manifest, state, lock, fsync=sync, archive=archive)
+            log = cls(
+                root,
+                manifest,
+                state,
+                lock,
+                fsync=sync,
+                archive=archive,
+                disk=disk,
+                segments=segments,
+            )
             try:
                 for record in records:
                     fold(state, record)
@@ -102,14 +125,14 @@ class Log:
                     for stream in state.streams.values()
                     for segment in stream.segments
                 }
-                log.orphans = folder.tidy(root, sizes, fresh=not records)
+                log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
                 log._grown = len(records)
                 log.append(Epoch(state.epoch + 1, owner))
             except BaseException:
                 manifest.close()
                 raise
         except BaseException:
-            os.close(lock)
+            disk.unlock(lock)
             raise
         return log
 
@@ -145,7 +168,7 @@ class Log:
                     self._manifest.append(acks)
             finally:
                 self._manifest.close()
-                os.close(lock)
+                self._disk.unlock(lock)
 
     # Streams
 
@@ -154,7 +177,8 @@ class Log:
         with self.changed:
             known = self._state.streams.get(stream)
         if known is None:
-            make_folder(self.root / folder.stream_folder(stream), fsync=self._fsync)
+            path = f"{self._base}/{folder.stream_folder(stream)}"
+            make_folder(path, fsync=self._fsync, disk=self._disk)
             self.append(Open(stream, schema, time, starts_at))
         elif (known.schema, known.time) != (schema, time):
             raise InputError(
@@ -188,7 +212,9 @@ class Log:
         with self.changed:
             time, epoch = self._stream(id.stream).time, self._state.epoch
         path = folder.segment_path(id, epoch=epoch, attempt=next(self._attempts))
-        file = write_segment(table, self.root / path, time=time, fsync=self._fsync)
+        file = self._encoding.write(
+            table, f"{self._base}/{path}", time=time, fsync=self._fsync, disk=self._disk
+        )
         return Segment(
             id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch
         )
@@ -236,13 +262,16 @@ class Log:
             return known.between(from_bucket, upto)
 
     def absolute(self, segment: Segment) -> str:
-        return str(self.root / segment.path)
+        return f"{self._base}/{segment.path}"
 
     def read(self, segment: Segment) -> pa.Table:
         """The rows, held against their checksum."""
         try:
-            return read_segment(
-                self.absolute(segment), rows=segment.rows, checksum=segment.checksum
+            return self._encoding.read(
+                self.absolute(segment),
+                rows=segment.rows,
+                checksum=segment.checksum,
+                disk=self._disk,
             )
         except LogCorrupted:
             bucket = segment.id.bucket
@@ -294,7 +323,7 @@ class Log:
                 return
             doomed = [segment.path for segment in known.between(known.starts_at, upto)]
         self.append(Trim(stream, upto))
-        folder.delete(self.root, doomed)
+        folder.delete(self._base, doomed, self._disk)
 
     # What survives beside the rows
 
@@ -302,8 +331,9 @@ class Log:
         """Records a state version; `files` are its files and folders, below the root."""
         if self._fsync:
             for name in files:
-                with storage(self.root / name):
-                    sync_tree(self.root / name, self.root)
+                file = f"{self._base}/{name}"
+                with storage(file):
+                    self._disk.sync_tree(file, self._base)
         # As recovery would read it: what JSON cannot hold must not live on in memory alone.
         self.append(State(path, bucket, json.loads(json.dumps(body))))
 

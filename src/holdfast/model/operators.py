@@ -155,3 +155,10 @@ class Stateful(Operator):
 class Output(Operator):
     contract: Contract
     sink: Any = None
+
+
+def sources_of(op: Operator) -> list[Source]:
+    """The sources an operator depends on, each once."""
+    if isinstance(op, Source):
+        return [op]
+    return list(dict.fromkeys(source for up in op.inputs if up for source in sources_of(up)))

@@ -1,7 +1,9 @@
-"""Arrow Flight: one server per process, DoGet to follow, DoPut to push, actions for the rest.
+"""Arrow Flight: one server per process; DoExchange to follow, DoPut to push, actions for the rest.
 
-A followed stream is one endless DoGet. Each segment comes as one record batch with its description
-as metadata; a boundary is an empty batch. Counts and checksums are verified on arrival.
+A followed stream is one endless exchange in which only the server speaks after the question. DoGet
+would do, but its client waits for the first answer where nobody can interrupt it, and a peer may
+stand still at any moment. The rows of a segment come in pieces, then its description; a boundary
+ends a delivery. Counts and checksums are verified on arrival.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -20,11 +23,18 @@ from holdfast.errors import HoldfastError, SetupError, TransportError
 from holdfast.log.rows import canonical, digest
 from holdfast.model.schema import arrow_schema
 from holdfast.transport import wire
-from holdfast.transport.service import Delivery, Service
+from holdfast.transport.service import Delivery, Service, verified
 from holdfast.types import Segment, StreamInfo
 
-#: A peer that has not said anything for so long is taken for dead by its readers.
+#: So long a peer may say nothing, unless the run has an option for it.
 SILENCE_S = 5.0
+#: Pushed rows are durable before they are answered, and there may be many.
+PUSH_S = 60.0
+#: Rows are sent in pieces of about this size: on a slow link each is a sign of life.
+PIECE_BYTES = 64 * 1024
+#: What cannot be written to a reader that stands still must not keep a process from ending.
+STOP_S = 5.0
+_GONE = (pa.ArrowException, OSError)
 
 
 def machine_id() -> str:
@@ -53,43 +63,45 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ) from None
         self.address = f"{host}:{self.port}"
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
-            ask = wire.decode(ticket.ticket, "follow")
-            shared = ask["machine"] == machine_id()
-            deliveries = self._service.follow(
-                ask["stream"], ask["from_bucket"], context.is_cancelled
-            )
-            first = next(deliveries, None)
-            log = self._service.logs[ask["stream"]]
-            if first is None:
-                raise TransportError(f"stream {ask['stream']!r} is closing")
-            schema = arrow_schema(log.info(ask["stream"]).schema)
+            self._serve(wire.decode(descriptor.command, "follow"), context.is_cancelled, writer)
         except HoldfastError as err:
             raise flight.FlightServerError(wire.error_body(err)) from None
-        return flight.GeneratorStream(schema, self._batches(first, deliveries, log, schema, shared))
+        except _GONE:
+            pass  # the reader has left
 
-    def _batches(
-        self, first: Delivery, rest: Iterator[Delivery], log: Any, schema: pa.Schema, shared: bool
-    ) -> Iterator[Any]:
-        empty = pa.RecordBatch.from_arrays(
-            [pa.array([], field.type) for field in schema], schema=schema
-        )
-        delivery: Delivery | None = first
-        try:
-            while delivery is not None:
-                for segment, path in zip(delivery.segments, delivery.paths, strict=True):
-                    body = {"segment": wire.segment_body(segment), "path": path if shared else None}
-                    batch = empty
-                    if not shared:
-                        batch = log.read(segment).cast(schema).combine_chunks().to_batches()[0]
-                    yield batch, pa.py_buffer(wire.encode("segment", body))
-                said = {"stream": delivery.stream, "upto": delivery.upto, "epoch": delivery.epoch,
-                        "ended": delivery.ended}  # fmt: skip
-                yield empty, pa.py_buffer(wire.encode("boundary", said))
-                delivery = next(rest, None)
-        except HoldfastError as err:
-            raise flight.FlightServerError(wire.error_body(err)) from None
+    def _serve(self, ask: dict[str, Any], left: Callable[[], bool], writer: Any) -> None:
+        stream, shared = ask["stream"], ask["machine"] == machine_id()
+
+        def say(kind: str, body: dict[str, Any]) -> None:
+            writer.write_metadata(pa.py_buffer(wire.encode(kind, body)))
+
+        log = self._service.logs.get(stream)
+        while log is not None and stream not in log.streams():  # declared, not opened yet
+            say("alive", {})
+            if left() or self._service.stopping.wait(self._service.heartbeat_s):
+                return
+        schema: pa.Schema = None
+        delivery: Delivery | None = None
+        for delivery in self._service.follow(stream, ask["from_bucket"], left):
+            assert log is not None
+            for segment, path in zip(delivery.segments, delivery.paths, strict=True):
+                if not shared:
+                    if schema is None:
+                        schema = arrow_schema(log.info(stream).schema)
+                        writer.begin(schema)
+                    for piece in _pieces(log.read(segment).cast(schema)):
+                        writer.write_batch(piece)
+                body = {"segment": wire.segment_body(segment), "path": path if shared else None}
+                say("segment", body)
+            said = {"stream": delivery.stream, "since": delivery.since, "upto": delivery.upto,
+                    "epoch": delivery.epoch,
+                    "ended": delivery.ended,
+                    "info": asdict(delivery.info) if delivery.info else None}  # fmt: skip
+            say("boundary", said)
+        if delivery is None or not delivery.ended:
+            raise TransportError(f"stream {stream!r} is closing")
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
@@ -103,9 +115,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             body = wire.decode(action.body.to_pybytes(), action.type)
             match action.type:
+                case "ping":
+                    answer: dict[str, Any] = {}
                 case "streams":
                     infos = [asdict(info) for info in self._service.streams()]
-                    answer: dict[str, Any] = {"streams": infos}
+                    answer = {"streams": infos}
                 case "acknowledge":
                     self._service.acknowledge(
                         body["stream"], body["reader"], body["received"], body["needed"],
@@ -120,15 +134,27 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def stop(self) -> None:
         self._service.stopping.set()
-        self.shutdown()
+        ending = threading.Thread(target=self.shutdown, name="flight-stop", daemon=True)
+        ending.start()
+        ending.join(timeout=STOP_S)
 
 
 class FlightPeer:
-    """A peer reached over Flight. One connection per peer; safe to use from several threads."""
+    """A peer reached over Flight. One connection per peer; safe to use from several threads.
 
-    def __init__(self, address: str) -> None:
+    Whatever it is asked, it answers within `silence_s` or is taken for gone (`TransportError`).
+    """
+
+    def __init__(
+        self, address: str, *, silence_s: float = SILENCE_S, by_reference: bool = True
+    ) -> None:
         self.address = address
-        self._client = flight.FlightClient(f"grpc://{address}")
+        self._silence_s, self._by_reference = silence_s, by_reference
+        wait_ms = max(1, int(silence_s * 1_000))
+        # A connection of its own: one that another peer object holds may be dead without knowing.
+        own = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", wait_ms),
+               ("grpc.max_reconnect_backoff_ms", wait_ms)]  # fmt: skip
+        self._client = flight.FlightClient(f"grpc://{address}", generic_options=own)
 
     def streams(self) -> list[StreamInfo]:
         return [wire.info_of(body) for body in self._action("streams", {})["streams"]]
@@ -136,36 +162,30 @@ class FlightPeer:
     def follow(
         self, stream: str, from_bucket: int | None, stop: threading.Event
     ) -> Iterator[Delivery]:
-        ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine_id()}
+        machine = machine_id() if self._by_reference else ""
+        ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine}
+        self._action("ping", {})  # connecting is the one thing that only a deadline can end
         try:
-            reader = self._client.do_get(flight.Ticket(wire.encode("follow", ask)))
-            segments: list[Segment] = []
-            paths: list[str] = []
-            tables: list[pa.Table] = []
-            while not stop.is_set():
-                try:
-                    chunk = reader.read_chunk()
-                except StopIteration:
-                    return
-                data = bytes(chunk.app_metadata)
-                if b'"kind":"segment"' in data:
-                    body = wire.decode(data, "segment")
-                    segment = wire.segment_of(body["segment"])
-                    segments.append(segment)
-                    if body["path"] is not None:
-                        paths.append(body["path"])
-                    else:
-                        tables.append(_verified(pa.Table.from_batches([chunk.data]), segment))
-                    continue
-                said = wire.decode(data, "boundary")
-                yield Delivery(
-                    said["stream"], said["upto"], said["epoch"], tuple(segments), tuple(paths),
-                    tuple(tables), said["ended"],
-                )  # fmt: skip
-                segments, paths, tables = [], [], []
-            reader.cancel()
-        except (pa.ArrowException, OSError) as err:
+            writer, reader = self._client.do_exchange(
+                flight.FlightDescriptor.for_command(wire.encode("follow", ask))
+            )
+        except _GONE as err:
             raise self._error(err) from None
+        patience = _Patience(reader, self._silence_s, stop)
+        try:
+            yield from _deliveries(patience)
+        except _GONE as err:
+            if stop.is_set():
+                return
+            if patience.lost:
+                raise TransportError(
+                    f"{self.address} has said nothing for {self._silence_s:g} s"
+                ) from None
+            raise self._error(err) from None
+        finally:
+            patience.end()
+            with suppress(*_GONE):
+                writer.close()
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         self._action(
@@ -178,10 +198,11 @@ class FlightPeer:
         ask = {"source": source, "token": token, "flush": flush}
         descriptor = flight.FlightDescriptor.for_command(wire.encode("push", ask))
         try:
-            writer, _ = self._client.do_put(descriptor, table.schema)
+            limit = flight.FlightCallOptions(timeout=PUSH_S)
+            writer, _ = self._client.do_put(descriptor, table.schema, limit)
             with writer:
                 writer.write_table(table)
-        except (pa.ArrowException, OSError) as err:
+        except _GONE as err:
             raise self._error(err) from None
 
     def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +214,9 @@ class FlightPeer:
     def _action(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         action = flight.Action(name, wire.encode(name, body))
         try:
-            options = flight.FlightCallOptions(timeout=SILENCE_S)
+            options = flight.FlightCallOptions(timeout=self._silence_s)
             results = list(self._client.do_action(action, options))
-        except (pa.ArrowException, OSError) as err:
+        except _GONE as err:
             raise self._error(err) from None
         return wire.decode(results[0].body.to_pybytes(), "answer")
 
@@ -204,8 +225,80 @@ class FlightPeer:
         return wire.error_of(str(err), f"{self.address} cannot be reached or went away ({brief})")
 
 
-def _verified(table: pa.Table, segment: Segment) -> pa.Table:
-    table = canonical(table)
-    if table.num_rows != segment.rows or digest(table) != segment.checksum:
-        raise TransportError(f"segment {segment.id} arrived damaged; it will be asked for again")
-    return table
+class _Patience:
+    """Reads; cancels a read in which nothing came for `silence_s`, or whose reader is to stop.
+
+    It counts its own ticks instead of asking a clock: a process that stood still itself must not
+    take its peer for gone when it wakes up.
+    """
+
+    _TICKS = 20
+
+    def __init__(self, reader: Any, silence_s: float, stop: threading.Event) -> None:
+        self.lost = False
+        self._reader, self._stop = reader, stop
+        self._tick_s = silence_s / self._TICKS
+        self._reading, self._quiet = False, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
+        self._thread.start()
+
+    def read(self) -> Any:
+        self._quiet, self._reading = 0, True
+        try:
+            return self._reader.read_chunk()
+        finally:
+            self._reading = False
+
+    def end(self) -> None:
+        self._over.set()
+        self._reader.cancel()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._tick_s):
+            self._quiet += self._reading
+            if self._stop.is_set() or self._quiet > self._TICKS:
+                self.lost = not self._stop.is_set()
+                self._reader.cancel()
+                return
+
+
+def _deliveries(heard: _Patience) -> Iterator[Delivery]:
+    segments: list[Segment] = []
+    paths: list[str] = []
+    tables: list[pa.Table] = []
+    pieces: list[pa.RecordBatch] = []
+    while True:
+        try:
+            chunk = heard.read()
+        except StopIteration:
+            return
+        if chunk.data is not None:
+            pieces.append(chunk.data)
+            continue
+        said = wire.decode(bytes(chunk.app_metadata), "alive", "segment", "boundary")
+        match said["kind"]:
+            case "segment":
+                segment = wire.segment_of(said["segment"])
+                segments.append(segment)
+                if said["path"] is not None:
+                    paths.append(said["path"])
+                else:
+                    table = canonical(pa.Table.from_batches(pieces))
+                    tables.append(verified(table, segment, digest))
+                    pieces = []
+            case "boundary":
+                yield Delivery(
+                    said["stream"], said["since"], said["upto"], said["epoch"],
+                    tuple(segments), tuple(paths),
+                    tuple(tables), said["ended"],
+                    wire.info_of(said["info"]) if said["info"] else None,
+                )  # fmt: skip
+                segments, paths, tables = [], [], []
+
+
+def _pieces(table: pa.Table) -> list[pa.RecordBatch]:
+    rows = max(1, table.num_rows * PIECE_BYTES // max(1, table.nbytes))
+    pieces: list[pa.RecordBatch] = table.to_batches(max_chunksize=rows)
+    return pieces

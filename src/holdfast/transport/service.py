@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,14 +20,16 @@ from holdfast.log.segment import read_segment
 from holdfast.types import Segment, StreamInfo
 
 #: A silent stream still says so this often, so that a reader can tell silence from death.
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """All segments of the buckets after the previous delivery up to `upto`, which are whole."""
+    """All segments of the buckets `since` to `upto`, which are whole."""
 
     stream: str
+    #: One more than `upto` when nothing is new: a sign of life.
+    since: int
     upto: int
     epoch: int
     segments: tuple[Segment, ...] = ()
@@ -35,6 +37,8 @@ class Delivery:
     paths: tuple[str, ...] = ()
     tables: tuple[pa.Table, ...] = ()
     ended: bool = False
+    #: What the stream is: said once per connection, with its first delivery.
+    info: StreamInfo | None = None
 
     def table(self, number: int) -> pa.Table:
         """Rows of a segment, verified, whichever way they came."""
@@ -42,6 +46,13 @@ class Delivery:
             return self.tables[number]
         segment = self.segments[number]
         return read_segment(self.paths[number], rows=segment.rows, checksum=segment.checksum)
+
+
+def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:
+    """The rows that arrived, if they are those that were sent."""
+    if table.num_rows != segment.rows or digest(table) != segment.checksum:
+        raise TransportError(f"segment {segment.id} arrived damaged; it will be asked for again")
+    return table
 
 
 class Peer(Protocol):
@@ -73,9 +84,12 @@ class Service:
     calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     #: Who must have acknowledged before anything of a stream is trimmed.
     readers: dict[str, set[str]] = field(default_factory=dict)
-    #: Told after every acknowledgement that was taken.
-    on_ack: list[Callable[[str, str], None]] = field(default_factory=list)
+    #: Told after acknowledgements: the stream, and up to where none of its readers needs it.
+    on_ack: list[Callable[[str, int], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
+    heartbeat_s: float = HEARTBEAT_S
+    #: Trimming is a durable record of its own, so it is not done for every single bucket.
+    trim_buckets: int = 8
 
     def streams(self) -> list[StreamInfo]:
         return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
@@ -85,9 +99,27 @@ class Service:
     ) -> Iterator[Delivery]:
         """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between."""
         log = self._log(stream)
-        while stream not in log.streams():  # declared, not opened yet
+        while (first := self.begin(stream, from_bucket)) is None:  # declared, not opened yet
             if stop() or self.stopping.wait(0.05):
                 return
+        yield first
+        if first.ended:
+            return
+        at = first.upto + 1
+        while not (stop() or self.stopping.is_set()):
+            log.wait(stream, at - 1, self.heartbeat_s)
+            delivery = self.next(stream, at)
+            yield delivery
+            at = delivery.upto + 1
+            if delivery.ended:
+                return
+
+    def begin(self, stream: str, from_bucket: int | None) -> Delivery | None:
+        """The first delivery of a connection: how far the stream is, even when there is nothing
+        new. None while the stream is not opened yet."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return None
         info = log.info(stream)
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
@@ -95,22 +127,19 @@ class Service:
                 f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged "
                 f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
             )
-        at = oldest if from_bucket is None else from_bucket
-        patience_s = 0.0  # told at once: how far the stream is, even when there is nothing new
-        while not (stop() or self.stopping.is_set()):
-            info = log.wait(stream, at - 1, patience_s)
-            patience_s = HEARTBEAT_S
-            if info.complete_upto >= at:
-                segments = tuple(log.segments(stream, at, info.complete_upto))
-                at = info.complete_upto + 1
-            else:
-                segments = ()
-            yield Delivery(
-                stream, at - 1, info.epoch, segments,
-                tuple(log.absolute(segment) for segment in segments), ended=info.ended,
-            )  # fmt: skip
-            if info.ended and info.complete_upto < at:
-                return
+        return replace(self.next(stream, oldest if from_bucket is None else from_bucket), info=info)
+
+    def next(self, stream: str, at: int) -> Delivery:
+        """What is there from bucket `at` on; without anything new, just a sign of life."""
+        log = self._log(stream)
+        info = log.info(stream)
+        segments: tuple[Segment, ...] = ()
+        if info.complete_upto >= at:
+            segments = tuple(log.segments(stream, at, info.complete_upto))
+        return Delivery(
+            stream, at, max(info.complete_upto, at - 1), info.epoch, segments,
+            tuple(log.absolute(segment) for segment in segments), ended=info.ended,
+        )  # fmt: skip
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         log = self._log(stream)
@@ -119,9 +148,11 @@ class Service:
         log.acknowledge(stream, reader, received, needed, epoch)
         # A reader that has not spoken yet needs everything.
         if self.readers.get(stream, set()) <= set(log.readers(stream)):
-            log.trim(stream, log.trimmable(stream))
-        for told in self.on_ack:
-            told(stream, reader)
+            upto, info = log.trimmable(stream), log.info(stream)
+            for told in self.on_ack:
+                told(stream, upto)
+            if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
+                log.trim(stream, upto)
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:

@@ -15,13 +15,14 @@ def encode(kind: str, body: dict[str, Any]) -> bytes:
     return json.dumps({"v": FORMAT, "kind": kind, **body}, separators=(",", ":")).encode()
 
 
-def decode(data: bytes, kind: str) -> dict[str, Any]:
+def decode(data: bytes, *kinds: str) -> dict[str, Any]:
     try:
         message = json.loads(bytes(data))
     except (ValueError, UnicodeDecodeError) as err:
         raise TransportError(f"a message that is not JSON ({err})") from None
-    if not isinstance(message, dict) or message.get("kind") != kind:
-        raise TransportError(f"expected a {kind!r} message, got {str(message)[:80]!r}")
+    if not isinstance(message, dict) or message.get("kind") not in kinds:
+        wanted = " or ".join(repr(kind) for kind in kinds)
+        raise TransportError(f"expected a {wanted} message, got {str(message)[:80]!r}")
     if message.get("v") != FORMAT:
         raise TransportError(
             f"the peer speaks format {message.get('v')}, this is {FORMAT}; run the same version on "

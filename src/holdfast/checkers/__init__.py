@@ -1,0 +1,47 @@
+"""Did a run keep what it promised? A dozen questions, answered from nothing but the history of the
+run, so that the simulator and chaos on real processes are held to the same.
+
+    lost       every row arrives                     delay     in time while nothing is broken
+    doubled    none too often                        bounded   buffers stay small, too
+    wrong      none that should not                  converge  replicas make the same
+    undone     stable is for ever                    accepted  sources keep what they took
+    corrected  tentative is not                      alive     nobody stops without need
+    order      buckets rise                          contract  the levels of ECOC section 2.5
+                                                     reported  broken promises are noticed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.checkers.delivery import contract, corrected, doubled, lost, order, undone, wrong
+from holdfast.checkers.inside import accepted, alive, converge
+from holdfast.checkers.story import Story
+from holdfast.checkers.timing import bounded, delay, reported
+from holdfast.checkers.verdict import Outcome, Verdict, verdict_table
+from holdfast.history import History, Reported
+
+__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table"]
+
+#: In the order of the verdicts.
+CHECKERS: tuple[Callable[[Story], Verdict], ...] = (
+    lost, doubled, wrong, undone, corrected, order, delay, bounded, converge, accepted, alive,
+    contract, reported,
+)  # fmt: skip
+
+
+def check(history: History, *, monitored: bool = False) -> list[Verdict]:
+    """All verdicts. Whether broken promises were reported is asked only where a monitor ran: it is
+    `monitored`, or was heard."""
+    story = Story(history)
+    if not monitored and not story.of(Reported):
+        return [*(_ask(one, story) for one in CHECKERS[:-1]), Verdict("reported", "ok")]
+    return [_ask(one, story) for one in CHECKERS]
+
+
+def _ask(checker: Callable[[Story], Verdict], story: Story) -> Verdict:
+    """A history that a checker cannot make sense of is not a verdict on the run."""
+    try:
+        return checker(story)
+    except Exception as err:
+        return Verdict(checker.__name__, "unknown", f"{type(err).__name__}: {err}")

@@ -1,0 +1,43 @@
+"""Following a stream through connections that come and go. Pure.
+
+Whoever follows knows how far it got and which epoch of the producer it has heard; a new connection
+goes on from there. What was taken before is not taken again, and an instance older than one already
+heard is a zombie: what it says is not taken at all (ARCHITECTURE.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Following:
+    #: The next bucket wanted; None for the oldest there is.
+    at: int | None = None
+    #: The newest epoch of the producer heard of. Never falls.
+    epoch: int = 0
+    #: Buckets that were offered although they had been taken.
+    repeats: int = 0
+
+    def refuses(self, epoch: int, since: int) -> str | None:
+        """Why nothing that an instance of this epoch says, from bucket `since` on, is taken; None
+        when it is welcome."""
+        if epoch < self.epoch:
+            return f"epoch {epoch} spoke after its successor of epoch {self.epoch}"
+        if self.at is not None and since > self.at:
+            return f"bucket {since} came while {self.at} is still missing"
+        self.epoch = epoch
+        return None
+
+    def is_new(self, bucket: int) -> bool:
+        if self.at is None or bucket >= self.at:
+            return True
+        self.repeats += 1
+        return False
+
+    def is_behind(self, upto: int) -> bool:
+        return self.at is None or upto >= self.at
+
+    def taken(self, upto: int) -> None:
+        """Everything up to this bucket is safe with the reader."""
+        self.at = upto + 1 if self.at is None else max(self.at, upto + 1)

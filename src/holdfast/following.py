@@ -1,0 +1,58 @@
+"""Following a stream for ever: one connection after another, each from where the last one got to.
+
+Node and client read alike. What they have taken is said to `core.following`, which decides; here is
+only the loop around connections.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import compress
+
+from holdfast.core.following import Following
+from holdfast.errors import TransportError
+from holdfast.transport.service import Delivery, Peer
+
+RETRY_S = 0.05
+
+
+def fresh(following: Following, delivery: Delivery) -> Delivery:
+    """What is new in a delivery. An instance that was replaced is cut off."""
+    refused = following.refuses(delivery.epoch, delivery.since)
+    if refused is not None:
+        raise TransportError(f"stream {delivery.stream!r}: {refused}")
+    new = [following.is_new(segment.id.bucket) for segment in delivery.segments]
+    if all(new):
+        return delivery
+    return replace(
+        delivery,
+        segments=tuple(compress(delivery.segments, new)),
+        paths=tuple(compress(delivery.paths, new)),
+        tables=tuple(compress(delivery.tables, new)),
+    )
+
+
+def follow(
+    stream: str,
+    following: Following,
+    connect: Callable[[], Peer],
+    stop: threading.Event,
+    *,
+    connected: Callable[[Peer], None] = lambda peer: None,
+    lost: Callable[[Exception], None] = lambda err: None,
+) -> Iterator[Delivery]:
+    """Deliveries until the stream has ended or `stop` is set. The reader calls `following.taken`
+    when it has one; whatever it could not take is delivered again."""
+    while not stop.is_set():
+        try:
+            peer = connect()
+            connected(peer)
+            for delivery in peer.follow(stream, following.at, stop):
+                yield fresh(following, delivery)
+                if delivery.ended or stop.is_set():
+                    return
+        except TransportError as err:
+            lost(err)
+            stop.wait(RETRY_S)

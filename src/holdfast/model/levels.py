@@ -1,0 +1,181 @@
+"""The reliability levels of ECOC section 2.5: how close what really came is to what an ideal
+system, which loses nothing and takes no time, would have given.
+
+An element of a stream has a sequence number, a payload and an instant. One that came with number
+and payload of an ideal element is correct (DS_c); everything else that came is false (DS_f). Each
+ideal element makes one arrival correct, the first: when it arrives again, that is a *duplicate*,
+and a duplicate is false, for the ideal stream has no second element it could be.
+
+Three questions are then asked of the streams, each for itself:
+
+    loss    LILO(LF, EF)  at least LF of the ideal elements came, with at most EF false ones
+            LOLE          everything came, and nothing else: LILO(1, 0)
+    delay   LIDE(delta)   no correct element came before its ideal instant or more than delta after
+            DEFR          every one came at its ideal instant: LIDE(0)
+    order   IASO          a stream's correct elements came in the order of their numbers
+            IESO          any two of all streams came in the order, or as simultaneously, as ideally
+
+They are independent, but DEFR brings IASO and IESO with it, and IESO brings IASO, as long as the
+ideal streams themselves are in order. So ideal streams that are not are refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import InputError
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+#: Sequence number, payload and instant (microseconds) of one element of a stream.
+Element = tuple[int, Hashable, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matched:
+    """A stream as it came, held against the ideal one. The columns are the correct elements by
+    number; elements that share one, like the rows of a bucket, have no order among themselves."""
+
+    #: |DS_i| and |DS_f|.
+    ideal_rows: int
+    false_rows: int
+    seq: Ints
+    #: When the elements come in the ideal stream; never falls.
+    ideal_at_us: Ints
+    #: When they came in reality.
+    at_us: Ints
+
+    def __post_init__(self) -> None:
+        count = len(self.seq)
+        if not count == len(self.ideal_at_us) == len(self.at_us):
+            raise InputError("a matched stream wants columns of one length")
+        if count > self.ideal_rows:
+            raise InputError(f"{count} correct elements of {self.ideal_rows} ideal ones")
+        _demand_order(self.seq, self.ideal_at_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What was reached. Of several streams, loss and delay are those of the worst: a level holds
+    when it does for every stream."""
+
+    #: The greatest LF and the smallest EF for which LILO holds.
+    loss_factor: float
+    error_factor: float
+    #: 1 - LF, kept by itself because 1.0 - 0.7 is not 0.3 in floating point.
+    loss_share: float
+    #: The smallest delta for which LIDE holds; None: something came too early, so none does.
+    delay_us_max: int | None
+    iaso: bool
+    #: Only when equal instants stayed equal too, for so the formula reads. Across streams this is
+    #: hardly ever seen, because two real deliveries never share an instant.
+    ieso: bool
+    #: How many elements came really earlier than one that ideally comes strictly before them, over
+    #: all streams. What ideally is simultaneous may come in any order, and what ideally is not may
+    #: come together. This is what a contract with `order="inter"` promises to be none.
+    inversions: int
+
+    @property
+    def lole(self) -> bool:
+        return self.loss_share == 0.0 and self.error_factor == 0.0
+
+    def lilo(self, loss_factor: float, error_factor: float) -> bool:
+        """|DS_c| >= |DS_i| * LF and |DS_f| <= |DS_i| * EF, divided by |DS_i|: so 9 elements of 10
+        are LF = 0.9, however 10 * 0.9 may be rounded."""
+        if not 0.0 < loss_factor <= 1.0 or not 0.0 <= error_factor < np.inf:
+            raise InputError(f"LILO({loss_factor}, {error_factor}): LF in (0, 1], EF in [0, inf)")
+        return self.loss_factor >= loss_factor and self.error_factor <= error_factor
+
+    @property
+    def defr(self) -> bool:
+        return self.delay_us_max == 0
+
+    def lide(self, delta_us: int) -> bool:
+        if delta_us < 0:
+            raise InputError(f"LIDE({delta_us}): a delay is at least 0")
+        return self.delay_us_max is not None and self.delay_us_max <= delta_us
+
+
+def evaluate(streams: Mapping[str, Matched]) -> Levels:
+    """The levels that all these output streams reach together."""
+    of_all = streams.values()
+    none = np.empty(0, np.int64)
+    ideal_at_us = np.concatenate([none, *(stream.ideal_at_us for stream in of_all)])
+    at_us = np.concatenate([none, *(stream.at_us for stream in of_all)])
+    delays_us = at_us - ideal_at_us
+    return Levels(
+        loss_factor=min((len(s.seq) / s.ideal_rows for s in of_all if s.ideal_rows), default=1.0),
+        error_factor=max((_share(s.false_rows, s.ideal_rows) for s in of_all), default=0.0),
+        loss_share=max(
+            (_share(s.ideal_rows - len(s.seq), s.ideal_rows) for s in of_all), default=0.0
+        ),
+        delay_us_max=None if (delays_us < 0).any() else int(delays_us.max(initial=0)),
+        iaso=all(_in_order(stream) for stream in of_all),
+        ieso=_isomorphic(ideal_at_us, at_us),
+        inversions=int(came_too_early(ideal_at_us, at_us).sum()),
+    )
+
+
+def came_too_early(ideal_at_us: Ints, at_us: Ints) -> Bools:
+    """Which elements came before one that ideally comes strictly before them."""
+    order = np.argsort(ideal_at_us, kind="stable")
+    ideal, real = ideal_at_us[order], at_us[order]
+    strictly_before = np.searchsorted(ideal, ideal, side="left")
+    last = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(real)][strictly_before]
+    early = np.empty(len(order), np.bool_)
+    early[order] = real < last
+    return early
+
+
+def match(ideal: Sequence[Element], real: Sequence[Element]) -> Matched:
+    """Hold a small stream against its ideal, element by element, as multisets: of equal ones the
+    first arrivals are correct and the surplus is false."""
+    ideal = sorted(ideal, key=lambda element: (element[0], element[2]))
+    _demand_order(_column([seq for seq, _, _ in ideal]), _column([at for _, _, at in ideal]))
+    arrivals: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
+    for seq, payload, at_us in sorted(real, key=lambda element: -element[2]):
+        arrivals[seq, payload].append(at_us)
+    correct = [
+        (seq, ideal_at_us, came.pop())
+        for seq, payload, ideal_at_us in ideal
+        if (came := arrivals[seq, payload])
+    ]
+    seqs, ideal_at, at = zip(*correct, strict=True) if correct else ((), (), ())
+    false_rows = len(real) - len(correct)
+    return Matched(len(ideal), false_rows, _column(seqs), _column(ideal_at), _column(at))
+
+
+def _column(values: Sequence[int]) -> Ints:
+    return np.array(values, np.int64)
+
+
+def _demand_order(seq: Ints, ideal_at_us: Ints) -> None:
+    if (seq[1:] < seq[:-1]).any():
+        raise InputError("the elements of a stream want to be sorted by their numbers")
+    if (ideal_at_us[1:] < ideal_at_us[:-1]).any():
+        raise InputError("an ideal stream is not in order: an element comes before its predecessor")
+
+
+def _share(rows: int, of: int) -> float:
+    if not rows:
+        return 0.0
+    return rows / of if of else float("inf")
+
+
+def _in_order(stream: Matched) -> bool:
+    """IASO, with the next element that came as the successor: one that was lost excuses nothing."""
+    at_us = stream.at_us[np.lexsort((stream.at_us, stream.seq))]
+    return not (at_us[1:] < at_us[:-1]).any()
+
+
+def _isomorphic(ideal_at_us: Ints, at_us: Ints) -> bool:
+    """IESO: of any two elements the one is later than the other, in reality just as ideally. If it
+    holds for neighbours in sorted order, it does for any two."""
+    order = np.lexsort((at_us, ideal_at_us))
+    steps, ideal_steps = np.diff(at_us[order]), np.diff(ideal_at_us[order])
+    return bool(((steps >= 0) & ((steps > 0) == (ideal_steps > 0))).all())

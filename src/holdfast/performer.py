@@ -1,0 +1,391 @@
+"""What a node does, without the threads that do it: it performs the core's actions on a log, an
+engine and the inputs. It decides nothing (`core.progress` does) and waits for nothing: what takes
+time is handed to a `Carrier` and comes back as an event. `node` carries with threads, the simulator
+in virtual time; both run this."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.config import Options
+from holdfast.core import progress as core
+from holdfast.core.following import Following
+from holdfast.engine.inputs import StepResult
+from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError, LogError, NotDeterministic, StorageFull
+from holdfast.inputs import InputIndex
+from holdfast.log import Added, Boundary, Ended, Log
+from holdfast.model.fragments import Fragment, Path
+from holdfast.transport.service import Delivery, Service
+from holdfast.types import SegmentId, Stability
+
+_log = logging.getLogger("holdfast.node")
+#: A full disk is asked again after so long.
+FULL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows of a delivery are in the index; the boundary they came with may be believed."""
+
+    stream: str
+    upto: int
+    rows: tuple[tuple[int, int], ...]
+    ended: bool
+    opened: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step is done and logged, or failed."""
+
+    path: str
+    version: Version | None
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A peer does not take what we say: we were replaced, or it cannot go on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Time to try what a full disk kept from being done: this step, or the actions that wait."""
+
+    step: core.Run | None = None
+
+
+Event = Arrived | Finished | Refused | Again | core.Event
+
+
+class StepEngine(Protocol):
+    """What a node asks of the engine; the simulator has a twin that is a plain function."""
+
+    folder: str
+
+    @property
+    def width_us(self) -> int: ...
+
+    def schema(self, stream: str) -> str: ...
+
+    def time(self, stream: str) -> str: ...
+
+    def plan_hash(self, path: Path) -> str: ...
+
+    def empty(self, path: Path, bucket: int) -> Version: ...
+
+    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any) -> StepResult: ...
+
+    def check(self, version: Version) -> None: ...
+
+    def recovered(self, versions: list[Version]) -> None: ...
+
+    def release(self, path: Path, kept: list[Version]) -> None: ...
+
+    def digest(self, table: Any) -> str: ...
+
+
+class Carrier(Protocol):
+    """Whatever takes time or goes to others."""
+
+    def run(self, path: Path, version: Version, lo: int, hi: int) -> None:
+        """Call `Performer.step`, then give it `Finished`."""
+
+    def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
+        """Tell the producer; `Refused` if it says that we were replaced."""
+
+    def post(self, event: Event, after_s: float = 0.0) -> None:
+        """Give the event to `Performer.take`, later."""
+
+
+class Performer:
+    """Runs `fragment`. `take` is called by one thread; `step` and `receive` may be by others."""
+
+    def __init__(
+        self,
+        name: str,
+        fragment: Fragment,
+        engine: StepEngine,
+        log: Log,
+        service: Service,
+        carrier: Carrier,
+        options: Options,
+        *,
+        inputs: InputIndex,
+        clock: Callable[[], int],
+    ) -> None:
+        self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
+        self.inputs = inputs
+        self._carrier, self._clock = carrier, clock
+        self.width_us = engine.width_us
+        self.paths = {path.name: path for path in fragment.paths}
+        self.versions: dict[str, Version] = {}
+        self._durable: dict[str, Version] = {}
+        self._valid_from: dict[str, int] = {}
+        self._opened: set[str] = set()
+        #: Actions in the order they are to be performed. A full disk holds up all of them: what
+        #: comes later relies on what comes first.
+        self._waiting: deque[core.Action] = deque()
+        self._blocked = False
+        #: Why the node does not get on at the moment; it tries again.
+        self.trouble: str | None = None
+        self.steps = 0
+        self.jobs = 0
+        self.step_seconds: deque[float] = deque(maxlen=1_000)
+        resumed = self._recover()
+        self.core = core.Progress(
+            [self._plan(path) for path in fragment.paths],
+            resumed=resumed,
+            recovery=options.recovery,
+            checkpoint_buckets=options.checkpoint_buckets,
+            group_buckets_max=options.group_buckets_max,
+            group_rows_max=options.group_rows_max,
+        )
+        self.following = {stream: Following(self._from(stream)) for stream in fragment.inputs}
+        for output in fragment.outputs:
+            service.logs[output] = log
+        service.on_ack.append(self._on_ack)
+
+    @property
+    def ended(self) -> bool:
+        return all(state.ended for state in self.core.paths.values())
+
+    # -- recovery -------------------------------------------------------------------------------
+
+    def _plan(self, path: Path) -> core.PathPlan:
+        stateful = sum(op.stateful for op in path.operators)
+        extent = -(-path.extent_us() // self.width_us) + stateful
+        return core.PathPlan(path.name, path.inputs, path.outputs, path.convergent, extent)
+
+    def _recover(self) -> dict[str, tuple[int, int]]:
+        """The newest durable version of each path whose files are all there."""
+        found: dict[str, tuple[int, int]] = {}
+        for path in self.fragment.paths:
+            plan = self.engine.plan_hash(path)
+            for bucket, body in reversed(self.log.states(path.name)):
+                version = Version.of(path.name, bucket, body)
+                if version.plan != plan:
+                    raise HoldfastError(
+                        f"the storage of node {self.name!r} holds the state of another query (path "
+                        f"{path.name!r}); use another --storage, or delete it to start afresh"
+                    )
+                try:
+                    self.engine.check(version)
+                except LogError as err:
+                    _log.warning("node %s: checkpoint at bucket %s unusable: %s",
+                                 self.name, bucket, err)  # fmt: skip
+                    continue
+                self.versions[path.name] = self._durable[path.name] = version
+                found[path.name] = (bucket, version.needs_from)
+                break
+        self.engine.recovered(list(self.versions.values()))
+        return found
+
+    def _from(self, stream: str) -> int | None:
+        """Where to follow an input from: what the recovered versions refer to, or the oldest."""
+        readers = [path.name for path in self.fragment.paths if stream in path.inputs]
+        resumed = [self.versions[name].needs_from for name in readers if name in self.versions]
+        return min(resumed) if len(resumed) == len(readers) else None
+
+    # -- called by whoever carries --------------------------------------------------------------
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take what is new in a delivery; it counts once its rows are in the index."""
+        opened = None
+        if delivery.stream not in self._opened and delivery.info is not None:
+            opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
+        following = self.following[delivery.stream]
+        if opened is None and not delivery.ended and not following.is_behind(delivery.upto):
+            return  # a sign of life
+        rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
+        self._opened.add(delivery.stream)
+        following.taken(delivery.upto)
+        self._carrier.post(
+            Arrived(delivery.stream, delivery.upto, tuple(rows), delivery.ended, opened)
+        )
+
+    def step(self, path: Path, version: Version, lo: int, hi: int) -> Version:
+        """Compute buckets and log the results: data first, then one append."""
+        result = self.engine.run(path, version, lo, hi, self.inputs)
+        self.jobs += result.jobs
+        self._commit(path, hi, result.outputs)
+        return result.version
+
+    def _commit(self, path: Path, hi: int, outputs: Mapping[str, list[tuple[int, Any]]]) -> None:
+        """Results and boundaries of all outputs in one append. What a predecessor had already
+        logged is compared instead: the same bits, or somebody's code is not deterministic."""
+        records: list[Any] = []
+        for output in path.outputs:
+            known_upto = self.log.info(output).complete_upto
+            for bucket, table in outputs[output]:
+                if bucket < self._valid_from[path.name]:
+                    continue
+                if bucket <= known_upto:
+                    self._compare(output, bucket, table)
+                    continue
+                id = SegmentId(output, 0, bucket)
+                records.append(Added(self.log.write(table, id, Stability.STABLE)))
+            if hi > known_upto:
+                records.append(Boundary(output, hi))
+        if records:
+            self.log.append(*records)
+
+    def _compare(self, output: str, bucket: int, table: Any) -> None:
+        if bucket <= self.log.info(output).trimmed_upto:
+            return
+        logged = self.log.segments(output, bucket, bucket)
+        if [segment.checksum for segment in logged] != [self.engine.digest(table)]:
+            raise NotDeterministic(
+                f"output {output!r}, bucket {bucket}: computed again after a restart it differs "
+                "from what was logged; some function in the network is not deterministic"
+            )
+
+    def _on_ack(self, stream: str, upto: int) -> None:
+        if stream in self.fragment.outputs:
+            self._carrier.post(core.Acknowledged(self._clock(), stream, upto))
+
+    # -- events in, actions performed -----------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Raises what must stop the node."""
+        self._waiting.extend(self._decide(event))
+        if self._blocked and not isinstance(event, Again):
+            return
+        self._blocked = False
+        while self._waiting:
+            try:
+                self._perform(self._waiting[0])
+            except StorageFull as err:
+                self._wait_for_space(err)
+                self._blocked = True
+                self._carrier.post(Again(), FULL_S)
+                return
+            self._waiting.popleft()
+
+    def _decide(self, event: Event) -> list[core.Action]:
+        at = self._clock()
+        match event:
+            case Arrived():
+                actions: list[core.Action] = []
+                if event.opened is not None:
+                    actions += self.core.handle(core.InputOpened(at, event.stream, *event.opened))
+                return actions + self.core.handle(
+                    core.BoundaryArrived(at, event.stream, event.upto, event.rows, event.ended)
+                )
+            case Finished():
+                return self._finished(event, at)
+            case Refused():
+                raise event.error
+            case Again():
+                return [] if event.step is None else [event.step]
+            case _:
+                return self.core.handle(event)
+
+    def _finished(self, event: Finished, at: int) -> list[core.Action]:
+        if isinstance(event.error, StorageFull):
+            self._wait_for_space(event.error)
+            running = self.core.paths[event.path]
+            assert running.position is not None and running.running_upto is not None
+            again = core.Run(event.path, running.position + 1, running.running_upto)
+            self._carrier.post(Again(again), FULL_S)
+            return []
+        if event.error is not None:
+            raise event.error
+        assert event.version is not None
+        self.trouble = None
+        self.steps += 1
+        self.step_seconds.append(event.seconds)
+        self.versions[event.path] = event.version
+        path = self.paths[event.path]
+        kept = [event.version]
+        if event.path in self._durable:
+            kept.append(self._durable[event.path])
+        self.engine.release(path, kept)
+        horizon = self._horizon(path, event.version)
+        return self.core.handle(
+            core.StepDone(at, event.path, event.version.bucket, event.version.needs_from, horizon)
+        )
+
+    def _wait_for_space(self, err: StorageFull) -> None:
+        if self.trouble is None:
+            _log.warning("node %s waits for space: %s", self.name, err)
+        self.trouble = str(err)
+
+    def _horizon(self, path: Path, version: Version) -> int:
+        """Without more input something may come out up to here: open windows, then timers."""
+        extent = self.core.paths[path.name].plan.extent
+        held = [self.inputs.last(stream) for stream in path.inputs]
+        chunks = [c.hi for held in (*version.panes.values(), *version.edges.values()) for c in held]
+        last = max([*(bucket for bucket in held if bucket is not None), *chunks], default=None)
+        horizon = version.bucket if last is None else max(version.bucket, last + extent)
+        timers = [
+            s.timer_us // self.width_us
+            for held in version.shards.values()
+            for s in held.values()
+            if s.timer_us is not None
+        ]
+        return max([horizon, *([min(timers) + extent] if timers else [])])
+
+    def _perform(self, action: core.Action) -> None:
+        match action:
+            case core.Start():
+                path = self.paths[action.path]
+                self._valid_from[path.name] = action.valid_from
+                if path.name not in self.versions:
+                    self.versions[path.name] = self.engine.empty(path, action.bucket)
+                for output in path.outputs:
+                    self._open_output(output, action)
+            case core.Run():
+                path = self.paths[action.path]
+                self._carrier.run(path, self.versions[path.name], action.lo, action.hi)
+            case core.Checkpoint():
+                self._checkpoint(self.paths[action.path])
+            case core.Acknowledge():
+                self.inputs.forget(action.stream, self._unreferenced(action.stream))
+                self._carrier.acknowledge(
+                    action.stream, action.received, action.no_longer_needed, self.log.epoch
+                )
+            case core.End():
+                for output in self.paths[action.path].outputs:
+                    if not self.log.info(output).ended:
+                        self.log.append(Ended(output))
+            case core.Fail():
+                raise HoldfastError(action.why)
+
+    def _open_output(self, output: str, start: core.Start) -> None:
+        known = output in self.log.streams()
+        self.log.open_stream(
+            output, self.engine.schema(output), self.engine.time(output), start.origin
+        )
+        if not known and start.valid_from > start.origin:
+            # Readers must see a gap as a gap, not as empty buckets.
+            self.log.append(Boundary(output, start.valid_from - 1))
+            self.log.trim(output, start.valid_from - 1)
+
+    def _checkpoint(self, path: Path) -> None:
+        version = self.versions[path.name]
+        files = [os.path.join("state", name) for name in version.files()]
+        try:
+            self.log.save_state(path.name, version.bucket, version.body(), files)
+            self.log.drop_states(path.name, version.bucket)
+        except StorageFull as err:  # asked for again after the next step
+            self._wait_for_space(err)
+            return
+        self._durable[path.name] = version
+        self._carrier.post(
+            core.CheckpointDone(self._clock(), path.name, version.bucket, version.needs_from)
+        )
+
+    def _unreferenced(self, stream: str) -> int:
+        """Up to here no running version reads the stream any more; older ones follow it anew."""
+        paths = [path for path in self.fragment.paths if stream in path.inputs]
+        return min(self.versions[path.name].needs_from for path in paths) - 1

@@ -1,0 +1,1 @@
+"""A cluster in one process: the production code on simulated time, disks and networks."""

@@ -1,0 +1,109 @@
+"""Scenarios by lot: a seed becomes a network, options and a list of faults.
+
+What is drawn is what the system promises to survive: with `recovery='checkpoint'` no storage is
+deleted, and the storage of sources, clients and the controller never is.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from holdfast.config import Options
+from holdfast.model.fragments import fragments
+from holdfast.scenario import Fault, Scenario
+from holdfast.sim.networks import NETWORKS
+
+MS = 1_000
+
+
+def scenario_of(seed: int) -> Scenario:
+    chance = random.Random(f"scenario/{seed}")
+    network = chance.choice(sorted(NETWORKS))
+    seconds = chance.choice([6, 10, 15])
+    number = chance.choice([0, 1, 2, 3, 4, 6, 8, 10])
+    cast = _Cast.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
+    drawn = [_fault(chance, cast, seconds) for _ in range(number)]
+    faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
+    return Scenario(f"seed-{seed}", network, seconds, faults, seed)
+
+
+def options_of(seed: int) -> Options:
+    """How nodes are run: also by lot."""
+    chance = random.Random(f"options/{seed}")
+    recovery = chance.choice(["replay", "replay", "checkpoint"])
+    buckets = [3, 7, 20] if recovery == "checkpoint" else [0, 3, 7, 20]
+    return Options(
+        recovery="checkpoint" if recovery == "checkpoint" else "replay",
+        checkpoint_buckets=chance.choice(buckets),
+        group_buckets_max=chance.choice([2, 256]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """Who may be hit."""
+
+    nodes: list[str]
+    sources: list[str]
+    everybody: list[str]
+    #: Hit again and again: what one fault leaves behind is what the next one finds.
+    unlucky: str
+    wipes: bool
+
+    @staticmethod
+    def of(name: str, *, wipes: bool, chance: random.Random) -> _Cast:
+        network = NETWORKS[name]()
+        nodes = [fragment.name for fragment in fragments(network)]
+        sources = [op.name for op in network.sources]
+        clients = [f"client-{op.name}" for op in network.outputs]
+        everybody = [*nodes, *sources, *clients, "controller"]
+        unlucky = chance.choice(chance.choice([nodes, sources, clients, ["controller"]]))
+        return _Cast(nodes, sources, everybody, unlucky, wipes)
+
+    def one_of(self, names: list[str], chance: random.Random) -> str:
+        return self.unlucky if self.unlucky in names and chance.random() < 0.5 else (
+            chance.choice(names)
+        )  # fmt: skip
+
+
+def _fault(chance: random.Random, cast: _Cast, seconds: int) -> Fault:
+    at_us = chance.randrange(0, 1_000 * seconds) * MS if chance.random() < 0.85 else 0
+    for_us = chance.choice([50, 200, 700, 1_500, 3_000, 5_000]) * MS
+    wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if cast.wipes else []
+    do = chance.choice(
+        [*wipes, "kill", "kill", "torn", "torn", "torn", "torn", "torn", "pause", "slow", "full",
+         "full", "skew", "silent", "cut", "cut", "reset", "delay", "throttle", "repeat", "damage"]
+    )  # fmt: skip
+    value = 0.0
+    match do:
+        case "wipe" | "replace" | "slow":
+            on = cast.one_of(cast.nodes, chance)
+        case "skew" | "silent":
+            on = cast.one_of(cast.sources, chance)
+        case "cut" | "reset" | "delay" | "throttle" | "repeat" | "damage":
+            on = _link(chance, cast.everybody)
+        case _:
+            on = cast.one_of(cast.everybody, chance)
+    match do:
+        case "slow":
+            value = chance.choice([3.0, 10.0, 40.0])
+        case "skew":
+            value = chance.choice([-3_000.0, -400.0, 300.0, 2_000.0])
+        case "delay":
+            value = chance.choice([20.0, 200.0, 900.0])
+        case "throttle":
+            value = chance.choice([1.0, 10.0])
+        case "torn":
+            value = float(chance.randrange(1, 15))
+            for_us = max(for_us, 1_500 * MS)
+    return Fault(at_us, do, on, 0 if do == "reset" else for_us, value)
+
+
+def _link(chance: random.Random, everybody: list[str]) -> str:
+    """Any subset against any other, in both directions or in one."""
+    shuffled = sorted(everybody, key=lambda _: chance.random())
+    left = chance.choice([1, 1, max(1, len(shuffled) // 2)])
+    right = chance.choice([1, 1, len(shuffled) - left])
+    arrow = chance.choice(["<->", "<->", "->"])
+    return f"{','.join(shuffled[:left])}{arrow}{','.join(shuffled[left : left + right])}"

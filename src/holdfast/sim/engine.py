@@ -1,0 +1,277 @@
+"""The engine's twin: what Spark computes in production, as a plain function over small tables.
+
+It keeps to the same contract: bucket by bucket or many at once gives the same rows, a version is
+immutable and names its files, and files are durable only once a checkpoint has synced them. So what
+a node does wrong with versions, inputs or files shows here as it would there.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.engine.inputs import InputFile, StepResult
+from holdfast.engine.state import Shard, Version
+from holdfast.errors import LogCorrupted
+from holdfast.inputs import InputIndex
+from holdfast.log.disk import Disk
+from holdfast.log.files import put_file, storage
+from holdfast.model import operators as ops
+from holdfast.model.fragments import Path
+from holdfast.model.network import Network
+from holdfast.sim.rows import Row, Rows, rows_digest
+
+State = dict[int, int]
+
+
+class MemoryInputs(InputIndex):
+    """The twin of the cache of inputs: rows stay in memory."""
+
+    def __init__(self) -> None:
+        super().__init__("inputs")
+        self.tables: dict[str, Rows] = {}
+
+    def _put(self, table: Any, path: str, time: str) -> None:
+        self.tables[path] = table
+
+    def _delete(self, path: str) -> None:
+        del self.tables[path]
+
+    def _clear(self) -> None:
+        pass
+
+
+class EngineTwin:
+    """Implements `performer.StepEngine`."""
+
+    def __init__(self, network: Network, disk: Disk, folder: str) -> None:
+        self.network, self.folder = network, folder
+        self._disk = disk
+        self._operators = {op.name: op for op in network.operators}
+        self._number = 0
+        self._made: dict[str, list[str]] = {}
+
+    @property
+    def width_us(self) -> int:
+        return self.network.width_us
+
+    def schema(self, stream: str) -> str:
+        return "ts timestamp, key long, value long"
+
+    def time(self, stream: str) -> str:
+        return "ts"
+
+    def digest(self, table: Any) -> str:
+        return rows_digest(table)
+
+    def plan_hash(self, path: Path) -> str:
+        return f"{self.network.name}/{path.name}"
+
+    def empty(self, path: Path, bucket: int) -> Version:
+        return Version(path.name, bucket, needs_from=bucket + 1, plan=self.plan_hash(path))
+
+    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any) -> StepResult:
+        assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        step = _Step(self, path, version, inputs)
+        outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
+        for bucket in range(lo, hi + 1):
+            for name in path.outputs:
+                op = self._operators[name]
+                end = op.inputs[0] if isinstance(op, ops.Output) else op
+                assert end is not None
+                rows = step.rows(end, bucket)
+                if rows:
+                    outputs[name].append((bucket, Rows(rows)))
+            step.advance(bucket)
+        reach = -(-path.extent_us() // self.width_us)
+        after = Version(
+            path.name, hi, shards=step.save(), plan=version.plan,
+            needs_from=max(version.needs_from, hi + 1 - reach),
+        )  # fmt: skip
+        return StepResult(outputs, after, 1)
+
+    def check(self, version: Version) -> None:
+        for name in version.files():
+            self.load(name)
+
+    def recovered(self, versions: list[Version]) -> None:
+        kept = {name for version in versions for name in version.files()}
+        for name in self._disk.files(self.folder):
+            if name not in kept:
+                self._disk.delete(f"{self.folder}/{name}")
+        for version in versions:
+            self._made[version.path] = version.files()
+
+    def release(self, path: Path, kept: list[Version]) -> None:
+        needed = [name for version in kept for name in version.files()]
+        made = self._made.get(path.name, [])
+        for name in made:
+            if name not in needed:
+                self._disk.delete(f"{self.folder}/{name}")
+        self._made[path.name] = [name for name in made if name in needed]
+
+    def save(self, path: str, op: str, bucket: int, state: State) -> str:
+        self._number += 1
+        name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        while self._disk.exists(f"{self.folder}/{name}"):
+            self._number += 1
+            name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        data = marshal.dumps(sorted(state.items()), 2)
+        put_file(f"{self.folder}/{name}", data, fsync=False, disk=self._disk)
+        self._made.setdefault(path, []).append(name)
+        return name
+
+    def load(self, name: str) -> State:
+        path = os.path.join(self.folder, name)
+        if not self._disk.exists(path):
+            raise LogCorrupted(f"state file {path} is missing")
+        try:
+            with storage(path):
+                state = dict(marshal.loads(self._disk.read(path)))
+        except (ValueError, EOFError, TypeError) as err:
+            raise LogCorrupted(f"state file {path} is not readable ({err})") from None
+        if len(state) != int(name.rsplit(".", 1)[1]):
+            raise LogCorrupted(f"state file {path} is not whole")
+        return state
+
+
+class _Step:
+    """One run: rows of operators by bucket, computed when asked for."""
+
+    def __init__(self, engine: EngineTwin, path: Path, version: Version, inputs: Any) -> None:
+        self.engine, self.path, self.inputs = engine, path, inputs
+        self._known: dict[tuple[str, int], list[Row]] = {}
+        self._states: dict[str, State] = {}
+        self._before = version
+        self._bucket = version.bucket
+
+    def rows(self, op: ops.Operator, bucket: int) -> list[Row]:
+        key = (op.name, bucket)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._compute(op, bucket)
+        return found
+
+    def _compute(self, op: ops.Operator, bucket: int) -> list[Row]:
+        if op.name in self.path.inputs:
+            files: list[InputFile] = self.inputs.files(op.name, bucket, bucket)
+            return [row for file in files for row in self.inputs.tables[file.path].rows]
+        above = [up for up in op.inputs if up is not None]
+        match op:
+            case ops.Union():
+                return [row for up in above for row in self.rows(up, bucket)]
+            case ops.Apply():
+                return list(op.fn(self.rows(above[0], bucket)))
+            case ops.TimeWindow():
+                return self._window(op, above[0], bucket)
+            case ops.Stateful():
+                state = self.state(op)
+                out, self._states[op.name] = op.fn(
+                    state, sorted(self.rows(above[0], bucket)), (bucket + 1) * self.engine.width_us
+                )
+                return list(out)
+            case _:
+                raise NotImplementedError(f"the simulator has no {op.kind}")
+
+    def _window(self, op: ops.TimeWindow, above: ops.Operator, bucket: int) -> list[Row]:
+        """The window that ends with this bucket; simulated slides are whole buckets."""
+        width = self.engine.width_us
+        end = (bucket + 1) * width
+        if end % op.slide_us:
+            return []
+        sums: dict[int, tuple[int, int]] = {}
+        for inside in range((end - op.size_us) // width, bucket + 1):
+            for _, key, value in self.rows(above, inside):
+                n, total = sums.get(key, (0, 0))
+                sums[key] = n + 1, total + value
+        return [(end - 1, key, n, total) for key, (n, total) in sums.items()]
+
+    def state(self, op: ops.Stateful) -> State:
+        if op.name not in self._states:
+            shard = self._before.shards.get(op.name, {}).get(0)
+            self._states[op.name] = self.engine.load(shard.file) if shard else {}
+        return self._states[op.name]
+
+    def advance(self, bucket: int) -> None:
+        """Keyed state moves with every bucket, whether somebody asked for its rows or not."""
+        for op in self.path.operators:
+            if isinstance(op, ops.Stateful):
+                self.rows(op, bucket)
+        self._bucket = bucket
+
+    def save(self) -> dict[str, dict[int, Shard]]:
+        return {
+            name: {
+                0: Shard(self.engine.save(self.path.name, name, self._bucket, state), len(state))
+            }
+            for name, state in self._states.items()
+        }
+
+
+def ideal(
+    network: Network, logged: dict[str, list[Row]], ends_at: dict[str, int]
+) -> dict[str, dict[int, list[Row]]]:
+    """What each output should hold, bucket by bucket, in one batch from the sources' rows.
+
+    Independent of the step-by-step engine above but for the networks' own functions. `ends_at`
+    says for each output the first instant that is not asked for.
+    """
+    width = network.width_us
+    known: dict[str, list[Row]] = {}
+
+    def rows(op: ops.Operator) -> list[Row]:
+        if op.name not in known:
+            known[op.name] = sorted(_batch(op, logged, rows, width))
+        return known[op.name]
+
+    found: dict[str, dict[int, list[Row]]] = {}
+    for output in network.outputs:
+        assert output.inputs[0] is not None
+        buckets: dict[int, list[Row]] = {}
+        for row in rows(output.inputs[0]):
+            if row[0] < ends_at[output.name]:
+                buckets.setdefault(row[0] // width, []).append(row)
+        found[output.name] = buckets
+    return found
+
+
+def _batch(
+    op: ops.Operator,
+    logged: dict[str, list[Row]],
+    rows: Callable[[ops.Operator], Sequence[Row]],
+    width: int,
+) -> list[Row]:
+    above = [row for up in op.inputs if up is not None for row in rows(up)]
+    match op:
+        case ops.Source():
+            return logged[op.name]
+        case ops.Union():
+            return above
+        case ops.Apply():
+            return list(op.fn(above))
+        case ops.TimeWindow():
+            return _all_windows(op, above)
+        case ops.Stateful():
+            state: State = {}
+            out: list[Row] = []
+            for bucket in sorted({row[0] // width for row in above}):
+                inside = [row for row in above if row[0] // width == bucket]
+                made, state = op.fn(state, inside, (bucket + 1) * width)
+                out += made
+            return out
+        case _:
+            raise NotImplementedError(f"the simulator has no {op.kind}")
+
+
+def _all_windows(op: ops.TimeWindow, above: list[Row]) -> list[Row]:
+    counts: dict[tuple[int, int], int] = {}
+    sums: dict[tuple[int, int], int] = {}
+    for at, key, value in above:
+        end = (at // op.slide_us + 1) * op.slide_us
+        while end - op.size_us <= at:
+            counts[end, key] = counts.get((end, key), 0) + 1
+            sums[end, key] = sums.get((end, key), 0) + value
+            end += op.slide_us
+    return [(end - 1, key, n, sums[end, key]) for (end, key), n in counts.items()]

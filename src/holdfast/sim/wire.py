@@ -1,0 +1,362 @@
+"""The network between simulated processes: requests with answers, and followed streams.
+
+The promises are those of TCP and no more: what arrives on one connection arrives in order and once;
+a connection may break at any time, and then nobody knows how much of it arrived. A request that was
+not answered may have been carried out, now or much later, even twice. A link that is cut swallows
+everything, and the reader notices by the silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.following import Following
+from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.following import RETRY_S, fresh
+from holdfast.performer import FULL_S
+from holdfast.sim.disk import Crashed
+from holdfast.sim.rows import rows_digest
+from holdfast.sim.world import Process, World
+from holdfast.transport.service import Delivery, Service, verified
+
+HEARTBEAT_US = 100_000
+SILENCE_US = 1_000_000
+RETRY_US = int(RETRY_S * 1e6)
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two processes."""
+
+    cut: int = 0
+    delay_us: int = 0
+    #: Microseconds each row takes where the link is throttled.
+    row_us: int = 0
+    repeat: bool = False
+    damage: bool = False
+
+
+class Server(Process):
+    """A process others can follow and ask."""
+
+    def __init__(self, world: World, name: str, wire: Wire) -> None:
+        super().__init__(world, name)
+        self.wire = wire
+        self.service = Service()
+        #: Those who follow a stream of ours, in the order they came.
+        self.connections: list[Connection] = []
+        #: A log of ours has grown.
+        self.news = False
+
+    def enter(self, fn: Callable[[], None]) -> None:
+        super().enter(fn)
+        if self.news and self.alive:
+            self.news = False
+            if self.connections:
+                super().enter(self._pump)
+
+    def beat(self) -> None:
+        """Signs of life for those who heard nothing lately."""
+        quiet_since = self.world.now - HEARTBEAT_US
+        for connection in self.connections[:]:
+            if connection.broken:
+                self.connections.remove(connection)
+            elif connection.sent_at <= quiet_since:
+                connection.send(self.service.next(connection.stream, connection.at))
+        self.after(HEARTBEAT_US, self.beat)
+
+    def _pump(self) -> None:
+        """Whatever became whole goes to those who follow it."""
+        for connection in self.connections[:]:
+            if connection.broken:
+                self.connections.remove(connection)
+            elif connection.has_news():
+                connection.send(self.service.next(connection.stream, connection.at))
+
+    def forget(self) -> None:
+        self.service = Service()
+        for connection in self.connections:
+            connection.reset()
+        self.connections = []
+
+
+class Connection:
+    """One connection over which a reader follows a stream."""
+
+    def __init__(self, follower: Follower, server: Server, stream: str) -> None:
+        self.follower, self.server, self.stream = follower, server, stream
+        self.server_life, self.reader_life = server.life, follower.life
+        self.at = 0
+        self.sent_at = 0
+        self.arrives_at = 0
+        #: Nothing gets through any more; the reader may not have noticed yet.
+        self.broken = False
+        #: The reader has given it up: what is still on its way is not heard.
+        self.dropped = False
+
+    def has_news(self) -> bool:
+        log = self.server.service.logs[self.stream]
+        known = log._state.streams.get(self.stream)
+        return known is not None and (known.complete_upto >= self.at or known.ended)
+
+    def send(self, delivery: Delivery) -> None:
+        wire, server, reader = self.server.wire, self.server, self.follower.reader
+        self.at, self.sent_at = delivery.upto + 1, server.world.now
+        link = wire.link(server.name, reader.name)
+        if delivery.ended:
+            server.connections = [c for c in server.connections if c is not self]
+        if link.cut or self.broken or reader.life != self.reader_life:
+            self.broken = True
+            return
+        tables = tuple(server.service.logs[self.stream].read(s) for s in delivery.segments)
+        if link.damage and tables and wire.chance.random() < 0.3:
+            tables = (tables[0].damaged(), *tables[1:])
+        due = server.world.now + wire.delay(link)
+        if tables:
+            delivery = Delivery(
+                delivery.stream, delivery.since, delivery.upto, delivery.epoch, delivery.segments,
+                (), tables, delivery.ended, delivery.info,
+            )  # fmt: skip
+            due += link.row_us * sum(table.num_rows for table in tables)
+        self.arrives_at = due = max(due, self.arrives_at + 1)
+        server.world.at(due, lambda: self.follower.arrive(self, delivery), reader)
+
+    def reset(self) -> None:
+        """The other end closed it, or its process died: the reader hears of it, if it can."""
+        server, reader = self.server, self.follower.reader
+        link = server.wire.link(server.name, reader.name)
+        if not (self.broken or link.cut or reader.life != self.reader_life):
+            due = max(server.world.now + server.wire.delay(link), self.arrives_at + 1)
+            server.world.at(due, lambda: self.follower.lost(self, "connection reset"), reader)
+        self.broken = True
+
+
+class Follower:
+    """A reader's end: it connects, takes, and connects again. The decisions are `Following`'s."""
+
+    def __init__(
+        self,
+        reader: Process,
+        wire: Wire,
+        stream: str,
+        following: Following,
+        take: Callable[[Delivery], None],
+    ) -> None:
+        self.reader, self.wire, self.stream = reader, wire, stream
+        self.following, self._take = following, take
+        self.life = reader.life
+        self.connection: Connection | None = None
+        self.heard_at = reader.world.now
+        self.ended = False
+
+    def connect(self) -> None:
+        """Ask the controller where the stream is made, then ask there for the stream."""
+        self.connection = None
+
+        def located(address: str | None) -> None:
+            server = self.wire.resolve(address)
+            if server is None:
+                self.retry(RETRY_US)
+                return
+            self.wire.request(
+                self.reader, server, lambda at: self._begin(at), self._begun, self._failed
+            )
+
+        self.wire.ask_controller(
+            self.reader, lambda c: c.locate(self.stream), located, self._failed
+        )
+
+    def _begin(self, server: Server) -> Connection:
+        """At the server: the first delivery goes out with the answer."""
+        connection = Connection(self, server, self.stream)
+        first = server.service.begin(self.stream, self.following.at)
+        if first is None:
+            raise TransportError("the stream is not opened yet")
+        server.connections.append(connection)
+        connection.send(first)
+        return connection
+
+    def _begun(self, connection: Connection) -> None:
+        if self.connection is None and not connection.dropped:
+            self.connection, self.heard_at = connection, self.reader.world.now
+            self.reader.world.say(
+                self.reader.name, "follows", self.stream, connection.server.address,
+                "from", self.following.at,
+            )  # fmt: skip
+
+    def _failed(self, err: HoldfastError) -> None:
+        if not isinstance(err, TransportError):
+            raise err
+        self.retry(RETRY_US)
+
+    def arrive(self, connection: Connection, delivery: Delivery) -> None:
+        if connection.reader_life != self.reader.life or connection.dropped or self.ended:
+            return
+        if self.connection is None:
+            self._begun(connection)
+        if connection is not self.connection:
+            connection.broken = connection.dropped = True
+            return
+        self.heard_at = self.reader.world.now
+        try:
+            for number, table in enumerate(delivery.tables):
+                verified(table, delivery.segments[number], rows_digest)
+            self._take(fresh(self.following, delivery))
+        except TransportError as err:
+            self._drop(connection, str(err), RETRY_US)
+        except StorageFull as err:
+            self._drop(connection, str(err), int(FULL_S * 1e6))
+        else:
+            self.ended = delivery.ended
+
+    def lost(self, connection: Connection, why: str) -> None:
+        if connection is self.connection and not self.ended:
+            self._drop(connection, why, RETRY_US)
+
+    def watch(self) -> None:
+        """Silence is taken for death."""
+        connection = self.connection
+        if (
+            connection is not None
+            and not self.ended
+            and self.reader.world.now - self.heard_at > SILENCE_US
+        ):
+            self._drop(connection, "silence", RETRY_US)
+
+    def _drop(self, connection: Connection, why: str, retry_us: int) -> None:
+        self.reader.world.say(self.reader.name, "lost", self.stream, f"({why})")
+        connection.broken = connection.dropped = True
+        self.connection = None
+        self.retry(retry_us)
+
+    def retry(self, after_us: int) -> None:
+        self.reader.after(after_us, self.connect)
+
+
+class Wire:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.chance = world.rng("wire")
+        self.controller: Any = None
+        self._links: dict[tuple[str, str], Link] = {}
+        #: Every instance that was ever reachable, by address.
+        self._servers: dict[str, Server] = {}
+
+    def link(self, a: str, b: str) -> Link:
+        found = self._links.get((a, b))
+        if found is None:
+            found = self._links[a, b] = Link()
+        return found
+
+    def delay(self, link: Link) -> int:
+        chance = self.chance.random()
+        base = 200 + int(1_800 * chance)
+        if chance > 0.98:
+            base += int(40_000 * self.chance.random())
+        return base + link.delay_us
+
+    def listen(self, server: Server) -> None:
+        self._servers[server.address] = server
+
+    def resolve(self, address: str | None) -> Server | None:
+        """Who listens there now: nobody, if that instance is gone."""
+        server = self._servers.get(address) if address is not None else None
+        return server if server is not None and server.address == address else None
+
+    def ask_controller(
+        self,
+        process: Process,
+        ask: Callable[[Any], Any],
+        reply: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+    ) -> None:
+        self.request(process, self.controller, ask, reply, failed)
+
+    def request(
+        self,
+        process: Process,
+        server: Any,
+        ask: Callable[[Any], Any],
+        reply: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+        *,
+        life: int | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        """`ask` is carried out at the server, if it still lives that life; then `reply` or `failed`
+        at the process."""
+        world = self.world
+        there, back = self.link(process.name, server.name), self.link(server.name, process.name)
+        life, answered = server.life if life is None else life, False
+        asked_in = process.life
+
+        def answer_with(fn: Callable[[], None], after_us: int) -> None:
+            if process.life == asked_in:
+                process.after(after_us, fn)
+
+        def fail(text: str, after_us: int) -> None:
+            answer_with(lambda: failed(TransportError(text)), after_us)
+
+        def carry_out() -> None:
+            nonlocal answered
+            answer: Any = None
+            error: HoldfastError | None = None
+            try:
+                answer = ask(server)
+            except HoldfastError as err:
+                error = err
+            except Crashed:
+                fail(f"{server.name} went away", self.delay(back))
+                raise
+            if answered:
+                return
+            answered = True
+            if back.cut:
+                fail(f"{server.name} did not answer", SILENCE_US)
+            elif error is not None:
+                refusal = error
+                answer_with(lambda: failed(refusal), self.delay(back))
+            else:
+                answer_with(lambda: reply(answer), self.delay(back))
+
+        def arrive() -> None:
+            if server.alive and server.life == life:
+                if server.paused:
+                    server.backlog.append(carry_out)
+                    fail_if_unanswered()
+                else:
+                    server.enter(carry_out)
+            elif not back.cut:
+                fail(f"{server.name} is gone", self.delay(back))
+            else:
+                fail(f"{server.name} does not answer", SILENCE_US)
+
+        def fail_if_unanswered() -> None:
+            def check() -> None:
+                nonlocal answered
+                if not answered:
+                    answered = True
+                    failed(TransportError(f"{server.name} stands still"))
+
+            answer_with(check, SILENCE_US)
+
+        if there.cut:
+            fail(f"{server.name} cannot be reached", SILENCE_US)
+            return
+        world.at(world.now + self.delay(there), arrive)
+        if repeatable and there.repeat and self.chance.random() < 0.5:
+            late = int(3_000_000 * self.chance.random())
+
+            def again() -> None:
+                if server.alive and server.life == life and not server.paused:
+                    server.enter(lambda: _quietly(lambda: ask(server)))
+
+            world.at(world.now + late, again)
+
+
+def _quietly(ask: Callable[[], Any]) -> None:
+    with suppress(HoldfastError):
+        ask()

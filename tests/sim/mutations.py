@@ -1,0 +1,418 @@
+"""Deliberate bugs, planted one at a time: what the simulator is worth.
+
+Each is a mistake somebody could make in the code as it is, with the checkers that may report it and
+the first seed that does. The list is kept and grows with every protocol. A mutation that no seed
+catches is a hole in the simulator, not a proof that the mistake is harmless.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import holdfast.log.manifest
+import holdfast.sim.wire
+from holdfast.client import Client
+from holdfast.controller import Controller
+from holdfast.core import progress
+from holdfast.core.following import Following
+from holdfast.core.monitor import Monitor
+from holdfast.core.sunion import SUnion
+from holdfast.errors import StorageFull
+from holdfast.log import Log
+from holdfast.log.manifest import Manifest
+from holdfast.log.records import State, Trim
+from holdfast.log.state import StreamState
+from holdfast.performer import Again, Performer
+from holdfast.sim.disk import MemoryDisk
+from holdfast.source import Source
+from holdfast.transport.service import Service
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    #: Any of these may be the one that sees it.
+    caught_by: tuple[str, ...]
+    #: The first seed at which one of them does.
+    seed: int
+    plant: Patch
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def mutation(name: str, *caught_by: str, seed: int) -> Callable[[Patch], Patch]:
+    def add(plant: Patch) -> Patch:
+        MUTATIONS.append(Mutation(name, caught_by, seed, plant))
+        return plant
+
+    return add
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+@mutation(
+    "tell before the record is synced", "accepted", "wrong", "lost", "doubled", "alive", seed=3
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Manifest.open.__func__  # type: ignore[attr-defined]
+
+    def unsynced(cls: Any, path: Any, fsync: Any, *more: Any) -> Any:
+        return original(cls, path, "never", *more)
+
+    patch.setattr(Manifest, "open", classmethod(unsynced))
+
+
+@mutation("skip the checksum of a record", "alive", seed=63)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(data: bytes, offset: int) -> bytes | None:
+        start = offset + 8
+        if start > len(data):
+            return None
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        payload = data[start : start + length]
+        return payload if len(payload) == length else None
+
+    patch.setattr(holdfast.log.manifest, "_frame_at", unchecked)
+
+
+@mutation("do not cut a torn tail", "alive", seed=63)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.log.manifest._read
+
+    def uncut(data: bytes, path: Any) -> Any:
+        records, good = original(data, path)
+        return records, len(data) if good else 0
+
+    patch.setattr(holdfast.log.manifest, "_read", uncut)
+
+
+@mutation("delete the files before the record says so", "alive", seed=76)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def early(self: Log, stream: str, upto: int) -> None:
+        if self.archive:
+            return
+        known = self._stream(stream)
+        upto = min(upto, known.complete_upto)
+        if upto > known.trimmed_upto:
+            for segment in known.between(known.starts_at, upto):
+                self._disk.delete(f"{self._base}/{segment.path}")
+            self.append(Trim(stream, upto))
+
+    patch.setattr(Log, "trim", early)
+
+
+@mutation("record a segment before its name is synced", "alive", seed=2)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = MemoryDisk.put
+
+    def unsynced(self: MemoryDisk, path: str, data: Any, *, fsync: bool) -> None:
+        original(self, path, data, fsync=fsync and "segments" not in path)
+
+    patch.setattr(MemoryDisk, "put", unsynced)
+
+
+@mutation("record a checkpoint before its files are synced", "alive", seed=77)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryDisk, "sync_tree", lambda self, path, root: None)
+
+
+@mutation("trim up to the fastest reader", "alive", "lost", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def fastest(self: StreamState) -> int:
+        needed = max((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
+        return max(self.trimmed_upto, min(needed, self.complete_upto))
+
+    patch.setattr(StreamState, "trimmable", property(fastest))
+
+
+@mutation("trim what was received instead of what is no longer needed", "alive", "lost", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def received(self: StreamState) -> int:
+        needed = min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
+        return max(self.trimmed_upto, min(needed, self.complete_upto))
+
+    patch.setattr(StreamState, "trimmable", property(received))
+
+
+@mutation("trim one bucket too many", "alive", "lost", "wrong", seed=8)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.trimmable
+
+    def greedy(self: Log, stream: str) -> int:
+        return original(self, stream) + 1
+
+    patch.setattr(Log, "trimmable", greedy)
+
+
+@mutation("trim before every reader has spoken", "alive", "lost", seed=126)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.acknowledge
+
+    def hasty(self: Service, stream: str, *more: Any) -> None:
+        self.readers.pop(stream, None)
+        original(self, stream, *more)
+
+    patch.setattr(Service, "acknowledge", hasty)
+
+
+@mutation("accept an old epoch", "alive", "lost", "wrong", seed=23)
+def _(patch: pytest.MonkeyPatch) -> None:
+    acknowledge, register = Log.acknowledge, Controller.register
+
+    def gullible(
+        self: Log, stream: str, reader: str, received: int, needed: int, epoch: int
+    ) -> None:
+        last = self._stream(stream).acks.get(reader)
+        acknowledge(self, stream, reader, received, needed, max(epoch, last.epoch if last else 0))
+
+    def welcoming(self: Controller, name: str, address: str, epoch: int) -> bool:
+        return register(self, name, address, 2**31)
+
+    patch.setattr(Log, "acknowledge", gullible)
+    patch.setattr(Controller, "register", welcoming)
+
+
+# -- sources --------------------------------------------------------------------------------------
+
+
+@mutation("acknowledge rows before they are written", "accepted", seed=2)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Source, "token", property(lambda self: self._token or self.log.token(self.name)))
+
+
+@mutation("write the token without the rows of open buckets", "accepted", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Source, upto: int) -> None:
+        self._commit([bucket for bucket in sorted(self._pending) if bucket <= upto], upto)
+        self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
+
+    patch.setattr(Source, "_close", close)
+
+
+@mutation("take the rows of a repeated push again", "accepted", seed=83)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Source.push
+
+    def twice(self: Source, data: Any, *, token: str | None = None, flush: bool = False) -> None:
+        held, self._token = self._token, None
+        try:
+            original(self, data, token=token, flush=flush)
+        finally:
+            self._token = self._token or held
+
+    patch.setattr(Source, "push", twice)
+
+
+@mutation("forget rows that a full disk refused", "accepted", seed=17)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Source._commit
+
+    def careless(self: Source, buckets: list[int], upto: int) -> None:
+        try:
+            original(self, buckets, upto)
+        except StorageFull:
+            for bucket in buckets:
+                self._pending.pop(bucket, None)
+            raise
+
+    patch.setattr(Source, "_commit", careless)
+
+
+# -- following ------------------------------------------------------------------------------------
+
+
+@mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def one_less(self: Following, upto: int) -> None:
+        self.at = upto if self.at is None else max(self.at, upto)
+
+    patch.setattr(Following, "taken", one_less)
+
+
+@mutation("skip a bucket when reconnecting", "wrong", "lost", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.begin
+
+    def skipping(self: Service, stream: str, from_bucket: int | None) -> Any:
+        first = original(self, stream, from_bucket)
+        if first is None or from_bucket is None or first.upto < from_bucket:
+            return first
+        kept = tuple(s for s in first.segments if s.id.bucket > from_bucket)
+        return replace(first, segments=kept, paths=first.paths[len(first.paths) - len(kept) :])
+
+    patch.setattr(Service, "begin", skipping)
+
+
+@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=41)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.sim.wire, "verified", lambda table, segment, digest: table)
+
+
+@mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.next
+
+    def hasty(self: Service, stream: str, at: int) -> Any:
+        delivery = original(self, stream, at)
+        return delivery if delivery.ended else replace(delivery, upto=delivery.upto + 1)
+
+    patch.setattr(Service, "next", hasty)
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+@mutation("forget one input at a boundary", "wrong", "lost", "alive", seed=2)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def some(self: SUnion) -> int | None:
+        known = [upto for upto in self.complete_upto.values() if upto is not None]
+        return max(known) if len(known) == len(self.complete_upto) else None
+
+    patch.setattr(SUnion, "whole_upto", some)
+
+
+@mutation("off by one in replay", "wrong", "lost", "alive", seed=40)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._from
+
+    def late(self: Performer, stream: str) -> int | None:
+        found = original(self, stream)
+        return None if found is None else found + 1
+
+    patch.setattr(Performer, "_from", late)
+
+
+@mutation("forget how far windows reach back", "alive", "lost", "wrong", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._plan
+
+    patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
+
+
+@mutation("need nothing that was computed", "alive", "lost", "wrong", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_needed", lambda self, path: path.position)
+
+
+@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", seed=40)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.append
+
+    def further(self: Log, *records: Any) -> None:
+        original(
+            self,
+            *(replace(r, bucket=r.bucket + 1) if isinstance(r, State) else r for r in records),
+        )
+
+    patch.setattr(Log, "append", further)
+
+
+@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", seed=40)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._finished
+
+    def careless(self: Performer, event: Any, at: int) -> Any:
+        self._durable.clear()
+        return original(self, event, at)
+
+    patch.setattr(Performer, "_finished", careless)
+
+
+@mutation("go on although a full disk held up what comes first", "alive", seed=286)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.take
+
+    def hasty(self: Performer, event: Any) -> None:
+        held, self._waiting = self._waiting, deque()
+        if isinstance(event, Again) and self._blocked:
+            self._waiting = held
+            held = deque()
+        self._blocked = False
+        original(self, event)
+        self._waiting.extendleft(reversed(held))
+        self._blocked = bool(self._waiting)
+
+    patch.setattr(Performer, "take", hasty)
+
+
+@mutation("end before the last windows are out", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Performer, "_horizon", lambda self, path, version: version.bucket)
+
+
+# -- clients and the controller -------------------------------------------------------------------
+
+
+@mutation("acknowledge before the position is durable", "alive", "lost", seed=53)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def hasty(self: Client, delivery: Any) -> Any:
+        held, self.position = self.position, delivery.upto
+        self._acknowledge()
+        self.position = held
+        yield from original(self, delivery)
+
+    patch.setattr(Client, "take", hasty)
+
+
+@mutation("make the position durable before the application has the rows", "lost", seed=391)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def hasty(self: Client, delivery: Any) -> Any:
+        assert self._log is not None
+        if delivery.info is not None:
+            self._open(delivery.info)
+        if delivery.upto > self._log.info(self.output).complete_upto:
+            self._log.commit(self.output, [], delivery.upto)
+        yield from original(self, delivery)
+
+    patch.setattr(Client, "take", hasty)
+
+
+@mutation("go on with the last bucket instead of the next", "doubled", "undone", "order", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.__init__
+
+    def again(self: Client, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        if self.following.at is not None:
+            self.following.at -= 1
+
+    patch.setattr(Client, "__init__", again)
+
+
+@mutation("look away when a promise is broken", "reported", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Monitor, "_tick", lambda self, at, name, output: [])
+
+
+@mutation("report a broken promise three buckets late", "reported", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Monitor._due_us
+
+    def late(self: Monitor, output: Any) -> int | None:
+        due = original(self, output)
+        return None if due is None else due + 3 * self.width_us
+
+    patch.setattr(Monitor, "_due_us", late)
+
+
+@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=364)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
+        held = self.__dict__.setdefault("held", {})
+        held[name] = max(held.get(name, 0) + 1, at_least)
+        return int(held[name])
+
+    patch.setattr(Controller, "next_epoch", forgetful)

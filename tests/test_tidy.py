@@ -1,0 +1,419 @@
+"""The code about itself: layers, purity, names, and what must not get into the repository.
+
+A rule takes one file and gives what is wrong with it. Exceptions stand in `ALLOWED`, what should be
+repaired in `KNOWN`, both with the reason; an entry that is no longer needed fails too, so that
+neither outlives its cause.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: From the bottom. A module may import its own layer and those before it in this table.
+LAYERS = {
+    "values": "types errors config",
+    "model": "model",
+    "core": "core",
+    "log": "log",
+    "engine": "engine",
+    "transport": "transport",
+    "shells": "app client controller feeds following inputs metrics monitor node node_main "
+    "performer running source supervise",
+    "face": "__init__",
+    "stories": "history scenario checkers",
+    "proof": "sim chaos audit",
+    "top": "experiments cli examples dashboard",
+}
+#: Stories are shared by simulator, chaos and audit, so they know no machinery at all.
+NARROW = {"stories": {"values", "model", "stories"}}
+
+#: Libraries a layer stays away from.
+FORBIDDEN = {
+    "model": {"py4j", "pyspark", "time"},
+    "core": {
+        "asyncio", "os", "pathlib", "pyarrow", "pyspark", "random", "socket", "subprocess",
+        "threading", "time",
+    },
+}  # fmt: skip
+
+#: The one module that makes bytes durable. Others may rename, but not in `log`; nobody may sync.
+DURABLE_IN = "src/holdfast/log/disk.py"
+SYNC, RENAME = {"fsync", "fdatasync"}, {"rename", "replace"}
+
+LINES_MAX = 500
+
+#: Modules nobody imports, and who runs them.
+ENTRY_POINTS = {
+    "holdfast.cli.main": "the command `holdfast`",
+    "holdfast.node_main": "the supervisor, with python -m",
+    "holdfast.examples.netmon": "holdfast run",
+    "holdfast.examples.nexmark.queries": "holdfast run",
+    "holdfast.experiments.endurance": "holdfast experiment, by its name",
+    "holdfast.experiments.serialization": "holdfast experiment, by its name",
+    "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
+    "holdfast.sim.simulation": "its tests, until there is a command",
+}
+
+#: Exceptions that are right, and why.
+ALLOWED = {
+    "tests/processes/cluster_main.py: main sleeps": "polls threads and failures, with a limit",
+    "tests/processes/test_cluster.py: said sleeps": "polls the log of a Spark master, with a limit",
+    "tests/processes/test_commands.py: test_run_status_tail_and_audit sleeps": "polls for a file "
+    "of another process, with a limit",
+    "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
+    "tests/processes/test_kill.py: test_ten_kills_lose_double_and_change_nothing sleeps": "kills "
+    "at random moments: the time is the test",
+    "tests/chaos/test_judging.py: _until sleeps": "polls threads that tell nobody, with a limit",
+    "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
+    "tests/log/test_log_store.py: is too long": "one short scenario after another",
+    "tests/test_checkers.py: is too long": "one short scenario after another",
+}
+
+#: What breaks a rule and should not, and why it still does.
+KNOWN = {
+    "src/holdfast/model/network.py: model imports pyspark": "inside the function that `map` hands "
+    "to the engine; compiling `map` belongs to the engine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    path: str
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def of(cls, path: str, text: str) -> Module:
+        return cls(path, text, ast.parse(text))
+
+    @property
+    def name(self) -> str:
+        """`holdfast.log.store`; empty for what is not below `src`."""
+        if not self.path.startswith("src/"):
+            return ""
+        dotted = self.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        return dotted.removesuffix(".__init__")
+
+    @property
+    def layer(self) -> str | None:
+        return layer_of(self.name) if self.name else None
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and full name of all that is imported anywhere in it, also just to check types."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = self.name.split(".")[: -node.level] if node.level else []
+                start = ".".join([*above, *([node.module] if node.module else [])])
+                yield from ((node.lineno, f"{start}.{alias.name}") for alias in node.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    path: str
+    line: int
+    what: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+Rule = Callable[[Module], list[Problem]]
+
+
+def layer_of(name: str) -> str | None:
+    """The layer of one of our modules, or of a name in one; None: it has no place."""
+    part = [*name.split("."), "__init__"][1]
+    return next((layer for layer, held in LAYERS.items() if part in held.split()), None)
+
+
+# -- rules about one module -----------------------------------------------------------------------
+
+
+def imports_go_down(module: Module) -> list[Problem]:
+    if not module.name:
+        return []
+    layer, order = module.layer, list(LAYERS)
+    if layer is None:
+        return [Problem(module.path, 1, "is in no layer: give it a place in LAYERS")]
+    may = NARROW.get(layer, set(order[: order.index(layer) + 1]))
+    ours = [(line, name) for line, name in module.imports() if name.split(".")[0] == "holdfast"]
+    return [
+        Problem(module.path, line, f"{layer} imports {name} of {target}")
+        for line, name in ours
+        if (target := layer_of(name) or "face") not in may
+    ]
+
+
+def layers_stay_away(module: Module) -> list[Problem]:
+    layer = module.layer or ""
+    found = [
+        Problem(module.path, line, f"{layer} imports {name.split('.')[0]}")
+        for line, name in module.imports()
+        if name.split(".")[0] in FORBIDDEN.get(layer, ())
+    ]
+    if layer == "core":
+        calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+        opens = [call for call in calls if ast.unparse(call.func) == "open"]
+        found += [Problem(module.path, call.lineno, "core opens a file") for call in opens]
+    return found
+
+
+def one_module_syncs(module: Module) -> list[Problem]:
+    if not module.name or module.path == DURABLE_IN:
+        return []
+    unwanted = SYNC | RENAME if module.layer == "log" else SYNC
+    attributes = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+    used = [(node.lineno, ast.unparse(node)) for node in attributes]
+    return [
+        Problem(module.path, line, f"uses {name}")
+        for line, name in [*used, *module.imports()]
+        if name in {f"os.{function}" for function in unwanted}
+    ]
+
+
+def nobody_sleeps(module: Module) -> list[Problem]:
+    """Waiting for an event is as fast as can be and never too short; a sleep is neither."""
+    found: list[Problem] = []
+
+    def walk(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
+            found.append(Problem(module.path, node.lineno, f"{function} sleeps"))
+        for child in ast.iter_child_nodes(node):
+            walk(child, function)
+
+    if module.path.startswith("tests/"):
+        walk(module.tree, "module")
+    return found
+
+
+def sets_are_sorted(module: Module) -> list[Problem]:
+    """A set of strings has another order in every process, and so would the trace."""
+    if not module.name.startswith(("holdfast.core", "holdfast.sim")):
+        return []
+    loops = (ast.For, ast.AsyncFor, ast.comprehension)
+    return [
+        Problem(module.path, node.iter.lineno, f"iterates over {ast.unparse(node.iter)}")
+        for node in ast.walk(module.tree)
+        if isinstance(node, loops) and _is_set(node.iter)
+    ]
+
+
+def _is_set(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_set(node.left) or _is_set(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ("list", "tuple", "enumerate", "iter", "reversed") and node.args:
+            return _is_set(node.args[0])
+        return node.func.id in ("set", "frozenset")
+    return isinstance(node, ast.Set | ast.SetComp)
+
+
+def names_say_something(module: Module) -> list[Problem]:
+    empty = {"util", "utils", "helper", "helpers", "common", "manager", "managers"}
+    parts = module.path.removesuffix(".py").split("/")
+    return [Problem(module.path, 1, f"is named {part}") for part in parts if part in empty]
+
+
+def modules_tell_their_purpose(module: Module) -> list[Problem]:
+    told = ast.get_docstring(module.tree) or not module.text.strip()
+    return [] if told else [Problem(module.path, 1, "has no docstring")]
+
+
+def modules_hold_one_idea(module: Module) -> list[Problem]:
+    long = module.text.count("\n") > LINES_MAX
+    return [Problem(module.path, LINES_MAX + 1, "is too long")] if long else []
+
+
+RULES: list[Rule] = [
+    imports_go_down, layers_stay_away, one_module_syncs, nobody_sleeps, sets_are_sorted,
+    names_say_something, modules_tell_their_purpose, modules_hold_one_idea,
+]  # fmt: skip
+
+
+# -- rules about all of them ----------------------------------------------------------------------
+
+
+def orphans(modules: Sequence[Module]) -> list[Problem]:
+    """Modules that no other imports and nobody runs; a test does not count."""
+    imported = {
+        (name, module.name) for module in modules if module.name for _, name in module.imports()
+    }
+    used = {
+        name
+        for full, by in imported
+        for name in (full, full.rpartition(".")[0])
+        if name != by
+    }  # fmt: skip
+    return [
+        Problem(module.path, 1, "is imported by nobody")
+        for module in modules
+        if module.name and not module.path.endswith("__init__.py")
+        if module.name not in used and module.name not in ENTRY_POINTS
+    ]
+
+
+PLACES = re.compile(r"(?<![\w.-])/(?:work|root|tmp|home)(?![\w-])")
+REGISTRIES = re.compile(
+    r"pypi\.org|pythonhosted\.org|anaconda\.org|artifactor[y]|ghcr\.io|docker\.io"
+    r"|--(?:extra-)?index-url|--find-link[s]"
+)
+
+
+def places(path: str, text: str) -> list[Problem]:
+    """Paths of the machine it was written on, and hosts that only some can reach."""
+    return [
+        Problem(path, number, f"names {found[0]}")
+        for number, line in enumerate(text.splitlines(), 1)
+        for pattern in (PLACES, REGISTRIES)
+        if (found := pattern.search(line))
+    ]
+
+
+# -- the tree as it is ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    paths = sorted(path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py"))
+    found = [Module.of(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+    assert len(found) > 80
+    return found
+
+
+def judge(problems: Iterable[Problem]) -> None:
+    told = [p for p in problems if p.key not in ALLOWED and p.key not in KNOWN]
+    if told:
+        pytest.fail("\n".join(f"{p.path}:{p.line}: {p.what}" for p in told), pytrace=False)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_module_keeps_the_rule(rule: Rule, modules: list[Module]) -> None:
+    judge(problem for module in modules for problem in rule(module))
+
+
+def test_every_module_is_used(modules: list[Module]) -> None:
+    judge(orphans(modules))
+
+
+def test_no_place_of_one_machine_is_named() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("which files are committed is known to git alone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    found: list[Problem] = []
+    for name in filter(None, listed.stdout.split("\0")):
+        try:
+            found += places(name, (ROOT / name).read_text())
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue  # a picture; or deleted, and that not committed yet
+    judge(found)
+
+
+def test_exceptions_do_not_outlive_their_cause(modules: list[Module]) -> None:
+    problems = [problem for module in modules for rule in RULES for problem in rule(module)]
+    found = {problem.key for problem in [*problems, *orphans(modules)]}
+    assert sorted({*ALLOWED, *KNOWN} - found) == []
+    assert sorted(set(ENTRY_POINTS) - {module.name for module in modules}) == []
+
+
+# -- every rule can fail --------------------------------------------------------------------------
+
+CHECKED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+BAD = [
+    (imports_go_down, "model/x.py", "from holdfast.core import progress", "of core"),
+    (imports_go_down, "types.py", "import holdfast.log.store", "of log"),
+    (imports_go_down, "engine/x.py", "from holdfast.transport.wire import f", "of transport"),
+    (imports_go_down, "log/x.py", "def f():\n    import holdfast", "of face"),
+    (imports_go_down, "node.py", "from holdfast import Network", "of face"),
+    (imports_go_down, "core/x.py", "from ..log import store", "of log"),
+    (imports_go_down, "core/x.py", CHECKED + "from holdfast.node import Node", "of shells"),
+    (imports_go_down, "source.py", "from holdfast.sim import world", "of proof"),
+    (imports_go_down, "checkers/x.py", "from holdfast.client import Client", "of shells"),
+    (imports_go_down, "novel.py", "", "is in no layer"),
+    (layers_stay_away, "model/x.py", "def f():\n    import pyspark.sql", "pyspark"),
+    (layers_stay_away, "model/x.py", "from time import monotonic", "time"),
+    (layers_stay_away, "core/x.py", "import os.path", "imports os"),
+    (layers_stay_away, "core/x.py", "from random import Random", "random"),
+    (layers_stay_away, "core/x.py", "text = open('x').read()", "opens a file"),
+    (one_module_syncs, "log/store.py", "import os\nos.replace('a', 'b')", "os.replace"),
+    (one_module_syncs, "log/store.py", "from os import fdatasync", "os.fdatasync"),
+    (one_module_syncs, "node.py", "import os\nos.fsync(3)", "os.fsync"),
+    (nobody_sleeps, "tests/x.py", "import time\ndef test_x():\n    time.sleep(1)", "test_x"),
+    (nobody_sleeps, "tests/x.py", "from time import sleep\nsleep(1)", "module sleeps"),
+    (sets_are_sorted, "core/x.py", "for x in {'a', 'b'}: pass", "{'a', 'b'}"),
+    (sets_are_sorted, "sim/x.py", "y = [x for x in set(names)]", "set(names)"),
+    (sets_are_sorted, "sim/x.py", "for x in list(set(a) - set(b)): pass", "set(a)"),
+    (names_say_something, "log/utils.py", "", "utils"),
+    (names_say_something, "common/x.py", "", "common"),
+    (modules_tell_their_purpose, "log/x.py", "import os", "docstring"),
+    (modules_hold_one_idea, "log/x.py", "x = 1\n" * (LINES_MAX + 1), "too long"),
+]
+GOOD = [
+    (imports_go_down, "node.py", "from holdfast.core import progress\nimport holdfast.log"),
+    (imports_go_down, "experiments/x.py", "import holdfast as hf"),
+    (layers_stay_away, "log/x.py", "import os, time"),
+    (one_module_syncs, "log/disk.py", "import os\nos.fsync(3)"),
+    (one_module_syncs, "running.py", "import os\nos.replace('a', 'b')"),
+    (nobody_sleeps, "tests/x.py", "import threading\nthreading.Event().wait(1)"),
+    (sets_are_sorted, "core/x.py", "for x in sorted({'a', 'b'}): pass"),
+    (sets_are_sorted, "log/x.py", "for x in {'a', 'b'}: pass"),
+    (names_say_something, "log/commonplace.py", ""),
+    (modules_tell_their_purpose, "log/__init__.py", ""),
+    (modules_hold_one_idea, "log/x.py", "x = 1\n" * LINES_MAX),
+]
+
+
+def snippet(path: str, text: str) -> Module:
+    return Module.of(path if path.startswith("tests/") else f"src/holdfast/{path}", text)
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "says"), BAD)
+def test_every_rule_can_fail(rule: Rule, path: str, text: str, says: str) -> None:
+    (problem,) = rule(snippet(path, text))
+    assert says in problem.what
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), GOOD)
+def test_no_rule_goes_too_far(rule: Rule, path: str, text: str) -> None:
+    assert rule(snippet(path, text)) == []
+
+
+def test_an_orphan_is_found() -> None:
+    tree = {
+        "cli/main.py": "from holdfast.log import store",
+        "log/store.py": "from holdfast.log.files import f",
+        "log/files.py": "",
+        "log/forgotten.py": "from holdfast.log import forgotten, store",
+        "tests/x.py": "from holdfast.log import forgotten",
+    }
+    found = orphans([snippet(path, text) for path, text in tree.items()])
+    assert [problem.path for problem in found] == ["src/holdfast/log/forgotten.py"]
+
+
+@pytest.mark.parametrize("place", ["work/main", "root", "tmp/x", "home/me"])
+def test_a_place_of_one_machine_is_found(place: str) -> None:
+    assert len(places("x.md", f"see /{place} for more")) == 1
+    assert places("x.md", f"see docs/{place} or https://example.org/{place}") == []
+
+
+@pytest.mark.parametrize("host", ["https://pypi" + ".org/simple", "--index" + "-url x"])
+def test_a_registry_is_found(host: str) -> None:
+    assert len(places("requirements.lock", host)) == 1
+    assert places("Makefile", "--no-emit-index-url") == []

@@ -91,7 +91,8 @@ class Options:
             raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
-        if self.silence_s < 3 * self.heartbeat_s:
+        heartbeat_us = duration_us(self.heartbeat, of="heartbeat")
+        if duration_us(self.silence, of="silence") < 3 * heartbeat_us:
             raise InputError(
                 f"silence: {self.silence!r} must be at least three times heartbeat, "
                 f"{self.heartbeat!r}: one that is lost or late is no sign of death"

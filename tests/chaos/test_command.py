@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
     (tmp_path / "paused.toml").write_text(PAUSED)
     running = subprocess.Popen(
         [*COMMAND, "paused.toml"], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
-        cwd=tmp_path,
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     started: list[psutil.Process] = []
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.chaos import SCENARIOS, find
+from holdfast.chaos import SCENARIOS, command, find
 from holdfast.chaos.faults import check as check_faults
 from holdfast.chaos.networks import NETWORKS, SCHEMA
 from holdfast.chaos.pusher import Pusher
@@ -142,6 +142,18 @@ def test_a_tampered_history_is_caught(
     good: History, tamper: Callable[[History], list[Event]], checker: str
 ) -> None:
     assert checker in failed(History(tamper(good)))
+
+
+def test_a_failure_is_told_with_the_command_that_repeats_it(
+    good: History, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = History(_without(good, _given(good)))
+    monkeypatch.setattr(command, "_run", lambda scenario, say: (bad, "/where/it/ran"))
+    assert command.run_chaos("kill", json_to=None, history_to=None) == 1
+    told = capsys.readouterr().out
+    assert "kill: failed (lost, contract)" in told
+    assert "logs of the run: /where/it/ran" in told
+    assert "repeat: holdfast chaos kill" in told
 
 
 def test_histories_survive_being_written_and_read(good: History, tmp_path: Path) -> None:

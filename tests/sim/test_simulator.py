@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from holdfast.chaos import SCENARIOS, find
 from holdfast.cli.main import main
+from holdfast.config import Options
 from holdfast.controller import Controller
 from holdfast.errors import InputError
 from holdfast.history import Given, Reported
@@ -145,7 +147,7 @@ def test_a_broken_promise_is_reported_within_a_bucket_and_a_step() -> None:
     """A source is silent for longer than the promise; the monitor says so in time."""
     silent_us, within_us, width_us = 5 * S, 2 * S, 500_000
     faults = (Fault(3_100_000, "silent", "s1", silent_us),)
-    outcome = simulate(Scenario("silent", "chain", 12, faults, 1))
+    outcome = simulate(Scenario("silent", "line", 12, faults, 1))
     assert outcome.failed == []
     broken, kept = list(outcome.history.of(Reported))
     assert (broken.kept, kept.kept) == (False, True)
@@ -162,6 +164,11 @@ def test_without_faults_everything_comes_in_time_and_nothing_is_reported() -> No
         assert {given.output for given in outcome.history.of(Given)} == {
             op.name for op in NETWORKS[name]().outputs
         }
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_scenarios_for_real_processes_hold_in_virtual_time_too(name: str) -> None:
+    assert simulate(find(name), Options(checkpoint_buckets=10)).failed == []
 
 
 def test_every_kind_of_fault_is_drawn_sooner_or_later() -> None:
@@ -201,7 +208,7 @@ def test_a_fault_on_somebody_unknown_is_refused() -> None:
 def test_seeds_are_cheap() -> None:
     """`holdfast simulate` prints the real figure; a tenth of it is held here, because tests share
     their machine."""
-    simulate(Scenario("warm", "chain", 5, (), 1))
+    simulate(Scenario("warm", "line", 5, (), 1))
     began = time.process_time()
-    outcome = simulate(Scenario("speed", "chain", 60, (), 1))
+    outcome = simulate(Scenario("speed", "line", 60, (), 1))
     assert outcome.node_seconds / 60 / (time.process_time() - began) > 4

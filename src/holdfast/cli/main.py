@@ -134,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     which = simulate.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, metavar="N", help="one seed, with its transcript")
     which.add_argument("--seeds", metavar="A..B", help="many seeds (default: 1..50)")
-    which.add_argument("--scenario", metavar="FILE", help="faults from a .toml file")
+    which.add_argument(
+        "--scenario", metavar="SCENARIO", help="one of `holdfast chaos`, or a .toml file"
+    )
     simulate.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
     simulate.add_argument("--history", metavar="FILE", help="of one run: write what happened there")
 
@@ -257,11 +259,12 @@ def _experiment(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from holdfast.chaos import find
     from holdfast.sim.command import run_simulate
 
     return run_simulate(
-        seed=args.seed, seeds=args.seeds, scenario=args.scenario, json_to=args.json,
-        history_to=args.history,
+        seed=args.seed, seeds=args.seeds, json_to=args.json, history_to=args.history,
+        scenario=find(args.scenario) if args.scenario else None,
     )  # fmt: skip
 
 

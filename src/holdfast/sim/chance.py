@@ -21,7 +21,7 @@ def scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
     network = chance.choice(sorted(NETWORKS))
     seconds = chance.choice([6, 10, 15])
-    number = chance.choice([0, 1, 2, 3, 4, 6, 8, 10])
+    number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     cast = _Cast.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
     drawn = [_fault(chance, cast, seconds) for _ in range(number)]
     faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
@@ -95,7 +95,7 @@ def _fault(chance: random.Random, cast: _Cast, seconds: int) -> Fault:
         case "throttle":
             value = chance.choice([1.0, 10.0])
         case "torn":
-            value = float(chance.randrange(1, 15))
+            value = float(chance.choice([1, 1, 2, 3, 5, 8, 14]))
             for_us = max(for_us, 1_500 * MS)
     return Fault(at_us, do, on, 0 if do == "reset" else for_us, value)
 

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from holdfast.checkers import Verdict, verdict_table
 from holdfast.errors import InputError
-from holdfast.scenario import Scenario, read_scenario
+from holdfast.scenario import Scenario
 from holdfast.sim.chance import scenario_of
 from holdfast.sim.simulation import Outcome, shrink, simulate
 from holdfast.sim.world import EPOCH_US
@@ -31,15 +31,16 @@ def run_simulate(
     *,
     seed: int | None = None,
     seeds: str | None = None,
-    scenario: str | None = None,
+    scenario: Scenario | None = None,
     json_to: str | None = None,
     history_to: str | None = None,
 ) -> int:
     logging.getLogger("holdfast.node").setLevel(logging.ERROR)
     console = Console(stderr=json_to == "-")
     if seed is not None or scenario is not None:
-        one = scenario_of(seed) if seed is not None else read_scenario(str(scenario))
-        again = f"--seed {seed}" if seed is not None else f"--scenario {scenario}"
+        one = scenario_of(seed) if seed is not None else scenario
+        assert one is not None
+        again = f"--seed {seed}" if seed is not None else f"--scenario {one.name}"
         return _one(one, again, console, json_to, history_to)
     if history_to is not None:
         raise InputError("--history is for one run: name it with --seed or --scenario")

@@ -298,11 +298,18 @@ class _MemoryAppendFile:
         self._usable()
         disk, file = self._disk, self._file
         if disk._change():
-            file.data += data[: disk._part(len(data))]
+            if disk._rng.random() < 0.3 and not disk.full:  # just after it was done
+                self._add(data)
+            else:
+                file.data += data[: disk._part(len(data))]
             raise Crashed
         if disk.full:
             file.data += data[: disk._rng.randrange(max(1, len(data)))]
             raise _error(errno.ENOSPC, self._path)
+        self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        file = self._file
         file.data += data
         if self._fsync:
             file.durable, file.uncut = len(file.data), None

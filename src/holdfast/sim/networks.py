@@ -57,8 +57,18 @@ def single() -> Network:
 
 
 def chain() -> Network:
-    """Three nodes in a row."""
+    """Two sources and two nodes in a row: the shape of the network that real processes run."""
     net = Network("chain", bucket=BUCKET)
+    first = net.union(*(source.on("first") for source in _sources(net, 2))).apply(small)
+    second = first.on("second")
+    net.output("windows", _windows(second, "1s", "500ms"), contract=Contract(within="3s"))
+    net.output("totals", _totals(second))
+    return net
+
+
+def line() -> Network:
+    """Three nodes in a row."""
+    net = Network("line", bucket=BUCKET)
     (s1,) = _sources(net, 1)
     first = s1.on("first").apply(small)
     second = _windows(first.on("second"), "1500ms", "500ms")
@@ -101,6 +111,7 @@ def fan() -> Network:
 NETWORKS: dict[str, Callable[[], Network]] = {
     "single": single,
     "chain": chain,
+    "line": line,
     "diamond": diamond,
     "fan": fan,
 }

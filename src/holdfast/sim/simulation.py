@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,7 +73,7 @@ class Simulation:
         if scenario.network not in NETWORKS:
             known = ", ".join(sorted(NETWORKS))
             raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
-        self.scenario = scenario
+        self.scenario = scenario = _spelled_out(scenario)
         self.options = options or options_of(scenario.seed)
         self.network = NETWORKS[scenario.network]()
         self.network.check()
@@ -331,6 +332,19 @@ def _above(op: ops.Operator) -> tuple[str, ...]:
         return (op.name,)
     found = dict.fromkeys(name for up in op.inputs if up is not None for name in _above(up))
     return tuple(found)
+
+
+def _spelled_out(scenario: Scenario) -> Scenario:
+    """`client` stands for all clients, as in scenarios for real processes."""
+    names = [f"client-{op.name}" for op in NETWORKS[scenario.network]().outputs]
+    faults: list[Fault] = []
+    for fault in scenario.faults:
+        if fault.on == "client":
+            faults += [replace(fault, on=name) for name in names]
+        else:
+            on = re.sub(r"\bclient\b(?!-)", ",".join(names), fault.on)
+            faults.append(replace(fault, on=on))
+    return replace(scenario, faults=tuple(faults))
 
 
 def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:

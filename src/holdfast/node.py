@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -52,6 +51,10 @@ class Node:
         self.ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._peers: dict[str, Peer] = {}
+        #: Positions to be said upstream. A peer that cannot be reached must not hold up the loop.
+        self._acks: dict[str, queue.Queue[tuple[int, int, int] | None]] = {
+            stream: queue.Queue() for stream in fragment.inputs
+        }
         self._workers = ThreadPoolExecutor(max(1, len(fragment.paths)), "step")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
@@ -62,10 +65,13 @@ class Node:
         self._thread(self._loop, "node")
         for stream in self.fragment.inputs:
             self._thread(partial(self._follow, stream), f"follow-{stream}")
+            self._thread(partial(self._say, stream), f"say-{stream}")
 
     def stop(self) -> None:
         self._stop.set()
         self._events.put(None)
+        for acks in self._acks.values():
+            acks.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._workers.shutdown(wait=True)
@@ -102,10 +108,7 @@ class Node:
         self._workers.submit(self._work, path, version, lo, hi)
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        peer = self._peers.get(stream)
-        if peer is not None:
-            with suppress(TransportError):  # positions are said again with the next step
-                peer.acknowledge(stream, self.name, received, needed, epoch)
+        self._acks[stream].put((received, needed, epoch))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
         if after_s:
@@ -123,11 +126,16 @@ class Node:
         thread.start()
 
     def _follow(self, stream: str) -> None:
+        said: str | None = None
+
         def connected(peer: Peer) -> None:
             self._peers[stream] = peer
 
         def lost(err: Exception) -> None:
-            _log.info("node %s: input %s: %s", self.name, stream, err)
+            nonlocal said
+            if str(err) != said:
+                said = str(err)
+                _log.info("node %s: input %s: %s", self.name, stream, err)
 
         following = self.performer.following[stream]
         while not self._stop.is_set():
@@ -141,6 +149,26 @@ class Node:
             except StorageFull as err:  # what could not be taken is delivered again
                 _log.warning("node %s: input %s waits for space: %s", self.name, stream, err)
                 self._stop.wait(FULL_S)
+            except Exception as err:
+                self.post(Refused(err))
+                return
+
+    def _say(self, stream: str) -> None:
+        """Only the newest positions matter: what waited behind a slow answer is skipped."""
+        acks = self._acks[stream]
+        while (position := acks.get()) is not None:
+            while not acks.empty():
+                newer = acks.get()
+                if newer is None:
+                    return
+                position = newer
+            peer = self._peers.get(stream)
+            if peer is None:
+                continue
+            try:
+                peer.acknowledge(stream, self.name, *position)
+            except TransportError:
+                pass  # said again with the next step
             except Exception as err:
                 self.post(Refused(err))
                 return

@@ -105,8 +105,23 @@ def test_replay_keeps_what_an_empty_node_needs_for_the_slowest_reader() -> None:
     done = core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))
     # Nobody has taken anything: everything is still needed, although it was received.
     assert Acknowledge("s1", 20, -1) in done
-    # The reader has bucket 15: bucket 16 reaches 4 buckets back, to 12.
-    assert Acknowledge("s1", 20, 11) in core.handle(Acknowledged(3, "out", 15))
+    # The reader has bucket 15: bucket 16 reaches 4 buckets back, to 12. Said with the next step.
+    assert core.handle(Acknowledged(3, "out", 15)) == []
+    core.handle(BoundaryArrived(4, "s1", 21))
+    core.handle(BoundaryArrived(4, "s2", 21))
+    done = core.handle(StepDone(5, "out", 21, needs_from=22, horizon=21))
+    assert Acknowledge("s1", 21, 11) in done
+
+
+def test_after_the_last_step_acknowledgements_are_passed_on_at_once() -> None:
+    core = started(checkpoint_buckets=0)
+    for stream in PATH.inputs:
+        core.handle(BoundaryArrived(1, stream, 20, ended=True))
+    assert core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))[-1] == End("out")
+    assert core.handle(Acknowledged(3, "out", 20)) == [
+        Acknowledge("s1", 20, 16),
+        Acknowledge("s2", 20, 16),
+    ]
 
 
 def test_checkpoint_recovery_keeps_what_the_newest_version_refers_to() -> None:

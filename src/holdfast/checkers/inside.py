@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from holdfast.checkers.story import Story, counted, some
+from holdfast.checkers.story import Story, counted, same, some
 from holdfast.checkers.verdict import Fault, Verdict, judged
 from holdfast.history import Accepted, Broke, Logged, Made, Row, Stopped
 from holdfast.types import Stability
@@ -38,17 +38,15 @@ def accepted(story: Story) -> Verdict:
         logged[found.source] += found.rows
     faults = []
     for source, rows in safe.items():
-        if rows == logged[source]:
+        if same(tuple(rows), tuple(logged[source])):
             continue
-        gone = counted(tuple(rows)) - counted(tuple(logged[source]))
-        if gone:
-            why = f"source {source} accepted rows that its log does not have: {some(gone)}"
-            faults.append(Fault(last_us[source], why))
-        surplus = counted(tuple(logged[source])) - counted(tuple(rows))
-        doubled = surplus & counted(tuple(rows))
-        if doubled:
-            why = f"source {source} logged rows more often than they were pushed: {some(doubled)}"
-            faults.append(Fault(last_us[source], why))
+        pushed, held = counted(tuple(rows)), counted(tuple(logged[source]))
+        for wrong, what in (
+            (pushed - held, "accepted rows that its log does not have"),
+            ((held - pushed) & pushed, "logged rows more often than they were pushed"),
+        ):
+            if wrong:
+                faults.append(Fault(last_us[source], f"source {source} {what}: {some(wrong)}"))
     return judged("accepted", faults)
 
 

@@ -198,10 +198,11 @@ class Progress:
                 self._delivered[event.output] = max(
                     event.received, self._delivered.get(event.output, event.received)
                 )
+                # Said upstream with the next step; after the last one there is none.
                 return [
                     action
                     for path in self.paths.values()
-                    if event.output in path.plan.outputs and path.position is not None
+                    if event.output in path.plan.outputs and path.ended
                     for action in self._acknowledge(path)
                 ]
             case _:

@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +103,9 @@ class Engine:
     def warm_up(self, path: Path, *, rounds: int = 3) -> None:
         """Run the path over made-up rows and forget the results: the first real bucket should not
         pay for class loading. What user functions make of such rows does not matter."""
-        folder = tempfile.mkdtemp(prefix="holdfast-warm-")
+        folder = f"{self.folder}-warm"  # a killed predecessor may have left it
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
         scratch = Engine(
             self.network, self.sessions, folder, pane_buckets=2, compiled=self.compiled
         )

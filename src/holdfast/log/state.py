@@ -63,7 +63,10 @@ class StreamState:
     def open_part(self) -> StreamState:
         """A copy without the whole buckets."""
         open_from = bisect_right(self.segments, self.complete_upto, key=_bucket)
-        return replace(self, segments=self.segments[open_from:], acks=dict(self.acks))
+        return StreamState(
+            self.name, self.schema, self.time, self.starts_at, self.complete_upto,
+            self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
+        )  # fmt: skip
 
     @property
     def trimmable(self) -> int:
@@ -190,7 +193,8 @@ def _fold_added(stream: StreamState, record: Added) -> None:
 def _fold_ack(stream: StreamState, ack: Ack) -> None:
     """A newer instance of the reader may start further back; an older one is not heard."""
     last = stream.acks.get(ack.reader)
-    if last is None or ack.epoch > last.epoch:
+    ahead = last is not None and ack.received >= last.received and ack.needed >= last.needed
+    if last is None or ack.epoch > last.epoch or (ack.epoch == last.epoch and ahead):
         stream.acks[ack.reader] = ack
     elif ack.epoch == last.epoch:
         received, needed = max(ack.received, last.received), max(ack.needed, last.needed)

@@ -82,6 +82,7 @@ class Log:
         self._fsync = fsync
         self._lock: int | None = lock
         self._attempts = itertools.count()
+        self._infos: dict[str, StreamInfo] = {}
         #: Records in the manifest beyond those its last rewrite left in it.
         self._grown = 0
         self._compact_at = 0
@@ -365,16 +366,26 @@ class Log:
         return known
 
     def _info(self, stream: StreamState) -> StreamInfo:
-        return StreamInfo(
-            name=stream.name,
-            schema=stream.schema,
-            time=stream.time,
-            starts_at=stream.starts_at,
-            complete_upto=stream.complete_upto,
-            trimmed_upto=stream.trimmed_upto,
-            epoch=self._state.epoch,
-            ended=stream.ended,
-        )
+        """Asked for many times between two changes."""
+        known = self._infos.get(stream.name)
+        if (
+            known is None
+            or known.complete_upto != stream.complete_upto
+            or known.trimmed_upto != stream.trimmed_upto
+            or known.epoch != self._state.epoch
+            or known.ended != stream.ended
+        ):
+            known = self._infos[stream.name] = StreamInfo(
+                name=stream.name,
+                schema=stream.schema,
+                time=stream.time,
+                starts_at=stream.starts_at,
+                complete_upto=stream.complete_upto,
+                trimmed_upto=stream.trimmed_upto,
+                epoch=self._state.epoch,
+                ended=stream.ended,
+            )
+        return known
 
     def _compact(self) -> None:
         """Rewrites the manifest when most of it is history. A failure puts it off, no more."""

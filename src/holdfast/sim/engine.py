@@ -256,9 +256,11 @@ def _batch(
         case ops.Stateful():
             state: State = {}
             out: list[Row] = []
-            for bucket in sorted({row[0] // width for row in above}):
-                inside = [row for row in above if row[0] // width == bucket]
-                made, state = op.fn(state, inside, (bucket + 1) * width)
+            buckets: dict[int, list[Row]] = {}
+            for row in above:
+                buckets.setdefault(row[0] // width, []).append(row)
+            for bucket in sorted(buckets):
+                made, state = op.fn(state, sorted(buckets[bucket]), (bucket + 1) * width)
                 out += made
             return out
         case _:

@@ -111,7 +111,7 @@ class Member(Server):
 
     def boot(self) -> None:
         self.wire.listen(self)
-        self.service.trim_buckets = int(1 + 3 * self.wire.chance.random())
+        self.service.trim_buckets = int(1 + 6 * self.wire.chance.random())
         self.retry_full(self._open, self._ask_epoch)
 
     def _open(self) -> None:
@@ -144,19 +144,24 @@ class Member(Server):
             self.after(HEARTBEAT_US, self.beat)
 
     def _register(self) -> None:
+        """Whoever is followed says again and again where it is, and so finds out that it was
+        replaced; a controller that comes back knows no addresses."""
+
         def told(current: bool) -> None:
             if not current:
                 raise StaleEpoch(f"{self.name} of epoch {self.log.epoch} was replaced; it stops")
+            if not isinstance(self, ClientProcess):
+                self.after(REGISTER_US, self._register)
 
         def failed(err: HoldfastError) -> None:
             if not isinstance(err, TransportError | StorageFull):
                 raise err
+            self.after(REGISTER_US, self._register)
 
         address, epoch = self.address, self.log.epoch
         self.wire.ask_controller(
             self, lambda c: c.register(self.name, address, epoch), told, failed
         )
-        self.after(REGISTER_US, self._register)
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
         """A full disk makes it wait, nothing else."""

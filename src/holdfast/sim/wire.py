@@ -48,15 +48,6 @@ class Server(Process):
         self.service = Service()
         #: Those who follow a stream of ours, in the order they came.
         self.connections: list[Connection] = []
-        #: A log of ours has grown.
-        self.news = False
-
-    def enter(self, fn: Callable[[], None]) -> None:
-        super().enter(fn)
-        if self.news and self.alive:
-            self.news = False
-            if self.connections:
-                super().enter(self._pump)
 
     def beat(self) -> None:
         """Signs of life for those who heard nothing lately."""
@@ -68,8 +59,7 @@ class Server(Process):
                 connection.send(self.service.next(connection.stream, connection.at))
         self.after(HEARTBEAT_US, self.beat)
 
-    def _pump(self) -> None:
-        """Whatever became whole goes to those who follow it."""
+    def spread(self) -> None:
         for connection in self.connections[:]:
             if connection.broken:
                 self.connections.remove(connection)

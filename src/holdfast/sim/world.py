@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.errors import HoldfastError
 from holdfast.sim.disk import Crashed, MemoryDisk
 
 #: Virtual time starts with bucket 0; clocks that are behind see what was before 1970.
@@ -92,6 +91,8 @@ class Process:
         self.offset_us = 0
         #: Where this life listens; no two lives share one.
         self.address = ""
+        #: A log of ours has grown.
+        self.news = False
         #: It stopped by itself and is not started again.
         self.gave_up = False
 
@@ -107,10 +108,14 @@ class Process:
             fn()
         except Crashed:
             self.die("power lost")
-        except HoldfastError as err:
-            self.give_up(err)
         except Exception as err:
             self.give_up(err)
+        if self.news and self.alive:
+            self.news = False
+            self.enter(self.spread)
+
+    def spread(self) -> None:
+        """A log of ours has grown: whoever follows it is told."""
 
     def start(self) -> None:
         if self.alive or self.gave_up:

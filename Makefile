@@ -35,7 +35,8 @@ check: $(READY) ## format, lint, types and the tests that need no Java; before e
 	$(BIN)/pytest -m "not spark and not processes"
 
 .PHONY: test
-test: check setup ## everything: check, then the tests on Spark and on processes, then quick experiments
+test: check setup ## everything: check, more seeds, the tests on Spark and on processes, quick experiments
+	$(BIN)/holdfast simulate --seeds 1..200
 	$(WITH_JAVA) $(BIN)/pytest -m "spark or processes"
 	$(WITH_JAVA) for experiment in $(QUICK_EXPERIMENTS); do \
 	    $(BIN)/holdfast experiment "$$experiment" --quick; \

@@ -223,3 +223,28 @@ def test_the_parquet_sink_writes_a_bucket_once_however_often_it_comes(tmp_path: 
     files = list((tmp_path / "table").glob("*.parquet"))
     assert len(files) == 1
     assert pa.parquet.read_table(files[0]).num_rows == 2
+
+
+def test_a_token_is_durable_with_all_its_rows_or_not_at_all(log: Log, tmp_path: Path) -> None:
+    """Rows of a push may lie in a bucket that is still open when its token is written."""
+    source = make(log)
+    source.push([row(500), row(1_500)], token="1")
+    source.advance(WIDTH)
+    log.close()
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    assert source.token == "1"
+    source.advance(2 * WIDTH)
+    assert logged(log) == {0: 1, 1: 1}
+
+
+def test_a_push_that_is_repeated_with_its_token_is_taken_once(log: Log) -> None:
+    source = make(log)
+    source.push([row(10)], token="1")
+    source.push([row(10)], token="1")  # the first was not answered
+    source.advance(WIDTH)
+    source.push([row(10)], token="1")  # nor the second
+    source.push([row(1_010)], token="2")
+    source.advance(2 * WIDTH)
+    assert logged(log) == {0: 1, 1: 1}
+    assert source.token == "2"

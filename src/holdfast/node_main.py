@@ -10,16 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.app import load
 from holdfast.config import Options
-from holdfast.errors import HoldfastError, StaleEpoch, TransportError
+from holdfast.errors import HoldfastError, SetupError, StaleEpoch, StorageFull, TransportError
 from holdfast.log import Log
 from holdfast.model.fragments import fragments
 from holdfast.supervise import EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Peer, Service
 
+T = TypeVar("T")
+_log = logging.getLogger("holdfast.node")
 #: A node whose supervisor is gone for so long ends itself.
 ORPHANED_S = 10.0
 REGISTER_S = 0.5
@@ -48,9 +51,11 @@ def _run(
     sessions = session.start(options, name=f"holdfast-{name}", jvm_log=f"{folder}.spark.log")
     network = load(app)
     fragment = next(f for f in fragments(network) if f.name == name)
-    log = Log.open(folder, name, fsync=options.fsync)
+    log = _patiently(lambda: Log.open(folder, name, fsync=options.fsync), stop)
     chief = FlightPeer(supervisor)
-    log.raise_epoch(chief.call("epoch", {"name": name, "at_least": log.epoch})["epoch"])
+    asked = {"name": name, "at_least": log.epoch}
+    epoch = _patiently(lambda: chief.call("epoch", asked)["epoch"], stop)
+    _patiently(lambda: log.raise_epoch(epoch), stop)
     engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
     service = Service(heartbeat_s=options.heartbeat_s)
     for other in fragments(network):
@@ -103,6 +108,24 @@ def _run(
             raise node.failure
         return 1
     return 0
+
+
+def _patiently(act: Callable[[], T], stop: threading.Event) -> T:
+    """A full disk, or a supervisor that does not answer at once, is no reason to give up."""
+    last_heard, told = time.monotonic(), False
+    while True:
+        try:
+            return act()
+        except StorageFull as err:
+            if not told:
+                _log.warning("waiting for space: %s", err)
+                told = True
+            last_heard = time.monotonic()
+        except TransportError:
+            if time.monotonic() - last_heard > ORPHANED_S:
+                raise
+        if stop.wait(0.2):
+            raise SetupError("stopped before it was up")
 
 
 if __name__ == "__main__":

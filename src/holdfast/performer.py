@@ -362,14 +362,10 @@ class Performer:
                 raise HoldfastError(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
-        known = output in self.log.streams()
         self.log.open_stream(
-            output, self.engine.schema(output), self.engine.time(output), start.origin
-        )
-        if not known and start.valid_from > start.origin:
-            # Readers must see a gap as a gap, not as empty buckets.
-            self.log.append(Boundary(output, start.valid_from - 1))
-            self.log.trim(output, start.valid_from - 1)
+            output, self.engine.schema(output), self.engine.time(output), start.origin,
+            gone_upto=start.valid_from - 1,
+        )  # fmt: skip
 
     def _checkpoint(self, path: Path) -> None:
         version = self.versions[path.name]

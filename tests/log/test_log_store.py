@@ -556,3 +556,14 @@ def test_the_snapshot_of_any_story_folds_to_the_same_state(story: list[object]) 
         buckets = [segment.id.bucket for segment in stream.segments]
         assert buckets == sorted(buckets)
         assert all(bucket > stream.trimmed_upto for bucket in buckets)
+
+
+def test_a_stream_that_begins_with_a_gap_shows_it_from_its_first_record_on(tmp_path: Path) -> None:
+    """Opened and marked in one append: a crash between would turn the gap into empty buckets."""
+    log = Log.open(tmp_path, "owner", fsync="never")
+    info = log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=7)
+    assert (info.starts_at, info.complete_upto, info.trimmed_upto) == (3, 7, 7)
+    with pytest.raises(Trimmed):
+        log.segments("s", 5, 8)
+    assert log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=9).complete_upto == 7
+    log.close()

@@ -39,6 +39,7 @@ def _outputs(net: hf.Network, rows: Any) -> None:
     net.output(
         "windows",
         rows.window("1s", slide="400ms").group_by("key").agg(n=hf.count(), x=hf.sum("x")),
+        contract=hf.Contract(within="6s"),
     )
     net.output(
         "totals",

@@ -173,14 +173,22 @@ class Log:
 
     # Streams
 
-    def open_stream(self, stream: str, schema: str, time: str, starts_at: int) -> StreamInfo:
-        """Opens the stream, or finds it as it was left, with the `starts_at` it had at first."""
+    def open_stream(
+        self, stream: str, schema: str, time: str, starts_at: int, *, gone_upto: int | None = None
+    ) -> StreamInfo:
+        """Opens the stream, or finds it as it was left, with the `starts_at` it had at first.
+
+        `gone_upto`: a new stream lacks the buckets up to there; readers see that, not empty ones.
+        """
         with self.changed:
             known = self._state.streams.get(stream)
         if known is None:
             path = f"{self._base}/{folder.stream_folder(stream)}"
             make_folder(path, fsync=self._fsync, disk=self._disk)
-            self.append(Open(stream, schema, time, starts_at))
+            records: list[Record] = [Open(stream, schema, time, starts_at)]
+            if gone_upto is not None and gone_upto >= starts_at:
+                records += [Boundary(stream, gone_upto), Trim(stream, gone_upto)]
+            self.append(*records)
         elif (known.schema, known.time) != (schema, time):
             raise InputError(
                 f"stream {stream!r} is logged as '{known.schema}' with time column {known.time!r}, "

@@ -4,9 +4,10 @@ what threads and the supervisor do in production, in virtual time."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.client import Client
@@ -34,7 +35,8 @@ FULL_US = 1_000_000
 REGISTER_US = 500_000
 ROWS = 10
 TIME = pa.timestamp("us", tz="UTC")
-INT = pa.int64()
+#: Pushes whose chances are drawn at once.
+_BLOCK = 32
 COLUMNS = ["ts", "key", "value"]
 
 
@@ -173,6 +175,13 @@ class Member(Server):
         then()
 
 
+class _Lot(NamedTuple):
+    offsets: Any
+    keys: Any
+    pause: float
+    chance: float
+
+
 class SourceProcess(Member):
     """A source and the application that pushes: a few rows in every bucket, each push with its
     number as token, so that after a crash it goes on where the log says."""
@@ -182,6 +191,8 @@ class SourceProcess(Member):
     ) -> None:
         super().__init__(world, op.name, wire)
         self.network, self.op, self.history = network, op, history
+        self._seed = list(f"{world.seed}/{self.name}".encode())
+        self._block: tuple[int, Any, Any, list[list[float]]] | None = None
         #: The application stands still: nothing is pushed, nothing closed.
         self.silent = False
         self.ending = False
@@ -203,8 +214,19 @@ class SourceProcess(Member):
 
     def _plan_push(self) -> None:
         """Somewhere in the next bucket; the chance depends on the number, not on what fails."""
-        self._chance = random.Random(f"{self.world.seed}/{self.name}/{self._next}")
-        self.after(int(self.network.width_us * (0.6 + 0.8 * self._chance.random())), self._push)
+        self._lot = self._lots(self._next)
+        self.after(int(self.network.width_us * (0.6 + 0.8 * self._lot.pause)), self._push)
+
+    def _lots(self, number: int) -> _Lot:
+        """What is drawn for a push, a block of them at a time."""
+        block, place = divmod(number, _BLOCK)
+        if self._block is None or self._block[0] != block:
+            draw = np.random.default_rng([*self._seed, block])
+            offsets = draw.integers(-400_000, 200_000, (_BLOCK, ROWS))
+            keys = draw.integers(0, 4, (_BLOCK, ROWS))
+            self._block = (block, offsets, keys, draw.random((_BLOCK, 2)).tolist())
+        _, offsets, keys, chances = self._block
+        return _Lot(offsets[place], keys[place], *chances[place])
 
     def _push(self) -> None:
         if self.ending:
@@ -212,16 +234,14 @@ class SourceProcess(Member):
         if self.silent:
             self.after(self.network.width_us, self._push)
             return
-        chance, number = self._chance, self._next
-        now, draw = self.clock(), chance.random
-        times = [now + int(200_000 - 600_000 * draw()) for _ in range(ROWS)]
-        keys = [int(4 * draw()) for _ in range(ROWS)]
-        values = range(number * ROWS, number * ROWS + ROWS)
+        lot, number = self._lot, self._next
+        times = (self.clock() + lot.offsets).view("datetime64[us]")
+        values = np.arange(number * ROWS, number * ROWS + ROWS)
         rows = pa.Table.from_arrays(
-            [pa.array(times, TIME), pa.array(keys, INT), pa.array(values, INT)], COLUMNS
+            [pa.array(times, TIME), pa.array(lot.keys), pa.array(values)], COLUMNS
         )
         try:
-            self.source.push(rows, token=str(number), flush=chance.random() < 0.1)
+            self.source.push(rows, token=str(number), flush=lot.chance < 0.1)
         except StorageFull:
             self.after(FULL_US, self._push)
             return

@@ -16,7 +16,7 @@ from holdfast.app import load
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, SetupError, StaleEpoch, StorageFull, TransportError
 from holdfast.log import Log
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import fragments, readers_of
 from holdfast.supervise import EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Peer, Service
@@ -58,13 +58,9 @@ def _run(
     _patiently(lambda: log.raise_epoch(epoch), stop)
     engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
     service = Service(heartbeat_s=options.heartbeat_s)
-    for other in fragments(network):
-        for stream in other.inputs:
-            if stream in fragment.outputs:
-                service.readers.setdefault(stream, set()).add(other.name)
-    for op in network.outputs:
-        if op.name in fragment.outputs:
-            service.readers.setdefault(op.name, set()).add(f"client-{op.name}")
+    for stream, readers in readers_of(network).items():
+        if stream in fragment.outputs:
+            service.readers[stream] = set(readers)
 
     def upstream(stream: str) -> Callable[[], Peer]:
         def connect() -> Peer:

@@ -59,6 +59,18 @@ def fragments(network: Network) -> list[Fragment]:
     return [_fragment(order, name) for name in names]
 
 
+def readers_of(network: Network) -> dict[str, list[str]]:
+    """Who reads each stream that leaves its fragment: fragments, and a client of each output."""
+    found: dict[str, list[str]] = {}
+    for fragment in fragments(network):
+        for stream in fragment.inputs:
+            found.setdefault(stream, []).append(fragment.name)
+    for op in network.operators:
+        if isinstance(op, ops.Output):
+            found.setdefault(op.name, []).append(f"client-{op.name}")
+    return found
+
+
 def _fragment(order: list[ops.Operator], name: str) -> Fragment:
     mine = [op for op in order if op.fragment == name and not isinstance(op, ops.Source)]
     read_elsewhere = {

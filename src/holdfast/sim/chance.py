@@ -22,8 +22,8 @@ def scenario_of(seed: int) -> Scenario:
     network = chance.choice(sorted(NETWORKS))
     seconds = chance.choice([6, 10, 15])
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
-    cast = _Cast.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
-    drawn = [_fault(chance, cast, seconds) for _ in range(number)]
+    targets = _Targets.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
+    drawn = [_fault(chance, targets, seconds) for _ in range(number)]
     faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", network, seconds, faults, seed)
 
@@ -41,7 +41,7 @@ def options_of(seed: int) -> Options:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cast:
+class _Targets:
     """Who may be hit."""
 
     nodes: list[str]
@@ -52,14 +52,14 @@ class _Cast:
     wipes: bool
 
     @staticmethod
-    def of(name: str, *, wipes: bool, chance: random.Random) -> _Cast:
+    def of(name: str, *, wipes: bool, chance: random.Random) -> _Targets:
         network = NETWORKS[name]()
         nodes = [fragment.name for fragment in fragments(network)]
         sources = [op.name for op in network.sources]
         clients = [f"client-{op.name}" for op in network.outputs]
         everybody = [*nodes, *sources, *clients, "controller"]
         unlucky = chance.choice(chance.choice([nodes, sources, clients, ["controller"]]))
-        return _Cast(nodes, sources, everybody, unlucky, wipes)
+        return _Targets(nodes, sources, everybody, unlucky, wipes)
 
     def one_of(self, names: list[str], chance: random.Random) -> str:
         return self.unlucky if self.unlucky in names and chance.random() < 0.5 else (
@@ -67,10 +67,10 @@ class _Cast:
         )  # fmt: skip
 
 
-def _fault(chance: random.Random, cast: _Cast, seconds: int) -> Fault:
+def _fault(chance: random.Random, targets: _Targets, seconds: int) -> Fault:
     at_us = chance.randrange(0, 1_000 * seconds) * MS if chance.random() < 0.85 else 0
     for_us = chance.choice([50, 200, 700, 1_500, 3_000, 5_000]) * MS
-    wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if cast.wipes else []
+    wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if targets.wipes else []
     do = chance.choice(
         [*wipes, "kill", "kill", "torn", "torn", "torn", "torn", "torn", "pause", "slow", "full",
          "full", "skew", "silent", "cut", "cut", "reset", "delay", "throttle", "repeat", "damage"]
@@ -78,13 +78,13 @@ def _fault(chance: random.Random, cast: _Cast, seconds: int) -> Fault:
     value = 0.0
     match do:
         case "wipe" | "replace" | "slow":
-            on = cast.one_of(cast.nodes, chance)
+            on = targets.one_of(targets.nodes, chance)
         case "skew" | "silent":
-            on = cast.one_of(cast.sources, chance)
+            on = targets.one_of(targets.sources, chance)
         case "cut" | "reset" | "delay" | "throttle" | "repeat" | "damage":
-            on = _link(chance, cast.everybody)
+            on = _link(chance, targets.everybody)
         case _:
-            on = cast.one_of(cast.everybody, chance)
+            on = targets.one_of(targets.everybody, chance)
     match do:
         case "slow":
             value = chance.choice([3.0, 10.0, 40.0])

@@ -210,13 +210,10 @@ class _Step:
         }
 
 
-def ideal(
-    network: Network, logged: dict[str, list[Row]], ends_at: dict[str, int]
-) -> dict[str, dict[int, list[Row]]]:
+def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int, list[Row]]]:
     """What each output should hold, bucket by bucket, in one batch from the sources' rows.
 
-    Independent of the step-by-step engine above but for the networks' own functions. `ends_at`
-    says for each output the first instant that is not asked for.
+    Independent of the step-by-step engine above but for the networks' own functions.
     """
     width = network.width_us
     known: dict[str, list[Row]] = {}
@@ -231,8 +228,7 @@ def ideal(
         assert output.inputs[0] is not None
         buckets: dict[int, list[Row]] = {}
         for row in rows(output.inputs[0]):
-            if row[0] < ends_at[output.name]:
-                buckets.setdefault(row[0] // width, []).append(row)
+            buckets.setdefault(row[0] // width, []).append(row)
         found[output.name] = buckets
     return found
 

@@ -31,12 +31,13 @@ RETRY_US = int(RETRY_S * 1e6)
 class Link:
     """One direction between two processes."""
 
+    #: How many faults cut it, and so on: they may overlap.
     cut: int = 0
+    repeat: int = 0
+    damage: int = 0
     delay_us: int = 0
     #: Microseconds each row takes where the link is throttled.
     row_us: int = 0
-    repeat: bool = False
-    damage: bool = False
 
 
 class Server(Process):

@@ -1,0 +1,97 @@
+"""A simulated client: the production `Client`, and an application that takes what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.client import Client
+from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.history import Given, History, Told
+from holdfast.model.network import Network
+from holdfast.sim.members import FOREVER, Member
+from holdfast.sim.rows import Row
+from holdfast.sim.wire import SILENCE_US, Follower, Wire
+from holdfast.sim.world import World
+from holdfast.transport.service import Delivery
+
+
+class ClientProcess(Member):
+    """A client and its application, whose memory is as durable as the client's position."""
+
+    serves = False
+
+    def __init__(
+        self, world: World, wire: Wire, network: Network, output: str, history: History
+    ) -> None:
+        super().__init__(world, f"client-{output}", wire)
+        self.network, self.output, self.history = network, output, history
+        self.position: int | None = None
+        self.ended = False
+        #: Told how far the application is: the monitor's eye.
+        self.on_told: Callable[[int], None] = lambda upto: None
+        #: Had by the application, not yet durable.
+        self._had: list[Given] = []
+
+    def up(self) -> None:
+        self.client = Client(
+            self.output, lambda: None, self.network.width_us,  # type: ignore[arg-type,return-value]
+            log=self.log, name=self.name, clock=self.clock,
+        )  # fmt: skip
+        self.client.peer = self  # type: ignore[assignment]
+        self.follower = Follower(self, self.wire, self.output, self.client.following, self._take)
+        self._note(self.world.now)
+        if not self.ended:
+            self.follower.connect()
+            self.after(SILENCE_US // 2, self._watch)
+
+    def _watch(self) -> None:
+        self.follower.watch()
+        self.after(SILENCE_US // 2, self._watch)
+
+    def _take(self, delivery: Delivery) -> None:
+        now = self.world.now
+        self.client.settle()
+        for table, info in self.client.take(delivery):
+            rows: tuple[Row, ...] = table.rows
+            self._had.append(
+                Given(now, self.name, self.output, info.bucket, rows, info.stability.value)
+            )
+            self.world.say(self.name, "given", info.bucket, table.num_rows)
+        self._note(now)
+
+    def _note(self, now: int) -> None:
+        """What the application had counts once the position is durable: a crash before takes it
+        back with the application's own memory, a crash after does not."""
+        for given in self._had:
+            if self.client.position is not None and given.bucket <= self.client.position:
+                self.history.add(given)
+        self._had = []
+        if self.client.position != self.position:
+            assert self.client.position is not None
+            self.position = self.client.position
+            self.history.add(Told(now, self.name, self.output, self.position))
+            self.on_told(self.position)
+        if self.client.ended and not self.ended:
+            self.ended = True
+            self.history.add(Told(now, self.name, self.output, FOREVER))
+            self.on_told(FOREVER)
+
+    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+        connection = self.follower.connection
+        if connection is None:
+            return
+
+        def failed(err: HoldfastError) -> None:
+            self.client.not_acknowledged()
+            if not isinstance(err, TransportError | StorageFull):
+                raise err
+
+        self.wire.request(
+            self,
+            connection.server,
+            lambda server: server.service.acknowledge(stream, reader, received, needed, epoch),
+            lambda _: None,
+            failed,
+            life=connection.server_life,
+            repeatable=True,
+        )

@@ -1,0 +1,155 @@
+"""What simulated processes have in common: a log on a disk that can fail, an epoch, and the
+controller that hands it out. Around the production classes is what threads and supervisor do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.controller import Controller
+from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
+from holdfast.log import Log
+from holdfast.sim.rows import RowSegments
+from holdfast.sim.wire import HEARTBEAT_US, Server, Wire
+from holdfast.sim.world import World
+
+#: The boundary of a stream that has ended, in a history.
+FOREVER = 2**62
+FULL_US = 1_000_000
+REGISTER_US = 500_000
+
+
+class _Alone:
+    """A lock and condition where there is one thread: it only says that something changed."""
+
+    __slots__ = ("_process",)
+
+    def __init__(self, process: Server) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        self._process.news = True
+
+
+def memory_log(process: Server, owner: str) -> Log:
+    log = Log.open(
+        f"/{owner}", owner, fsync="always", archive=False,
+        disk=process.disk, segments=RowSegments(),
+    )  # fmt: skip
+    log.changed = log._appending = _Alone(process)  # type: ignore[assignment]
+    return log
+
+
+class ControllerProcess(Server):
+    """Hands out epochs and knows where everybody is; `producers` is the layout."""
+
+    def __init__(self, world: World, wire: Wire, producers: dict[str, str]) -> None:
+        super().__init__(world, "controller", wire)
+        self._producers = producers
+        self.controller: Controller | None = None
+
+    def boot(self) -> None:
+        try:
+            self.controller = Controller(memory_log(self, "controller"))
+        except StorageFull:
+            self.after(FULL_US, self.boot)
+
+    def forget(self) -> None:
+        super().forget()
+        self.controller = None
+
+    def next_epoch(self, name: str, at_least: int) -> int:
+        return self._up().next_epoch(name, at_least)
+
+    def register(self, name: str, address: str, epoch: int) -> bool:
+        return self._up().register(name, address, epoch)
+
+    def _up(self) -> Controller:
+        if self.controller is None:
+            raise TransportError("the controller is not up yet")
+        return self.controller
+
+    def locate(self, stream: str) -> str | None:
+        return self._up().address(self._producers[stream])
+
+
+class Member(Server):
+    """A process that gets its epoch from the controller and tells it where it listens."""
+
+    log: Log
+    #: Somebody may follow it.
+    serves = True
+    #: It has its epoch, its log is open, and it works.
+    is_up = False
+
+    def forget(self) -> None:
+        super().forget()
+        self.is_up = False
+
+    def boot(self) -> None:
+        self.wire.listen(self)
+        self.service.trim_buckets = int(1 + 6 * self.wire.chance.random())
+        self.retry_full(self._open, self._ask_epoch)
+
+    def _open(self) -> None:
+        self.log = self.open_log()
+
+    def open_log(self) -> Log:
+        return memory_log(self, self.name)
+
+    def up(self) -> None:
+        raise NotImplementedError
+
+    def _ask_epoch(self) -> None:
+        def granted(epoch: int) -> None:
+            self.retry_full(lambda: self.log.raise_epoch(epoch), self._ready)
+
+        def failed(err: HoldfastError) -> None:
+            self.after(REGISTER_US, self._ask_epoch)
+
+        self.wire.ask_controller(
+            self, lambda c: c.next_epoch(self.name, self.log.epoch), granted, failed
+        )
+
+    def _ready(self) -> None:
+        self.retry_full(self.up, self._started)
+
+    def _started(self) -> None:
+        self.is_up = True
+        self._register()
+        if self.serves:
+            self.after(HEARTBEAT_US, self.beat)
+
+    def _register(self) -> None:
+        """Whoever is followed says again and again where it is, and so finds out that it was
+        replaced; a controller that comes back knows no addresses."""
+
+        def told(current: bool) -> None:
+            if not current:
+                raise StaleEpoch(f"{self.name} of epoch {self.log.epoch} was replaced; it stops")
+            if self.serves:
+                self.after(REGISTER_US, self._register)
+
+        def failed(err: HoldfastError) -> None:
+            if not isinstance(err, TransportError | StorageFull):
+                raise err
+            self.after(REGISTER_US, self._register)
+
+        address, epoch = self.address, self.log.epoch
+        self.wire.ask_controller(
+            self, lambda c: c.register(self.name, address, epoch), told, failed
+        )
+
+    def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
+        """A full disk makes it wait, nothing else."""
+        try:
+            act()
+        except StorageFull:
+            self.after(FULL_US, lambda: self.retry_full(act, then))
+            return
+        then()

@@ -1,0 +1,119 @@
+"""A simulated node: the production `Performer`, carried by virtual time instead of threads."""
+
+from __future__ import annotations
+
+from holdfast.config import Options
+from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.history import Held, History, Made
+from holdfast.model.fragments import Fragment, Path, readers_of
+from holdfast.model.network import Network
+from holdfast.performer import Event, Finished, Performer, Refused
+from holdfast.sim.engine import EngineTwin, MemoryInputs
+from holdfast.sim.members import Member
+from holdfast.sim.wire import SILENCE_US, Follower, Wire
+from holdfast.sim.world import World
+
+
+class NodeProcess(Member):
+    """Implements `performer.Carrier`."""
+
+    def __init__(
+        self,
+        world: World,
+        wire: Wire,
+        network: Network,
+        fragment: Fragment,
+        options: Options,
+        history: History,
+    ) -> None:
+        super().__init__(world, fragment.name, wire)
+        self.network, self.fragment, self.options = network, fragment, options
+        self.history = history
+        self.chance = world.rng(f"steps/{self.name}")
+        #: Steps take so many times as long.
+        self.slowness = 1.0
+        self.followers: dict[str, Follower] = {}
+        self._watching = 0
+        self._steps_until = 0
+
+    def up(self) -> None:
+        engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
+        self.performer = Performer(
+            self.name, self.fragment, engine, self.log, self.service, self, self.options,
+            inputs=MemoryInputs(), clock=self.clock,
+        )  # fmt: skip
+        for stream in self.fragment.outputs:
+            self.service.readers[stream] = set(readers_of(self.network)[stream])
+        self.followers = {
+            stream: Follower(self, self.wire, stream, following, self.performer.receive)
+            for stream, following in self.performer.following.items()
+        }
+        for follower in self.followers.values():
+            follower.connect()
+        self.after(SILENCE_US // 2, self._watch)
+
+    def _watch(self) -> None:
+        for follower in self.followers.values():
+            follower.watch()
+        self._watching += 1
+        if self._watching % 4 == 0:
+            self._note_held()
+        self.after(SILENCE_US // 2, self._watch)
+
+    def _note_held(self) -> None:
+        now = self.world.now
+        for stream in self.fragment.inputs:
+            held = self.performer.inputs.held(stream)
+            self.history.add(Held(now, f"{self.name} inputs", stream, held))
+        for stream in self.fragment.outputs:
+            if stream in self.log.streams():
+                held = len(self.log.segments(stream, self.log.info(stream).trimmed_upto + 1, 2**62))
+                self.history.add(Held(now, f"{self.name} log", stream, held))
+
+    # -- carrying -------------------------------------------------------------------------------
+
+    def run(self, path: Path, version: Version, lo: int, hi: int) -> None:
+        took_us = int((20_000 + 60_000 * self.chance.random()) * self.slowness)
+        self.after(took_us, lambda: self._work(path, version, lo, hi, took_us))
+
+    def _work(self, path: Path, version: Version, lo: int, hi: int, took_us: int) -> None:
+        after, error = None, None
+        try:
+            after = self.performer.step(path, version, lo, hi)
+        except Exception as err:
+            error = err
+        self.world.say(self.name, "ran" if error is None else "failed", path.name, f"{lo}..{hi}")
+        if error is None:
+            for stream in path.outputs:
+                for segment in self.log.segments(stream, max(lo, self._first(stream)), hi):
+                    self.history.add(
+                        Made(self.world.now, self.name, self.log.epoch, stream, segment.id.bucket,
+                             segment.stability.value, segment.checksum)
+                    )  # fmt: skip
+        self.performer.take(Finished(path.name, after, took_us / 1e6, error))
+
+    def _first(self, stream: str) -> int:
+        return self.log.info(stream).trimmed_upto + 1
+
+    def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
+        connection = self.followers[stream].connection
+        if connection is None:
+            return  # said again with the next step
+        name = self.name
+        self.wire.request(
+            self,
+            connection.server,
+            lambda server: server.service.acknowledge(stream, name, received, needed, epoch),
+            lambda _: None,
+            self._not_acknowledged,
+            life=connection.server_life,
+            repeatable=True,
+        )
+
+    def _not_acknowledged(self, err: HoldfastError) -> None:
+        if not isinstance(err, TransportError | StorageFull):
+            self.performer.take(Refused(err))
+
+    def post(self, event: Event, after_s: float = 0.0) -> None:
+        self.after(int(after_s * 1e6), lambda: self.performer.take(event))

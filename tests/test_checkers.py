@@ -121,7 +121,7 @@ HEALED = Healed(HEALED_US, "kill", "n1")
 
 
 def test_a_good_run_passes_everything_in_the_order_of_the_checkers() -> None:
-    verdicts = check(story())
+    verdicts = check(story(), monitored=True)
     assert [v.checker for v in verdicts] == [checker.__name__ for checker in CHECKERS]
     assert {v.outcome for v in verdicts} == {"ok"}, verdict_table(verdicts)
     assert failed(story(), monitored=True) == {}
@@ -186,7 +186,7 @@ def test_what_is_given_beyond_the_last_closed_bucket_is_ideal_or_not_all_the_sam
     def open_(event: Event) -> bool:
         return isinstance(event, Closed) and event.upto >= 15
 
-    assert {v.outcome for v in check(story(without=open_))} == {"ok"}
+    assert {v.outcome for v in check(story(without=open_), monitored=True)} == {"ok"}
     found = failed(story(without=open_, change=given_as(17, (*rows(17), ("odd",)))))
     assert found.keys() == {"wrong", "contract"}
 
@@ -642,13 +642,28 @@ def test_no_order_may_be_promised() -> None:
 # -- all together -------------------------------------------------------------------------------
 
 
-def test_a_history_that_makes_no_sense_is_unknown_and_raises_nothing() -> None:
-    verdicts = check(story(without=lambda event: isinstance(event, Began)))
-    assert {v.outcome for v in verdicts} == {"ok", "unknown"}
+def test_a_checker_that_breaks_has_failed_and_raises_nothing() -> None:
+    """It must not look like one that has nothing to say."""
+    verdicts = check(story(without=lambda event: isinstance(event, Began)), monitored=True)
+    assert {v.outcome for v in verdicts} == {"ok", "failed"}
     assert "does not say by which bounds" in verdict_table(verdicts)
     assert len(check(History())) == len(CHECKERS)
     odd = check(story(change=given_as(7, [([1], 2)])))
-    assert {v.checker for v in odd if v.outcome == "unknown"} >= {"wrong", "doubled", "lost"}
+    assert {v.checker for v in odd if v.outcome == "failed"} >= {"wrong", "doubled", "lost"}
+
+
+def test_whether_a_promise_was_reported_is_unknown_where_nobody_watched() -> None:
+    (verdict,) = [v for v in check(story()) if v.checker == "reported"]
+    assert verdict.outcome == "unknown"
+
+
+def test_rows_logged_twice_are_noticed_at_the_source() -> None:
+    def again(event: Event) -> Event:
+        if isinstance(event, Logged) and event.bucket == 3:
+            return replace(event, rows=(*event.rows, *event.rows))
+        return event
+
+    assert failed(story(change=again)).keys() == {"accepted"}
 
 
 def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Path) -> None:

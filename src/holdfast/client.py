@@ -76,10 +76,6 @@ class Client:
             self.following.at = self.position + 1
             self.ended = log.info(output).ended
 
-    @property
-    def duplicates_hidden(self) -> int:
-        return self.following.repeats
-
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """Buckets with rows, in order, until the output ends or `close()` is called."""
         self.settle()

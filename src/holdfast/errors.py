@@ -9,6 +9,7 @@
     │   ├── StorageFull           no space left: nothing acknowledged is lost
     │   └── StorageDenied         no permission, read-only, not a folder
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
+    ├── InputsLost                files of a peer's log that a node was reading are gone
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
     └── SetupError                Java, ports, applications that cannot be loaded
@@ -62,6 +63,10 @@ class StorageDenied(LogError):
 
 class Trimmed(HoldfastError):
     """A reader asked for buckets that all readers had declared no longer needed."""
+
+
+class InputsLost(HoldfastError):
+    """The storage of a peer, which a node reads by reference, is gone. Following it anew helps."""
 
 
 class StaleEpoch(HoldfastError):

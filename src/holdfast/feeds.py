@@ -6,10 +6,12 @@ runs the same under `holdfast run`, in a test and on a cluster.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -17,9 +19,13 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from holdfast.errors import InputError
+from holdfast.errors import InputError, StorageFull
 from holdfast.log.rows import runs, times_us
 from holdfast.source import Source, now_us
+
+_log = logging.getLogger("holdfast.feeds")
+#: A full disk is asked again after so long.
+FULL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,8 @@ class Generate:
 
     def run(self, source: Source, stop: threading.Event) -> None:
         number, since = 0, now_us()
-        source.start(since)
+        if not _done(partial(source.start, since), source, stop):
+            return
         while not stop.is_set():
             # Wake at ticks, and exactly where a bucket ends.
             now = now_us()
@@ -49,7 +56,8 @@ class Generate:
             if since < ends <= until:
                 until = ends
             source.push(self.fn(number, since, until))
-            source.advance(until)
+            if not _done(partial(source.advance, until), source, stop):
+                return
             number, since = number + 1, until
 
 
@@ -101,7 +109,10 @@ class Replay:
         table = table.filter(column.is_valid()).sort_by(source.op.time)
         times = times_us(table, source.op.time)
         if not len(times):
-            source.end()
+            _done(source.end, source, stop)
+            return
+        # A push to an open stream only remembers the rows: no need, and no way, to repeat it.
+        if not _done(partial(source.start, int(times[0])), source, stop):
             return
         done = source.log.info(source.name).complete_upto if source.opened else None
         began_us, origin_us = now_us(), int(times[0])
@@ -116,8 +127,9 @@ class Replay:
             if stop.is_set():
                 return
             source.push(table.slice(lo, hi - lo))
-            source.advance(end_us)
-        source.end()
+            if not _done(partial(source.advance, end_us), source, stop):
+                return
+        _done(source.end, source, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +149,17 @@ class ReadStream:
 
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         checkpoint = self.checkpoint or os.path.join(str(source.log.root), "read-stream")
+        if not _opened(source, stop):
+            return
 
         def take(batch: Any, number: int) -> None:
             last = source.token
             if last is not None and number <= int(last):
                 return
-            source.push(batch.toArrow(), token=str(number), flush=True)
+            # Repeated with the same token, so its rows are taken once.
+            push = partial(source.push, batch.toArrow(), token=str(number), flush=True)
+            if not _done(push, source, stop):
+                raise InputError(f"source {source.name!r}: stopped before batch {number} was safe")
 
         query = (
             self.fn(spark)
@@ -162,10 +179,31 @@ class ReadStream:
 
 def tick_wall(source: Source, stop: threading.Event) -> None:
     """Close the buckets of a live source as its clock passes them."""
-    source.start(now_us() - source.op.grace_us)
+    if not _opened(source, stop):
+        return
     while not stop.is_set():
         width_us = source.width_us
         clock_us = now_us() - source.op.grace_us
         if stop.wait((width_us - clock_us % width_us) / 1e6 + 0.0002):
             return
-        source.advance(now_us() - source.op.grace_us)
+        if not _done(lambda: source.advance(now_us() - source.op.grace_us), source, stop):
+            return
+
+
+def _opened(source: Source, stop: threading.Event) -> bool:
+    return _done(lambda: source.start(now_us() - source.op.grace_us), source, stop)
+
+
+def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:
+    """Do what can be repeated until there is space for it; false if stopped before."""
+    told = False
+    while True:
+        try:
+            act()
+            return True
+        except StorageFull as err:
+            if not told:
+                _log.warning("source %s waits for space: %s", source.name, err)
+                told = True
+        if stop.wait(FULL_S):
+            return False

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -30,6 +31,12 @@ class InputIndex:
             held = self._files.get(stream, [])
             return held[bisect_left(held, lo, key=_bucket) : bisect_right(held, hi, key=_bucket)]
 
+    def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
+        """A file of somebody else's log that is gone, if there is one."""
+        held = (file for stream in streams for file in self.files(stream, lo, hi))
+        others = (file.path for file in held if not file.path.startswith(self.folder))
+        return next((path for path in others if not os.path.exists(path)), None)
+
     def last(self, stream: str) -> int | None:
         """The newest bucket with rows."""
         with self._lock:
@@ -41,8 +48,8 @@ class InputIndex:
             return len(self._files.get(stream, []))
 
     def add(self, delivery: Delivery, time: str) -> list[tuple[int, int]]:
-        """Bucket and rows of each segment."""
-        found = []
+        """Bucket and rows of each segment. All of them or none: what fails comes again whole."""
+        files = []
         for number, segment in enumerate(delivery.segments):
             if delivery.tables:
                 name = f"{segment.id.bucket}.{segment.id.version}.{segment.id.part}.parquet"
@@ -50,11 +57,11 @@ class InputIndex:
                 self._put(delivery.tables[number], path, time)
             else:
                 path = delivery.paths[number]
-            file = InputFile(segment.id.bucket, path, segment.rows)
-            with self._lock:
+            files.append(InputFile(segment.id.bucket, path, segment.rows))
+        with self._lock:
+            for file in files:
                 insort(self._files.setdefault(delivery.stream, []), file, key=_bucket)
-            found.append((file.bucket, file.rows))
-        return found
+        return [(file.bucket, file.rows) for file in files]
 
     def forget(self, stream: str, upto: int) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ asking a node that hangs would make every answer late.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -67,7 +67,8 @@ class Metrics(Collector):
         delay = _gauge("delay_seconds", "From the end of the last bucket to its reader", "output")
         position = _gauge("position_bucket", "The last bucket its slowest reader has", "output")
         for output, told in self._monitor.contracts().items():
-            kept.add_metric([output], told["kept"])
+            if _judged(told):
+                kept.add_metric([output], told["kept"])
             for promise, count in told["breaks_of"].items():
                 breaks.add_metric([output, promise], count)
             if told["delay_ms"] is not None:
@@ -97,6 +98,13 @@ class Metrics(Collector):
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
         return iter((steps, seconds, restarts))
+
+
+def _judged(told: Mapping[str, Any]) -> bool:
+    """Whether there is anything to say: of the delay, or of losses where no delay is promised. A
+    loss that was seen is one, whoever looks now."""
+    seen = told["not_judged"] is None or told["within"] is None
+    return seen or told["breaks_of"]["loss"] > 0
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

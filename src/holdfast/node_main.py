@@ -14,10 +14,17 @@ from typing import TypeVar
 
 from holdfast.app import load
 from holdfast.config import Options
-from holdfast.errors import HoldfastError, SetupError, StaleEpoch, StorageFull, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputsLost,
+    SetupError,
+    StaleEpoch,
+    StorageFull,
+    TransportError,
+)
 from holdfast.log import Log
 from holdfast.model.fragments import fragments, readers_of
-from holdfast.supervise import EXPLAINED
+from holdfast.supervise import AGAIN, EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Peer, Service
 
@@ -87,8 +94,12 @@ def _run(
         began = time.monotonic()
         try:
             told = {"fragment": name, "address": server.address, "epoch": log.epoch}
-            if not chief.call("register", told)["current"]:
+            answer = chief.call("register", told)
+            if not answer["current"]:
                 raise StaleEpoch(f"node {name!r} of epoch {log.epoch} was replaced; it stops")
+            service.readers.update(
+                {stream: set(names) for stream, names in answer["readers"].items()}
+            )
             alone_s = 0.0
         except TransportError:
             # Time in which this process itself stood still does not count.
@@ -100,6 +111,8 @@ def _run(
     server.stop()
     log.close()
     if node.failure is not None:
+        if isinstance(node.failure, InputsLost):
+            return AGAIN
         if isinstance(node.failure, HoldfastError):
             raise node.failure
         return 1

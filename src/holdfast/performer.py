@@ -17,12 +17,12 @@ from holdfast.core import progress as core
 from holdfast.core.following import Following
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, LogError, NotDeterministic, StorageFull
+from holdfast.errors import HoldfastError, InputsLost, LogError, NotDeterministic, StorageFull
 from holdfast.inputs import InputIndex
 from holdfast.log import Added, Boundary, Ended, Log
 from holdfast.model.fragments import Fragment, Path
 from holdfast.transport.service import Delivery, Service
-from holdfast.types import SegmentId, Stability
+from holdfast.types import Segment, SegmentId, Stability
 
 _log = logging.getLogger("holdfast.node")
 #: A full disk is asked again after so long.
@@ -157,7 +157,7 @@ class Performer:
 
     @property
     def ended(self) -> bool:
-        return all(state.ended for state in self.core.paths.values())
+        return not self._waiting and all(state.ended for state in self.core.paths.values())
 
     # -- recovery -------------------------------------------------------------------------------
 
@@ -215,7 +215,16 @@ class Performer:
 
     def step(self, path: Path, version: Version, lo: int, hi: int) -> Version:
         """Compute buckets and log the results: data first, then one append."""
-        result = self.engine.run(path, version, lo, hi, self.inputs)
+        try:
+            result = self.engine.run(path, version, lo, hi, self.inputs)
+        except Exception as err:
+            gone = self.inputs.missing(path.inputs, version.needs_from, hi)
+            if gone is None:
+                raise
+            raise InputsLost(
+                f"{gone} is gone: the log it belongs to lost its storage; node {self.name!r} "
+                "follows its inputs anew when it is started again"
+            ) from err
         self.jobs += result.jobs
         self._commit(path, hi, result.outputs)
         return result.version
@@ -224,20 +233,26 @@ class Performer:
         """Results and boundaries of all outputs in one append. What a predecessor had already
         logged is compared instead: the same bits, or somebody's code is not deterministic."""
         records: list[Any] = []
-        for output in path.outputs:
-            known_upto = self.log.info(output).complete_upto
-            for bucket, table in outputs[output]:
-                if bucket < self._valid_from[path.name]:
-                    continue
-                if bucket <= known_upto:
-                    self._compare(output, bucket, table)
-                    continue
-                id = SegmentId(output, 0, bucket)
-                records.append(Added(self.log.write(table, id, Stability.STABLE)))
-            if hi > known_upto:
-                records.append(Boundary(output, hi))
-        if records:
-            self.log.append(*records)
+        written: list[Segment] = []
+        try:
+            for output in path.outputs:
+                known_upto = self.log.info(output).complete_upto
+                for bucket, table in outputs[output]:
+                    if bucket < self._valid_from[path.name]:
+                        continue
+                    if bucket <= known_upto:
+                        self._compare(output, bucket, table)
+                        continue
+                    id = SegmentId(output, 0, bucket)
+                    written.append(self.log.write(table, id, Stability.STABLE))
+                    records.append(Added(written[-1]))
+                if hi > known_upto:
+                    records.append(Boundary(output, hi))
+            if records:
+                self.log.append(*records)
+        except LogError:
+            self.log.discard(written)
+            raise
 
     def _compare(self, output: str, bucket: int, table: Any) -> None:
         if bucket <= self.log.info(output).trimmed_upto:
@@ -270,6 +285,8 @@ class Performer:
                 self._carrier.post(Again(), FULL_S)
                 return
             self._waiting.popleft()
+        if isinstance(event, Again):
+            self.trouble = None
 
     def _decide(self, event: Event) -> list[core.Action]:
         at = self._clock()

@@ -340,8 +340,15 @@ class Run:
         return {"epoch": self.controller.next_epoch(body["name"], body["at_least"])}
 
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A node is told who reads its outputs here: nothing is given up before they all spoke."""
         known = self.controller.register(body["fragment"], body["address"], body["epoch"])
-        return {"current": known}
+        outputs = [op.name for op in self.network.outputs]
+        readers = {
+            stream: sorted(names)
+            for stream, names in self.service.readers.items()
+            if stream in outputs and self._producers[stream] == body["fragment"]
+        }
+        return {"current": known, "readers": readers}
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         producer: str = body["stream"]

@@ -60,7 +60,7 @@ KINDS: Mapping[str, Kind] = {
     "delay": Kind("everything takes `value` ms longer", "link", True, takes="milliseconds"),
     "throttle": Kind("at most `value` kB a second get through", "link", True,
                      takes="kB per second"),
-    "repeat": Kind("requests arrive twice, the second time late", "link", True,
+    "repeat": Kind("acknowledgements arrive twice, the second time late", "link", True,
                    simulated_only=True),
     "damage": Kind("rows change on the way", "link", True, simulated_only=True),
 }  # fmt: skip

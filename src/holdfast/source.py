@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import InputError
+from holdfast.errors import InputError, LogError
 from holdfast.log import Counter, Ended, Log, Token
 from holdfast.log.rows import canonical, runs
 from holdfast.model.operators import Source as SourceOperator
@@ -87,13 +87,14 @@ class Source:
     def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
         """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
 
-        They are durable, and acknowledged, when their bucket closes, or at once with `flush`. A
-        push that failed or was not answered may be repeated with the same `token`: rows that are
-        here already are not taken twice.
+        They are durable, and acknowledged, when their bucket closes, or at once with `flush`. The
+        last push, if it failed or was not answered, may be repeated with the same `token`: rows
+        that are here already are not taken twice.
         """
         table = self._fit(data)
         with self._lock:
-            repeated = token is not None and token == (self._token or self.token)
+            last = self.token if self._token is None else self._token
+            repeated = token is not None and token == last
             if table.num_rows and not repeated:
                 self._place(table)
             if token is not None and not repeated:
@@ -109,8 +110,8 @@ class Source:
         """The clock stands at `to_us`: close every bucket that ended before."""
         with self._lock:
             self.start(to_us)
-            upto = bucket_of(to_us, self.width_us) - 1
-            if upto > self.log.info(self.name).complete_upto:
+            upto, info = bucket_of(to_us, self.width_us) - 1, self.log.info(self.name)
+            if upto > info.complete_upto and not info.ended:
                 self._close(upto)
 
     def flush(self) -> None:
@@ -218,25 +219,29 @@ class Source:
 
     def _commit(self, buckets: list[int], upto: int) -> None:
         """Files first, then one append with everything. What was pending stays so if it fails."""
-        segments: list[Segment] = []
-        for bucket in buckets:
-            table = pa.concat_tables(self._pending[bucket])
-            id = SegmentId(self.name, 0, bucket, part=self._parts.get(bucket, 0))
-            segments.append(self.log.write(table, id, Stability.STABLE))
-        extra: list[Any] = []
-        if self._token is not None:
-            extra.append(Token(self.name, self._token))
-        dead = self._write_dead() if self._dead else None
-        if buckets or self._dirty:
-            extra += [
-                Counter(f"{self.name}.{name}", value)
-                for name, value in self.counters.items()
-                if value
-            ]
-        if dead is not None:
-            self.log.commit(dead.id.stream, [dead], dead.id.bucket)
-            self._dead = []
-        self.log.commit(self.name, segments, upto, *extra)
+        written: list[Segment] = []
+        try:
+            if self._dead:
+                dead = self._write_dead()
+                self.log.commit(dead.id.stream, [dead], dead.id.bucket)
+                self._dead = []
+            for bucket in buckets:
+                table = pa.concat_tables(self._pending[bucket])
+                id = SegmentId(self.name, 0, bucket, part=self._parts.get(bucket, 0))
+                written.append(self.log.write(table, id, Stability.STABLE))
+            extra: list[Any] = []
+            if self._token is not None:
+                extra.append(Token(self.name, self._token))
+            if buckets or self._dirty:
+                extra += [
+                    Counter(f"{self.name}.{name}", value)
+                    for name, value in self.counters.items()
+                    if value
+                ]
+            self.log.commit(self.name, written, upto, *extra)
+        except LogError:
+            self.log.discard(written)
+            raise
         for bucket in buckets:
             del self._pending[bucket]
             if bucket > upto:

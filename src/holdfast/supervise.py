@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass
 from holdfast.config import Options
 
 _log = logging.getLogger("holdfast.supervise")
-#: Exit code of a node that met an error it can explain.
+#: Exit code of a node that met an error it can explain, and of one that a fresh start helps.
 EXPLAINED = 2
+AGAIN = 3
 RESTART_S = 0.1
 #: A process that was asked to end and has not by then is killed.
 END_S = 15.0

@@ -33,7 +33,7 @@ def deployment(sessions: Sessions) -> Iterator[Deployment]:
 @pytest.mark.parametrize("name", ORDER)
 def test_nothing_is_lost_doubled_or_changed(name: str, deployment: Deployment) -> None:
     history = run_scenario(find(name), deployment)
-    verdicts = check(history)
+    verdicts = check(history, monitored=True)
     if failed := [verdict for verdict in verdicts if verdict.outcome == "failed"]:
         deployment.keep_storage = True
     assert not failed, f"{deployment.storage}\n{verdict_table(verdicts)}"

@@ -97,7 +97,7 @@ def _until(test: Callable[[], bool]) -> None:
 
 
 def failed(history: History) -> list[str]:
-    return [verdict.checker for verdict in check(history) if verdict.outcome != "ok"]
+    return [verdict.checker for verdict in check(history) if verdict.outcome == "failed"]
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,12 @@ Buckets are 100 wide and results are promised within 250, so bucket b is overdue
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdfast as hf
+from holdfast import monitor as monitor_shell
 from holdfast.core.monitor import (
     Action,
     Began,
@@ -21,6 +24,8 @@ from holdfast.core.monitor import (
     Promised,
     Tick,
 )
+from holdfast.metrics import Metrics
+from holdfast.model.fragments import fragments
 
 WIDTH, WITHIN = 100, 250
 
@@ -169,13 +174,54 @@ def test_an_output_that_ended_owes_nothing() -> None:
     assert monitor.standing("out", 10**9).missing is None
 
 
-def test_the_end_ends_an_episode_and_what_was_counted_stays() -> None:
+def test_a_promise_is_not_kept_by_nobody_watching_any_more() -> None:
     monitor = began()
     monitor.handle(Tick(400))
-    assert monitor.handle(Ended(500, "out")) == [Kept(500, "out", "within", -1, 150)]
+    assert monitor.handle(Ended(500, "out")) == []  # bucket 0 never came
+    assert not monitor.standing("out", 600).kept
+    assert monitor.next_due(600) is None
+    # The next reader is owed other buckets, and what was counted stays.
     monitor.handle(Began(1_000, "out"))
+    assert monitor.standing("out", 1_000).kept
     assert monitor.next_due(1_000) == 1_350
     assert monitor.standing("out", 1_000).breaks["within"] == 1
+    assert monitor.handle(Known(1_010, "out", 9)) == []
+    assert len(monitor.handle(Tick(1_350))) == 1
+
+
+def test_who_leaves_while_catching_up_has_not_been_given_everything() -> None:
+    monitor = began()
+    monitor.handle(Tick(900))
+    assert monitor.handle(Known(900, "out", 3)) == []  # bucket 4 is overdue too
+    assert monitor.handle(Ended(900, "out")) == []
+    assert not monitor.standing("out", 900).kept
+
+
+def test_a_stream_that_came_whole_ends_the_episode() -> None:
+    monitor = began()
+    monitor.handle(Tick(900))
+    assert monitor.handle(Known(900, "out", 3)) == []
+    kept = Kept(900, "out", "within", 3, 550)
+    assert monitor.handle(Ended(900, "out", whole=True)) == [kept]
+    assert monitor.standing("out", 900).kept
+
+
+@pytest.mark.parametrize(
+    ("within", "clock", "reported"),
+    [("1s", "wall", False), ("1s", "manual", False), (None, "wall", True)],
+)
+def test_what_is_not_judged_is_not_reported_as_kept(
+    within: str | None, clock: str, reported: bool
+) -> None:
+    """Nobody reads it here; where no delay is promised, there are still losses to speak of."""
+    net = hf.Network("quiet", bucket="100ms")
+    rows = net.source("s", "ts timestamp, x double", time="ts", clock=clock)
+    net.output("rows", rows.filter("x > 0"), contract=hf.Contract(within=within))
+    watching = monitor_shell.Monitor(net, fragments(net), {}, {}, [], [])
+    watching.look(0)
+    registry = Metrics(watching, {}, {}, {}).registry
+    kept = registry.get_sample_value("holdfast_contract_kept", {"output": "rows"})
+    assert kept == (1 if reported else None)
 
 
 def test_a_clock_that_goes_back_neither_keeps_a_promise_nor_breaks_one() -> None:

@@ -16,19 +16,22 @@ import pytest
 
 import holdfast.log.manifest
 import holdfast.sim.wire
+import holdfast.transport.service
 from holdfast.client import Client
 from holdfast.controller import Controller
 from holdfast.core import progress
 from holdfast.core.following import Following
 from holdfast.core.monitor import Monitor
-from holdfast.core.sunion import SUnion
+from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.errors import StorageFull
+from holdfast.inputs import InputIndex
 from holdfast.log import Log
 from holdfast.log.manifest import Manifest
 from holdfast.log.records import State, Trim
 from holdfast.log.state import StreamState
 from holdfast.performer import Again, Performer
 from holdfast.sim.disk import MemoryDisk
+from holdfast.sim.rows import Rows
 from holdfast.source import Source
 from holdfast.transport.service import Service
 
@@ -84,7 +87,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.log.manifest, "_frame_at", unchecked)
 
 
-@mutation("do not cut a torn tail", "alive", seed=2)
+@mutation("do not cut a torn tail", "alive", seed=53)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.log.manifest._read
 
@@ -95,7 +98,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.log.manifest, "_read", uncut)
 
 
-@mutation("delete the files before the record says so", "alive", seed=80)
+@mutation("delete the files before the record says so", "alive", seed=148)
 def _(patch: pytest.MonkeyPatch) -> None:
     def early(self: Log, stream: str, upto: int) -> None:
         if self.archive:
@@ -110,7 +113,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "trim", early)
 
 
-@mutation("record a segment before its name is synced", "alive", seed=2)
+@mutation("record a segment before its name is synced", "alive", seed=3)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = MemoryDisk.put
 
@@ -125,7 +128,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryDisk, "sync_tree", lambda self, path, root: None)
 
 
-@mutation("trim up to the fastest reader", "alive", "lost", seed=6)
+@mutation("trim up to the fastest reader", "alive", "lost", seed=13)
 def _(patch: pytest.MonkeyPatch) -> None:
     def fastest(self: StreamState) -> int:
         needed = max((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
@@ -134,7 +137,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "trimmable", property(fastest))
 
 
-@mutation("trim what was received instead of what is no longer needed", "alive", "lost", seed=6)
+@mutation("trim what was received instead of what is no longer needed", "alive", "lost", seed=13)
 def _(patch: pytest.MonkeyPatch) -> None:
     def received(self: StreamState) -> int:
         needed = min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
@@ -143,7 +146,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "trimmable", property(received))
 
 
-@mutation("trim one bucket too many", "alive", "lost", "wrong", seed=14)
+@mutation("trim one bucket too many", "alive", "lost", "wrong", seed=13)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.trimmable
 
@@ -164,7 +167,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "acknowledge", hasty)
 
 
-@mutation("accept an old epoch", "alive", "lost", "wrong", seed=23)
+@mutation("accept an old epoch", "alive", "lost", "wrong", seed=6)
 def _(patch: pytest.MonkeyPatch) -> None:
     acknowledge, register = Log.acknowledge, Controller.register
 
@@ -184,12 +187,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- sources --------------------------------------------------------------------------------------
 
 
-@mutation("acknowledge rows before they are written", "accepted", seed=2)
+@mutation("acknowledge rows before they are written", "accepted", seed=63)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "token", property(lambda self: self._token or self.log.token(self.name)))
 
 
-@mutation("write the token without the rows of open buckets", "accepted", seed=16)
+@mutation("write the token without the rows of open buckets", "accepted", seed=33)
 def _(patch: pytest.MonkeyPatch) -> None:
     def close(self: Source, upto: int) -> None:
         self._commit([bucket for bucket in sorted(self._pending) if bucket <= upto], upto)
@@ -238,7 +241,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "taken", one_less)
 
 
-@mutation("skip a bucket when reconnecting", "wrong", "lost", seed=2)
+@mutation("skip a bucket when reconnecting", "wrong", "lost", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.begin
 
@@ -252,7 +255,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "begin", skipping)
 
 
-@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=7)
+@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.sim.wire, "verified", lambda table, segment, digest: table)
 
@@ -271,7 +274,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-@mutation("forget one input at a boundary", "wrong", "lost", "alive", seed=2)
+@mutation("forget one input at a boundary", "wrong", "lost", "alive", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     def some(self: SUnion) -> int | None:
         known = [upto for upto in self.complete_upto.values() if upto is not None]
@@ -280,7 +283,26 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "whole_upto", some)
 
 
-@mutation("off by one in replay", "wrong", "lost", "alive", seed=19)
+@mutation("take the first half of a delivery again", "wrong", "lost", "alive", seed=55)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = InputIndex.add
+
+    def piece_by_piece(self: InputIndex, delivery: Any, time: str) -> Any:
+        found = []
+        for number, segment in enumerate(delivery.segments):
+            tables = delivery.tables[number : number + 1]
+            found += original(self, replace(delivery, segments=(segment,), tables=tables), time)
+        return found
+
+    patch.setattr(InputIndex, "add", piece_by_piece)
+
+
+@mutation("give up when a peer's disk is full", "alive", seed=358)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.transport.service, "answered", lambda act: act())
+
+
+@mutation("off by one in replay", "wrong", "lost", "alive", seed=68)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._from
 
@@ -298,12 +320,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
 
 
-@mutation("need nothing that was computed", "alive", "lost", "wrong", seed=6)
+@mutation("need nothing that was computed", "alive", "lost", "wrong", seed=13)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_needed", lambda self, path: path.position)
 
 
-@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", seed=19)
+@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", seed=68)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.append
 
@@ -316,7 +338,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "append", further)
 
 
-@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", seed=40)
+@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", seed=146)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished
 
@@ -327,7 +349,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_finished", careless)
 
 
-@mutation("go on although a full disk held up what comes first", "alive", seed=94)
+@mutation("go on although a full disk held up what comes first", "alive", seed=20)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.take
 
@@ -365,7 +387,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", hasty)
 
 
-@mutation("make the position durable before the application has the rows", "lost", seed=2)
+@mutation("make the position durable before the application has the rows", "lost", seed=132)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -380,7 +402,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", hasty)
 
 
-@mutation("go on with the last bucket instead of the next", "doubled", "undone", "order", seed=2)
+@mutation("go on with the last bucket instead of the next", "doubled", "undone", "order", seed=14)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.__init__
 
@@ -408,7 +430,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_due_us", late)
 
 
-@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=264)
+@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=105)
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
         held = self.__dict__.setdefault("held", {})
@@ -416,3 +438,64 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return int(held[name])
 
     patch.setattr(Controller, "next_epoch", forgetful)
+
+
+# -- what only grows or only takes longer ---------------------------------------------------------
+
+
+@mutation("never trim a log", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Log, "trim", lambda self, stream, upto: None)
+
+
+@mutation("never forget an input", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InputIndex, "forget", lambda self, stream, upto: None)
+
+
+@mutation("never acknowledge an input", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_acknowledge", lambda self, path: [])
+
+
+@mutation("never acknowledge an output", "bounded", seed=5)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Client, "_acknowledge", lambda self: None)
+
+
+@mutation("never write a checkpoint", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Performer, "_checkpoint", lambda self, path: None)
+
+
+@mutation("wait for more than is needed", "delay", seed=5)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion.whole_upto
+
+    def cautious(self: SUnion) -> int | None:
+        whole = original(self)
+        return whole if whole is None or whole >= FOREVER else whole - 3
+
+    patch.setattr(SUnion, "whole_upto", cautious)
+
+
+@mutation("compute other bits in another life", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.step
+
+    def other(self: Performer, path: Any, *more: Any) -> Any:
+        run = self.engine.run
+
+        def shifted(*args: Any) -> Any:
+            result = run(*args)
+            for tables in result.outputs.values():
+                for number, (bucket, table) in enumerate(tables):
+                    rows = [(*row[:-1], row[-1] + self.log.epoch) for row in table.rows]
+                    tables[number] = bucket, Rows(rows)
+            return result
+
+        patch.setattr(self.engine, "run", shifted)
+        return original(self, path, *more)
+
+    patch.setattr(Performer, "step", other)
+    patch.setattr(Performer, "_compare", lambda self, output, bucket, table: None)

@@ -70,7 +70,7 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
         deployment.start()
         say(f"network {scenario.network} runs: {_pids(deployment)}")
         history = run_scenario(scenario, deployment, say)
-        deployment.keep_storage = any(v.outcome == "failed" for v in check(history))
+        deployment.keep_storage = any(v.outcome == "failed" for v in check(history, monitored=True))
     finally:
         # Nothing may interrupt the ending of processes.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -94,7 +94,7 @@ def _since_start(history: History) -> Sequence[Verdict]:
     start = next(history.of(Began)).at
     return [
         verdict if verdict.at is None else replace(verdict, at=verdict.at - start)
-        for verdict in check(history)
+        for verdict in check(history, monitored=True)
     ]
 
 

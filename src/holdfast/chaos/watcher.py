@@ -21,7 +21,7 @@ from holdfast.log.folder import MANIFEST
 from holdfast.log.manifest import read_records
 from holdfast.running import Run
 from holdfast.source import now_us
-from holdfast.supervise import EXPLAINED
+from holdfast.supervise import AGAIN, EXPLAINED
 from holdfast.types import Segment
 
 #: How often positions and ends are looked at, and how often logs and buffers.
@@ -90,7 +90,8 @@ class Watcher:
             self._exits[name] = len(process.exits)
             for ended in process.exits[known:]:
                 if ended.code != -signal.SIGKILL:  # nobody but us sends that
-                    whose = "world" if ended.replaced or ended.code in (0, EXPLAINED) else "ours"
+                    told = ended.replaced or ended.code in (0, EXPLAINED, AGAIN)
+                    whose = "world" if told else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
         for failure in self._run.failures[self._stopped :]:
             self._stopped += 1

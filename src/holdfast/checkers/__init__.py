@@ -35,13 +35,15 @@ def check(history: History, *, monitored: bool = False) -> list[Verdict]:
     `monitored`, or was heard."""
     story = Story(history)
     if not monitored and not story.of(Reported):
-        return [*(_ask(one, story) for one in CHECKERS[:-1]), Verdict("reported", "ok")]
+        silent = Verdict("reported", "unknown", "no monitor was heard")
+        return [*(_ask(one, story) for one in CHECKERS[:-1]), silent]
     return [_ask(one, story) for one in CHECKERS]
 
 
 def _ask(checker: Callable[[Story], Verdict], story: Story) -> Verdict:
-    """A history that a checker cannot make sense of is not a verdict on the run."""
+    """A checker that breaks must not look like one that has nothing to say."""
     try:
         return checker(story)
     except Exception as err:
-        return Verdict(checker.__name__, "unknown", f"{type(err).__name__}: {err}")
+        why = f"the checker itself failed: {type(err).__name__}: {err}"
+        return Verdict(checker.__name__, "failed", why)

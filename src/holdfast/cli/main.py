@@ -259,12 +259,11 @@ def _experiment(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from holdfast.chaos import find
     from holdfast.sim.command import run_simulate
 
     return run_simulate(
         seed=args.seed, seeds=args.seeds, json_to=args.json, history_to=args.history,
-        scenario=find(args.scenario) if args.scenario else None,
+        scenario=args.scenario,
     )  # fmt: skip
 
 

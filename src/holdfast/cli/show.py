@@ -56,6 +56,8 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     for node in told["nodes"]:
         if node.get("failure"):
             console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
+        if node.get("trouble"):
+            console.print(f"[yellow]node {node['node']} waits: {node['trouble']}[/yellow]")
         for name, path in node.get("paths", {}).items():
             nodes.add_row(
                 node["node"],

@@ -74,6 +74,9 @@ class Ended:
 
     at: int
     output: str
+    #: The stream is over and the reader has all of it, so that nothing is missing whatever is due;
+    #: false where watching ends for another reason.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class Monitor:
             ]
         output = self._outputs[event.output]
         if isinstance(event, Began):
-            output.first = bucket_of(event.at, self.width_us)
+            # What broke the promise to an earlier reader is not owed to this one.
+            output.first, output.broken = bucket_of(event.at, self.width_us), None
             return []
         if output.first is None:
             return []
@@ -235,9 +239,13 @@ class Monitor:
         return actions + self._kept_again(event, output)
 
     def _ended(self, event: Ended, output: _Output) -> list[Action]:
-        bucket = output.missing() - 1
+        """An episode is over only if what was owed has come; else it stays as it was left."""
+        if event.whole and output.broken is not None:
+            actions = self._kept(event, output, output.missing() - 1)
+        else:
+            actions = self._kept_again(event, output)
         output.first = None
-        return self._kept(event, output, bucket) if output.broken else []
+        return actions
 
     def _tick(self, at: int, name: str, output: _Output) -> list[Action]:
         due_us = self._due_us(output)
@@ -254,7 +262,7 @@ class Monitor:
 
     # -- decisions --------------------------------------------------------------------------------
 
-    def _kept_again(self, event: Known | Gap, output: _Output) -> list[Action]:
+    def _kept_again(self, event: Known | Gap | Ended, output: _Output) -> list[Action]:
         """When what broke the promise has come, and what is missing now is not due yet."""
         due_us = self._due_us(output)
         if output.broken is None or due_us is None:

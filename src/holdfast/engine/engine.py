@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -28,7 +29,8 @@ from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import HoldfastError, InputError, StorageFull
+from holdfast.log.files import storage, storage_error
 from holdfast.log.rows import digest
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
@@ -54,8 +56,11 @@ class Engine:
         self.pane_buckets = pane_buckets
         self.compiled = compiled or compile_network(network, sessions.small)
         self._made: dict[str, set[str]] = {}
+        #: Folders of shards that failed steps of each path left, until one has succeeded.
+        self._failed: dict[str, list[str]] = {}
         self._readers: dict[tuple[int, str], Any] = {}
-        os.makedirs(self.folder, exist_ok=True)
+        with storage(self.folder):
+            os.makedirs(self.folder, exist_ok=True)
 
     @property
     def width_us(self) -> int:
@@ -92,24 +97,44 @@ class Engine:
     def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs) -> StepResult:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         step = Step(self, path, version, lo, hi, inputs)
+        known = frozenset(self._made.get(path.name, ()))
         try:
             return step.run()
-        except PySparkException as err:
-            raise _told(err, path, lo, hi) from err
+        except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
+            self._undo(step, known)
+            # Spark's own files on the driver: Python raises the one, the JVM the other.
+            if isinstance(err, PySparkException) or (
+                isinstance(err, Py4JJavaError | OSError) and _full(err)
+            ):
+                raise _told(err, path, lo, hi) from err
+            raise
         finally:
             for file in step.scratch:
                 os.unlink(file)
+
+    def _undo(self, step: Step, known: frozenset[str]) -> None:
+        """What a failed step wrote goes at once: on a full disk it is run again and again."""
+        made = self._made.setdefault(step.path.name, set())
+        release(self.folder, (), made - known)
+        made &= known
+        failed = self._failed.setdefault(step.path.name, [])
+        failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
+        self._sweep(step.path)
+
+    def _sweep(self, path: Path) -> None:
+        """Tasks of a failed job may write for a while yet, so this is done more than once."""
+        for folder in self._failed.get(path.name, ()):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def warm_up(self, path: Path, *, rounds: int = 3) -> None:
         """Run the path over made-up rows and forget the results: the first real bucket should not
         pay for class loading. What user functions make of such rows does not matter."""
         folder = f"{self.folder}-warm"  # a killed predecessor may have left it
         shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
-        scratch = Engine(
-            self.network, self.sessions, folder, pane_buckets=2, compiled=self.compiled
-        )
         try:
+            scratch = Engine(
+                self.network, self.sessions, folder, pane_buckets=2, compiled=self.compiled
+            )
             version = scratch.empty(path, -1)
             reach = max(1, -(-path.extent_us() // self.network.width_us))
             for number in range(rounds):
@@ -131,6 +156,8 @@ class Engine:
     def release(self, path: Path, kept: Sequence[Version]) -> None:
         """Old versions nothing can roll back to give their files back."""
         release(self.folder, kept, self._made.setdefault(path.name, set()))
+        self._sweep(path)
+        self._failed.pop(path.name, None)
 
     def made(self, path: str, file: str) -> None:
         self._made.setdefault(path, set()).add(file)
@@ -167,14 +194,27 @@ class _MadeUp:
 
 
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.+)$")
+#: What is left of a full disk when it comes through Spark: our error's name, or the system's words.
+_FULL = re.compile(r"\bholdfast\.errors\.StorageFull\b|No space left on device|Disk quota exceeded")
 
 
-def _told(err: PySparkException, path: Path, lo: int, hi: int) -> HoldfastError:
-    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's."""
+def _full(err: Exception) -> bool:
+    if isinstance(err, OSError):
+        return isinstance(storage_error(err, ""), StorageFull)
+    return _FULL.search(str(err)) is not None
+
+
+def _told(err: Exception, path: Path, lo: int, hi: int) -> HoldfastError:
+    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's.
+
+    A full disk, here or at an executor, is no fault of the rows: the step can be run again."""
     lines = [line.strip() for line in str(err).strip().splitlines() if line.strip()]
     raised = [match for line in lines if (match := _RAISED.match(line))]
     told = brief(err)
     if "Python worker" in str(err) and raised:
         name, text = raised[-1].groups()
         told = text if name.startswith("holdfast.errors.") else f"{name}: {text}"
-    return InputError(f"path {path.name!r}, buckets {lo} to {hi}: {told}")
+    text = f"path {path.name!r}, buckets {lo} to {hi}: {told}"
+    if _full(err):
+        return StorageFull(f"no space left for a step; free some, it is run again. {text}")
+    return InputError(text)

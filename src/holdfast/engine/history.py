@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
 from holdfast.engine.sql import read_parquet
 from holdfast.engine.state import Chunk, Version, write_rows
-from holdfast.errors import InputError
+from holdfast.errors import InputError, LogError
+from holdfast.log.files import storage
 from holdfast.log.rows import canonical, runs, sort_canonical, times_us
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -39,6 +41,22 @@ PANE_FILES = 16
 
 #: Rows of a history that are put together through the driver; larger ones stay as they are.
 FOLD_ROWS_MAX = 500_000
+
+
+def put_together(files: Sequence[str], into: str) -> None:
+    """The rows of all files in one, which is there whole or not at all."""
+    tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
+    # Merged panes say that a count may be null where fresh ones say it is not.
+    together = pa.concat_tables(tables, promote_options="default")
+    try:
+        with storage(into):
+            pq.write_table(
+                together, into, compression="none", use_dictionary=False, write_statistics=False
+            )
+    except LogError:
+        with suppress(OSError):
+            os.unlink(into)
+        raise
 
 
 class History:
@@ -80,13 +98,8 @@ class History:
 
     def _together(self, files: list[str]) -> str:
         """A few small files as one, for the time of this step."""
-        tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
         file = os.path.join(self.engine.folder, f"{self.path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        # Merged panes say that a count may be null where fresh ones say it is not.
-        together = pa.concat_tables(tables, promote_options="default")
-        pq.write_table(
-            together, file, compression="none", use_dictionary=False, write_statistics=False
-        )
+        put_together(files, file)
         self.scratch.append(file)
         return file
 

@@ -132,8 +132,7 @@ def export_version(version: Version, folder: str, target: str) -> dict[str, Any]
     """Copy a version's files to `target`; the result with the files is all another node needs."""
     check_files(version, folder)
     for name in version.files():
-        os.makedirs(os.path.dirname(os.path.join(target, name)), exist_ok=True)
-        shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
+        _copy(os.path.join(folder, name), os.path.join(target, name))
     return {"path": version.path, "bucket": version.bucket, "body": version.body()}
 
 
@@ -146,9 +145,14 @@ def import_version(exported: Mapping[str, Any], source: str, folder: str, plan: 
         )
     check_files(version, source)
     for name in version.files():
-        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-        shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+        _copy(os.path.join(source, name), os.path.join(folder, name))
     return version
+
+
+def _copy(file: str, into: str) -> None:
+    with storage(into):
+        os.makedirs(os.path.dirname(into), exist_ok=True)
+        shutil.copyfile(file, into)
 
 
 def files_below(folder: str) -> set[str]:

@@ -228,6 +228,12 @@ class Log:
             id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch
         )
 
+    def discard(self, segments: Sequence[Segment]) -> None:
+        """Gives up segments that were written and will not be appended. On a full disk, what is
+        tried again would otherwise fill it further."""
+        with suppress(LogError):
+            folder.delete(self._base, [segment.path for segment in segments], self._disk)
+
     def append(self, *records: Record) -> None:
         """Makes the records durable together, then visible, then known to whoever waits."""
         if not records:

@@ -24,7 +24,7 @@ class Cast:
         producers |= {stream: part.name for part in parts for stream in part.outputs}
         self.wire.controller = ControllerProcess(world, self.wire, producers)
         self.sources = [
-            SourceProcess(world, self.wire, network, op, history) for op in network.sources
+            SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
         ]
         self.nodes = [
             NodeProcess(world, self.wire, network, part, options, history) for part in parts

@@ -23,7 +23,9 @@ def scenario_of(seed: int) -> Scenario:
     seconds = chance.choice([6, 10, 15])
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     targets = _Targets.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
-    drawn = [_fault(chance, targets, seconds) for _ in range(number)]
+    # Half of the time nothing breaks in the second half, so that there is calm to be judged.
+    until_s = seconds if chance.random() < 0.5 else seconds / 2
+    drawn = [_fault(chance, targets, until_s) for _ in range(number)]
     faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", network, seconds, faults, seed)
 
@@ -67,8 +69,8 @@ class _Targets:
         )  # fmt: skip
 
 
-def _fault(chance: random.Random, targets: _Targets, seconds: int) -> Fault:
-    at_us = chance.randrange(0, 1_000 * seconds) * MS if chance.random() < 0.85 else 0
+def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
+    at_us = chance.randrange(0, int(1_000 * until_s)) * MS if chance.random() < 0.85 else 0
     for_us = chance.choice([50, 200, 700, 1_500, 3_000, 5_000]) * MS
     wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if targets.wipes else []
     do = chance.choice(

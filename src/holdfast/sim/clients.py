@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.client import Client
-from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Given, History, Told
 from holdfast.model.network import Network
 from holdfast.sim.members import FOREVER, Member
@@ -83,7 +83,7 @@ class ClientProcess(Member):
 
         def failed(err: HoldfastError) -> None:
             self.client.not_acknowledged()
-            if not isinstance(err, TransportError | StorageFull):
+            if not isinstance(err, TransportError):
                 raise err
 
         self.wire.request(

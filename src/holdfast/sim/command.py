@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import re
+import shlex
 import sys
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from holdfast.chaos import find
 from holdfast.checkers import Verdict, verdict_table
 from holdfast.errors import InputError
 from holdfast.scenario import Scenario
@@ -31,16 +33,16 @@ def run_simulate(
     *,
     seed: int | None = None,
     seeds: str | None = None,
-    scenario: Scenario | None = None,
+    scenario: str | None = None,
     json_to: str | None = None,
     history_to: str | None = None,
 ) -> int:
     logging.getLogger("holdfast.node").setLevel(logging.ERROR)
+    simulate(Scenario("warm-up", "line", 1))  # what is imported late should not count as slow
     console = Console(stderr=json_to == "-")
     if seed is not None or scenario is not None:
-        one = scenario_of(seed) if seed is not None else scenario
-        assert one is not None
-        again = f"--seed {seed}" if seed is not None else f"--scenario {one.name}"
+        one = scenario_of(seed) if seed is not None else find(str(scenario))
+        again = f"--seed {seed}" if seed is not None else f"--scenario {shlex.quote(str(scenario))}"
         return _one(one, again, console, json_to, history_to)
     if history_to is not None:
         raise InputError("--history is for one run: name it with --seed or --scenario")
@@ -57,14 +59,17 @@ def _range(text: str) -> range:
 def _one(
     scenario: Scenario, again: str, console: Console, json_to: str | None, history_to: str | None
 ) -> int:
+    began = time.process_time()
     outcome = simulate(scenario)
+    seconds = time.process_time() - began
     if history_to is not None:
         outcome.history.write(history_to)
     console.print(outcome.world.transcript(), markup=False, highlight=False, soft_wrap=True)
     _print_verdicts(outcome, console)
+    console.print(_speed(outcome.node_seconds, seconds), highlight=False, soft_wrap=True)
     if outcome.failed:
         _explain(outcome, again, console)
-    _write([outcome], 0.0, json_to)
+    _write([outcome], outcome.node_seconds / 60 / seconds, json_to)
     return 1 if outcome.failed else 0
 
 
@@ -94,11 +99,8 @@ def _many(seeds: Iterable[int], console: Console, json_to: str | None) -> int:
         console.print(
             f"{checker:<{width}}  {counts[0]:>6}  {counts[1]:>6}  {counts[2]:>7}", highlight=False
         )
-    console.print(
-        f"{runs} seeds, {node_seconds / 60:.0f} simulated node-minutes in {seconds:.1f} s of one "
-        f"core ({node_seconds / 60 / seconds:.0f} a second); {len(kept)} failed",
-        highlight=False,
-    )
+    speed = _speed(node_seconds, seconds)
+    console.print(f"{runs} seeds, {len(kept)} failed; {speed}", highlight=False, soft_wrap=True)
     if kept:
         first = kept[0]
         console.print(f"\nfailed: seeds {', '.join(str(o.scenario.seed) for o in kept[:20])}")
@@ -106,6 +108,14 @@ def _many(seeds: Iterable[int], console: Console, json_to: str | None) -> int:
         _explain(first, f"--seed {first.scenario.seed}", console)
     _write(kept, node_seconds / 60 / seconds, json_to)
     return 1 if kept else 0
+
+
+def _speed(node_seconds: float, seconds: float) -> str:
+    minutes = node_seconds / 60
+    return (
+        f"{minutes:.1f} simulated node-minutes in {seconds:.2f} s of one core "
+        f"({minutes / seconds:.0f} a second)"
+    )
 
 
 def _print_verdicts(outcome: Outcome, console: Console) -> None:

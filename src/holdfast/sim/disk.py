@@ -163,7 +163,7 @@ class MemoryDisk:
         dies = self._change()
         if node is None and self.full and not dies:
             raise _error(errno.ENOSPC, path)
-        if node is None and not (dies and (self.full or self._lot())):
+        if node is None and not (dies and (self.full or self.lot())):
             parent.before.setdefault(path, None)
             self._nodes[path] = _Folder()
         if dies:
@@ -175,7 +175,7 @@ class MemoryDisk:
         self._file(path)
         folder = self._parent(path)
         dies = self._change()
-        if not (dies and self._lot()):
+        if not (dies and self.lot()):
             self._name(folder, path, None)
         if dies:
             raise Crashed
@@ -194,7 +194,7 @@ class MemoryDisk:
         dies = self._change()
         if self.full and not dies:
             raise _error(errno.ENOSPC, path)
-        if not (dies and (self.full or self._lot())):
+        if not (dies and (self.full or self.lot())):
             self._name(parent, path, _File(bytearray(b"1\n")))
         if dies:
             raise Crashed
@@ -243,7 +243,7 @@ class MemoryDisk:
         self._dead = self.crash_after <= 0
         return self._dead
 
-    def _lot(self) -> bool:
+    def lot(self) -> bool:
         return self._rng.random() < 0.5
 
     def _part(self, length: int) -> int:
@@ -318,7 +318,7 @@ class _MemoryAppendFile:
         self._usable()
         disk, file = self._disk, self._file
         dies = disk._change()
-        if not (dies and disk._lot()):
+        if not (dies and disk.lot()):
             if file.uncut is None and length < len(file.data):
                 file.uncut = file.data[:]
             file.data[length:] = bytes(max(0, length - len(file.data)))

@@ -14,26 +14,30 @@ from typing import Any
 
 from holdfast.engine.inputs import InputFile, StepResult
 from holdfast.engine.state import Shard, Version
-from holdfast.errors import LogCorrupted
+from holdfast.errors import LogCorrupted, StorageFull
 from holdfast.inputs import InputIndex
 from holdfast.log.disk import Disk
 from holdfast.log.files import put_file, storage
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
+from holdfast.sim.disk import MemoryDisk
 from holdfast.sim.rows import Row, Rows, rows_digest
 
 State = dict[int, int]
 
 
 class MemoryInputs(InputIndex):
-    """The twin of the cache of inputs: rows stay in memory."""
+    """The twin of the cache of inputs: rows stay in memory, as long as the disk has space."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: MemoryDisk) -> None:
         super().__init__("inputs")
         self.tables: dict[str, Rows] = {}
+        self._disk = disk
 
     def _put(self, table: Any, path: str, time: str) -> None:
+        if self._disk.full and self._disk.lot():
+            raise StorageFull(f"{path}: no space left")
         self.tables[path] = table
 
     def _delete(self, path: str) -> None:

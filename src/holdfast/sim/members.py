@@ -3,19 +3,24 @@ controller that hands it out. Around the production classes is what threads and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
+from holdfast.config import Options
 from holdfast.controller import Controller
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
+from holdfast.history import Held, History
 from holdfast.log import Log
+from holdfast.model.network import Network
 from holdfast.sim.rows import RowSegments
 from holdfast.sim.wire import HEARTBEAT_US, Server, Wire
 from holdfast.sim.world import World
+from holdfast.transport.service import answered
 
 #: The boundary of a stream that has ended, in a history.
 FOREVER = 2**62
 FULL_US = 1_000_000
 REGISTER_US = 500_000
+TRIM_BUCKETS_MAX = 6
 
 
 class _Alone:
@@ -64,10 +69,10 @@ class ControllerProcess(Server):
         self.controller = None
 
     def next_epoch(self, name: str, at_least: int) -> int:
-        return self._up().next_epoch(name, at_least)
+        return answered(lambda: self._up().next_epoch(name, at_least))
 
     def register(self, name: str, address: str, epoch: int) -> bool:
-        return self._up().register(name, address, epoch)
+        return answered(lambda: self._up().register(name, address, epoch))
 
     def _up(self) -> Controller:
         if self.controller is None:
@@ -82,6 +87,7 @@ class Member(Server):
     """A process that gets its epoch from the controller and tells it where it listens."""
 
     log: Log
+    history: History
     #: Somebody may follow it.
     serves = True
     #: It has its epoch, its log is open, and it works.
@@ -93,7 +99,7 @@ class Member(Server):
 
     def boot(self) -> None:
         self.wire.listen(self)
-        self.service.trim_buckets = int(1 + 6 * self.wire.chance.random())
+        self.service.trim_buckets = int(1 + TRIM_BUCKETS_MAX * self.wire.chance.random())
         self.retry_full(self._open, self._ask_epoch)
 
     def _open(self) -> None:
@@ -136,7 +142,7 @@ class Member(Server):
                 self.after(REGISTER_US, self._register)
 
         def failed(err: HoldfastError) -> None:
-            if not isinstance(err, TransportError | StorageFull):
+            if not isinstance(err, TransportError):
                 raise err
             self.after(REGISTER_US, self._register)
 
@@ -144,6 +150,14 @@ class Member(Server):
         self.wire.ask_controller(
             self, lambda c: c.register(self.name, address, epoch), told, failed
         )
+
+    def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
+        """How much of each stream the log holds, where a bound is promised."""
+        for stream in streams:
+            if stream in self.log.streams() and stream not in kept_for_ever:
+                first = self.log.info(stream).trimmed_upto + 1
+                held = len(self.log.segments(stream, first, 2**62))
+                self.history.add(Held(self.world.now, f"{self.name} log", stream, held))
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
         """A full disk makes it wait, nothing else."""
@@ -153,3 +167,18 @@ class Member(Server):
             self.after(FULL_US, lambda: self.retry_full(act, then))
             return
         then()
+
+
+def kept_for_ever(network: Network, options: Options) -> set[str]:
+    """Streams of which everything is kept, as promised: with `replay`, what an empty node needs to
+    rebuild state that is not convergent is all of its input since the start."""
+    if options.recovery == "checkpoint":
+        return set()
+    found: set[str] = set()
+    waiting = [op for op in network.operators if not op.convergent]
+    while waiting:
+        for up in waiting.pop().inputs:
+            if up is not None and up.name not in found:
+                found.add(up.name)
+                waiting.append(up)
+    return found

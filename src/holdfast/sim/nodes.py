@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from holdfast.config import Options
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Held, History, Made
 from holdfast.model.fragments import Fragment, Path, readers_of
 from holdfast.model.network import Network
 from holdfast.performer import Event, Finished, Performer, Refused
 from holdfast.sim.engine import EngineTwin, MemoryInputs
-from holdfast.sim.members import Member
+from holdfast.sim.members import Member, kept_for_ever
 from holdfast.sim.wire import SILENCE_US, Follower, Wire
 from holdfast.sim.world import World
 
@@ -34,14 +34,14 @@ class NodeProcess(Member):
         #: Steps take so many times as long.
         self.slowness = 1.0
         self.followers: dict[str, Follower] = {}
+        self._kept_for_ever = kept_for_ever(network, options)
         self._watching = 0
-        self._steps_until = 0
 
     def up(self) -> None:
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
-            inputs=MemoryInputs(), clock=self.clock,
+            inputs=MemoryInputs(self.disk), clock=self.clock,
         )  # fmt: skip
         for stream in self.fragment.outputs:
             self.service.readers[stream] = set(readers_of(self.network)[stream])
@@ -66,10 +66,7 @@ class NodeProcess(Member):
         for stream in self.fragment.inputs:
             held = self.performer.inputs.held(stream)
             self.history.add(Held(now, f"{self.name} inputs", stream, held))
-        for stream in self.fragment.outputs:
-            if stream in self.log.streams():
-                held = len(self.log.segments(stream, self.log.info(stream).trimmed_upto + 1, 2**62))
-                self.history.add(Held(now, f"{self.name} log", stream, held))
+        self.note_held(self.fragment.outputs, self._kept_for_ever)
 
     # -- carrying -------------------------------------------------------------------------------
 
@@ -112,7 +109,7 @@ class NodeProcess(Member):
         )
 
     def _not_acknowledged(self, err: HoldfastError) -> None:
-        if not isinstance(err, TransportError | StorageFull):
+        if not isinstance(err, TransportError):  # positions are said again with the next step
             self.performer.take(Refused(err))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:

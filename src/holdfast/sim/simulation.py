@@ -22,6 +22,7 @@ from holdfast.history import (
     Stopped,
 )
 from holdfast.model import operators as ops
+from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim import faults
@@ -29,7 +30,7 @@ from holdfast.sim.cast import Cast
 from holdfast.sim.chance import options_of
 from holdfast.sim.engine import ideal
 from holdfast.sim.faults import spelled_out
-from holdfast.sim.members import FOREVER
+from holdfast.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.sim.networks import NETWORKS
 from holdfast.sim.world import EPOCH_US, Process, World
 
@@ -37,15 +38,20 @@ S = 1_000_000
 #: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
 DELAY_US = 1 * S
 #: After the last healing: retries, silence, restarts, replay of everything.
-RECOVERY_US = 12 * S
-HELD_BUCKETS = 60
+RECOVERY_US = 6 * S
+#: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
+SLACK_BUCKETS = 8
 
 
 def held_buckets(network: Network, options: Options) -> int:
-    """What anybody may hold while nothing fails. With `replay`, what an empty node needs to rebuild
-    state that is not convergent is everything since the start: promised to be kept, not bounded."""
-    convergent = all(op.convergent for op in network.operators)
-    return HELD_BUCKETS if convergent or options.recovery == "checkpoint" else FOREVER
+    """What anybody may hold of a stream while nothing fails."""
+    reach = max(path.extent_us() for part in fragments(network) for path in part.paths)
+    return (
+        -(-reach // network.width_us)
+        + options.checkpoint_buckets
+        + TRIM_BUCKETS_MAX
+        + SLACK_BUCKETS
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from holdfast.config import Options
 from holdfast.errors import StorageFull
 from holdfast.history import Accepted, Closed, History, Logged
 from holdfast.model import operators as ops
 from holdfast.model.fragments import readers_of
 from holdfast.model.network import Network
-from holdfast.sim.members import FOREVER, FULL_US, Member
+from holdfast.sim.members import FOREVER, FULL_US, Member, kept_for_ever
 from holdfast.sim.rows import Row
 from holdfast.sim.wire import Wire
 from holdfast.sim.world import EPOCH_US, World
@@ -38,10 +39,17 @@ class SourceProcess(Member):
     number as token, so that after a crash it goes on where the log says."""
 
     def __init__(
-        self, world: World, wire: Wire, network: Network, op: ops.Source, history: History
+        self,
+        world: World,
+        wire: Wire,
+        network: Network,
+        op: ops.Source,
+        options: Options,
+        history: History,
     ) -> None:
         super().__init__(world, op.name, wire)
         self.network, self.op, self.history = network, op, history
+        self._kept_for_ever = kept_for_ever(network, options)
         self._seed = list(f"{world.seed}/{self.name}".encode())
         self._block: tuple[int, Any, Any, list[list[float]]] | None = None
         #: The application stands still: nothing is pushed, nothing closed.
@@ -115,6 +123,8 @@ class SourceProcess(Member):
                 self.after(FULL_US, self._tick)
                 return
             self._note()
+            if self._logged_upto % 4 == 0:
+                self.note_held([self.name], self._kept_for_ever)
         if not self.ending:
             self._plan_tick()
 

@@ -32,6 +32,8 @@ SILENCE_S = 5.0
 PUSH_S = 60.0
 #: Rows are sent in pieces of about this size: on a slow link each is a sign of life.
 PIECE_BYTES = 64 * 1024
+#: Before a segment of more rows is read, the reader is told to wait: the read may take a while.
+LONG_READ_ROWS = 100_000
 #: What cannot be written to a reader that stands still must not keep a process from ending.
 STOP_S = 5.0
 _GONE = (pa.ArrowException, OSError)
@@ -91,6 +93,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     if schema is None:
                         schema = arrow_schema(log.info(stream).schema)
                         writer.begin(schema)
+                    if len(delivery.segments) > 1 or segment.rows > LONG_READ_ROWS:
+                        say("alive", {})
                     for piece in _pieces(log.read(segment).cast(schema)):
                         writer.write_batch(piece)
                 body = {"segment": wire.segment_body(segment), "path": path if shared else None}

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from holdfast.errors import InputError, TransportError, Trimmed
+from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
 from holdfast.log import Log
 from holdfast.log.segment import read_segment
 from holdfast.types import Segment, StreamInfo
 
+T = TypeVar("T")
 #: A silent stream still says so this often, so that a reader can tell silence from death.
 HEARTBEAT_S = 0.1
 
@@ -53,6 +55,15 @@ def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:
     if table.num_rows != segment.rows or digest(table) != segment.checksum:
         raise TransportError(f"segment {segment.id} arrived damaged; it will be asked for again")
     return table
+
+
+def answered(act: Callable[[], T]) -> T:
+    """Carry out what somebody asks. That our disk is full is not their fault: to them we are a peer
+    that cannot answer now, and is asked again."""
+    try:
+        return act()
+    except StorageFull as err:
+        raise TransportError(f"the peer cannot answer now: {err}") from err
 
 
 class Peer(Protocol):
@@ -145,14 +156,15 @@ class Service:
         log = self._log(stream)
         if stream not in log.streams():
             return
-        log.acknowledge(stream, reader, received, needed, epoch)
+        answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
         # A reader that has not spoken yet needs everything.
         if self.readers.get(stream, set()) <= set(log.readers(stream)):
             upto, info = log.trimmable(stream), log.info(stream)
             for told in self.on_ack:
                 told(stream, upto)
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
-                log.trim(stream, upto)
+                with suppress(StorageFull):  # put off: what is kept too long does no harm
+                    log.trim(stream, upto)
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:
@@ -163,7 +175,7 @@ class Service:
     def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if name not in self.calls:
             raise InputError(f"there is no action {name!r} here")
-        return self.calls[name](body)
+        return answered(lambda: self.calls[name](body))
 
     def _log(self, stream: str) -> Log:
         if stream not in self.logs:

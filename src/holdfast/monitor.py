@@ -148,7 +148,7 @@ class Monitor:
             if output.real_time:
                 output.delay_us = now - bucket_end_us(upto, self._width_us)
         events.append(core.Known(now, name, upto))
-        return [*events, core.Ended(now, name)] if ended else events
+        return [*events, core.Ended(now, name, whole=True)] if ended else events
 
     def _logged(self, output: _Watched) -> StreamInfo | None:
         node = self._nodes.get(output.fragment)

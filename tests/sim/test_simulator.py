@@ -126,21 +126,26 @@ def test_an_epoch_that_nobody_took_up_replaces_nobody(tmp_path: object) -> None:
 
 
 def test_a_failing_seed_shrinks_to_a_story_one_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutation = next(
-        m for m in MUTATIONS if m.name == "delete the state that the checkpoint refers to"
-    )
+    mutation = next(m for m in MUTATIONS if m.name == "skip the checksum of what arrives")
     mutation.plant(monkeypatch)
 
     def fails(scenario: Scenario) -> bool:
-        return "alive" in {verdict.checker for verdict in simulate(scenario).failed}
+        return "wrong" in {verdict.checker for verdict in simulate(scenario).failed}
 
-    whole = scenario_of(mutation.seed)
+    whole = Scenario("many", "line", 15, (
+        Fault(1 * S, "kill", "first", S),
+        Fault(2 * S, "slow", "second", 2 * S, 3.0),
+        Fault(3 * S, "damage", "third->client-counts", 4 * S),
+        Fault(4 * S, "pause", "client-counts", S),
+        Fault(5 * S, "full", "third", S),
+    ), 7)  # fmt: skip
     assert fails(whole)
     small = shrink(whole, fails)
     assert fails(small)
-    assert len(small.faults) <= 2 <= len(whole.faults)
+    assert [fault.do for fault in small.faults] == ["damage"]
+    assert small.faults[0].for_us < 4 * S and small.seconds < 15
     assert parse_scenario(small.toml()) == small
-    assert len(simulate(small).world.transcript().splitlines()) < 300
+    assert len(simulate(small).world.transcript().splitlines()) < 200
 
 
 def test_a_broken_promise_is_reported_within_a_bucket_and_a_step() -> None:

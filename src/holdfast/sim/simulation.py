@@ -136,7 +136,11 @@ class Simulation:
         def told(output: str, upto: int) -> None:
             now = self.world.now
             ended = upto == FOREVER
-            handle(monitor.Ended(now, output) if ended else monitor.Known(now, output, upto))
+            handle(
+                monitor.Ended(now, output, whole=True)
+                if ended
+                else monitor.Known(now, output, upto)
+            )
 
         for client in self.cast.clients:
             handle(monitor.Began(EPOCH_US, client.output))
@@ -192,13 +196,12 @@ def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
     """The same failure with as few faults, and as short, as trying finds."""
-    number = 0
-    while number < len(scenario.faults):
-        smaller = scenario.without(number)
-        if fails(smaller):
-            scenario = smaller
-        else:
-            number += 1
+    before = None
+    while before != scenario:  # what one fault made needful may go once that fault has
+        before = scenario
+        for number in reversed(range(len(scenario.faults))):
+            if fails(smaller := scenario.without(number)):
+                scenario = smaller
     for number, fault in enumerate(scenario.faults):
         for shorter_us in (fault.for_us // 4, fault.for_us // 2):
             shorter = replace(fault, for_us=shorter_us - shorter_us % 1_000)

@@ -235,3 +235,17 @@ def test_closing_ends_the_thread_and_every_connection(echo: Echo) -> None:
         with client, pytest.raises(ConnectionResetError):
             client.recv(1)
     assert "proxies" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_link_that_two_faults_cut_is_open_when_both_are_mended(
+    link: Link, client: socket.socket
+) -> None:
+    client.sendall(b"hello")
+    assert hear(client, 5) == b"hello"
+    link.cut("client")
+    link.cut("client")
+    link.mend("client")
+    client.sendall(b"again")
+    assert quiet(client)
+    link.mend("client")
+    assert hear(client, 5) == b"again"

@@ -14,6 +14,7 @@ import asyncio
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -100,6 +101,8 @@ class Link:
         self._target = target
         #: By who sends the bytes.
         self._gates = {producer: Gate(), reader: Gate()}
+        #: How often each end was cut off and not mended: faults may overlap.
+        self._cuts = Counter[str]()
         self._connections: set[asyncio.Task[None]] = set()
         self._sockets: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -114,11 +117,11 @@ class Link:
 
     def cut(self, *senders: str) -> None:
         """Nothing these ends send gets through; without any, nothing at all."""
-        self._each(senders, lambda gate: gate.set(shut=True))
+        self._cut_off(senders, 1)
 
     def mend(self, *senders: str) -> None:
-        """What these ends send gets through again; without any, everything does."""
-        self._each(senders, lambda gate: gate.set(shut=False))
+        """What these ends send gets through again, once every cut is mended; without any, all."""
+        self._cut_off(senders, -1)
 
     def delay(self, ms: float, *senders: str) -> None:
         """What these ends send takes so much longer; 0 for no longer."""
@@ -130,6 +133,8 @@ class Link:
 
     def heal(self, *senders: str) -> None:
         """As if nothing had ever been done to what these ends send; without any, to anything."""
+        for sender in senders or tuple(self._gates):
+            self._cuts[sender] = 0
         self._each(senders, lambda gate: gate.set(shut=False, delay_s=0.0, bytes_per_s=0.0))
 
     def reset(self) -> None:
@@ -145,6 +150,12 @@ class Link:
         if self._server is not None:
             self._server.close()
         self._abort()
+
+    def _cut_off(self, senders: tuple[str, ...], times: int) -> None:
+        for sender in senders or tuple(self._gates):
+            self._cuts[sender] = max(0, self._cuts[sender] + times)
+            shut = self._cuts[sender] > 0
+            self._each((sender,), lambda gate, shut=shut: gate.set(shut=shut))  # type: ignore[misc]
 
     def _each(self, senders: tuple[str, ...], change: Callable[[Gate], None]) -> None:
         def apply() -> None:

@@ -100,7 +100,8 @@ class Scenario:
         lines = [f'name = "{self.name}"', f'network = "{self.network}"',
                  f"seconds = {self.seconds:g}", f"seed = {self.seed}"]  # fmt: skip
         for fault in self.faults:
-            lines += ["", "[[fault]]", f'at = "{duration_text(fault.at_us)}"', f'do = "{fault.do}"',
+            at = duration_text(fault.at_us) if fault.at_us else "0s"
+            lines += ["", "[[fault]]", f'at = "{at}"', f'do = "{fault.do}"',
                       f'on = "{fault.on}"']  # fmt: skip
             if fault.for_us:
                 lines.append(f'for = "{duration_text(fault.for_us)}"')

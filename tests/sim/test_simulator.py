@@ -133,13 +133,14 @@ def test_a_failing_seed_shrinks_to_a_story_one_can_read(monkeypatch: pytest.Monk
         return "wrong" in {verdict.checker for verdict in simulate(scenario).failed}
 
     whole = Scenario("many", "line", 15, (
-        Fault(1 * S, "kill", "first", S),
+        Fault(0, "kill", "first", S),
         Fault(2 * S, "slow", "second", 2 * S, 3.0),
         Fault(3 * S, "damage", "third->client-counts", 4 * S),
         Fault(4 * S, "pause", "client-counts", S),
         Fault(5 * S, "full", "third", S),
     ), 7)  # fmt: skip
     assert fails(whole)
+    assert parse_scenario(whole.toml()) == whole
     small = shrink(whole, fails)
     assert fails(small)
     assert [fault.do for fault in small.faults] == ["damage"]

@@ -98,6 +98,7 @@ class NodeProcess(Member):
         if connection is None:
             return  # said again with the next step
         name = self.name
+        self.world.say(name, "acknowledges", stream, received, "needs from", needed + 1)
         self.wire.request(
             self,
             connection.server,

@@ -210,10 +210,10 @@ def test_ecoc_2_5_lilo_buckets_that_nobody_can_give_any_more_are_a_loss(
         with log.changed:
             assert log.changed.wait_for(lambda: "rows" in log.streams(), LIMIT_S)
             assert log.changed.wait_for(lambda: log.info("rows").trimmed_upto > 0, LIMIT_S)
+            gone = log.info("rows").trimmed_upto
         client = run.client("rows")
         assert client.position == 0
         _, lost = hearing.next()
-        gone = run.source("s").log.info("s").trimmed_upto
         contract = run.status()["contracts"]["rows"]
     assert isinstance(lost, Broken)
     assert (lost.promise, lost.bucket) == ("loss", 1)

@@ -96,6 +96,10 @@ class Client:
     def close(self) -> None:
         self._stop.set()
 
+    @property
+    def closed(self) -> bool:
+        return self._stop.is_set()
+
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """The buckets of a delivery of which everything is new, one after the other; then the
         position is durable and acknowledged."""

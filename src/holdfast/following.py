@@ -15,10 +15,6 @@ from holdfast.core.following import Following
 from holdfast.errors import TransportError
 from holdfast.transport.service import Delivery, Peer
 
-#: Until it is tried again; doubled up to the second while nobody answers.
-RETRY_S = 0.05
-RETRY_S_MAX = 0.4
-
 
 def fresh(following: Following, delivery: Delivery) -> Delivery:
     """What is new in a delivery. An instance that was replaced is cut off."""
@@ -47,17 +43,14 @@ def follow(
 ) -> Iterator[Delivery]:
     """Deliveries until the stream has ended or `stop` is set. The reader calls `following.taken`
     when it has one; whatever it could not take is delivered again."""
-    retry_s = RETRY_S
     while not stop.is_set():
         try:
             peer = connect()
             connected(peer)
             for delivery in peer.follow(stream, following.at, stop):
-                retry_s = RETRY_S
                 yield fresh(following, delivery)
                 if delivery.ended or stop.is_set():
                     return
         except TransportError as err:
             lost(err)
-            stop.wait(retry_s)
-            retry_s = min(2 * retry_s, RETRY_S_MAX)
+            stop.wait(following.lost() / 1_000)

@@ -125,7 +125,7 @@ class Monitor:
         name = output.op.name
         # The log before the clients: what a client has acknowledged, and so let go, it has.
         logged = self._logged(output)
-        reading = [c for c in list(self._clients) if c.output == name and not c._stop.is_set()]
+        reading = [c for c in list(self._clients) if c.output == name and not c.closed]
         ended = bool(reading) and all(client.ended for client in reading)
         positions = [client.position for client in reading if client.position is not None]
         if not reading and output.fragment not in self._nodes:

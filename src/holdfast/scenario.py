@@ -36,7 +36,7 @@ class Kind:
     target: str
     #: Lasts for a while (`for`); else it is over at once.
     lasts: bool
-    #: Names of what `value` may be, or None for a number.
+    #: What `value` is, where the fault wants one.
     takes: str = ""
     #: Only where time and storage are simulated.
     simulated_only: bool = False

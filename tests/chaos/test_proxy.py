@@ -222,7 +222,6 @@ def test_nobody_behind_the_proxy_ends_the_connection(echo: Echo) -> None:
 def test_closing_ends_the_thread_and_every_connection(echo: Echo) -> None:
     proxies = Proxies()
     links = [proxies.link(f"s{n}", "client", echo.address) for n in range(3)]
-    assert proxies.between("client", "s1") == proxies.between("s1", "client") == [links[1]]
     clients = []
     for link in links:
         host, _, port = link.address.partition(":")

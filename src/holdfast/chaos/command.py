@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from holdfast.chaos import SCENARIOS, find
-from holdfast.checkers import Verdict, check, verdict_table
+from holdfast.checkers import check, verdict_table, write_verdicts
 from holdfast.errors import HoldfastError, InputError
 from holdfast.history import Began, History
 from holdfast.scenario import Scenario, read_scenario
@@ -35,9 +32,10 @@ def run_chaos(name: str | None, *, json_to: str | None, history_to: str | None) 
     history, storage = _run(scenario, say)
     if history_to is not None:
         history.write(history_to)
-    verdicts = _since_start(history)
+    verdicts = check(history, monitored=True)
     failed = [verdict.checker for verdict in verdicts if verdict.outcome == "failed"]
-    console.print(verdict_table(verdicts), markup=False, highlight=False, soft_wrap=True)
+    table = verdict_table(verdicts, since_us=next(history.of(Began)).at)
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
     if failed:
         console.print(f"[red]{scenario.name}: failed ({', '.join(failed)})[/red]")
         console.print(f"logs of the run: {storage}", soft_wrap=True)
@@ -46,7 +44,8 @@ def run_chaos(name: str | None, *, json_to: str | None, history_to: str | None) 
         console.print(f"{scenario.name}: ok, {time.monotonic() - began:.0f} s")
     told = {"scenario": scenario.name, "network": scenario.network, "ok": not failed,
             "verdicts": [asdict(verdict) for verdict in verdicts]}  # fmt: skip
-    _write(told, json_to)
+    if json_to is not None:
+        write_verdicts(told, json_to)
     return 1 if failed else 0
 
 
@@ -89,15 +88,6 @@ def _pids(deployment: Any) -> str:
     )
 
 
-def _since_start(history: History) -> Sequence[Verdict]:
-    """Verdicts with times that can be held against those of the scenario."""
-    start = next(history.of(Began)).at
-    return [
-        verdict if verdict.at is None else replace(verdict, at=verdict.at - start)
-        for verdict in check(history, monitored=True)
-    ]
-
-
 def _listed() -> Table:
     table = Table(box=None)
     for column in ("scenario", "network", "what happens"):
@@ -106,12 +96,3 @@ def _listed() -> Table:
         scenario = read_scenario(path)
         table.add_row(name, scenario.network, scenario.about)
     return table
-
-
-def _write(told: dict[str, Any], to: str | None) -> None:
-    if to == "-":
-        json.dump(told, sys.stdout, indent=2)
-        print()
-    elif to is not None:
-        with open(to, "w") as file:
-            json.dump(told, file, indent=2)

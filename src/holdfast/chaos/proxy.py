@@ -227,12 +227,6 @@ class Proxies:
             link.lead_to(target)
             return link
 
-    def between(self, one: str, other: str) -> list[Link]:
-        """The links on which bytes go from `one` to `other`, whoever reads from whom."""
-        with self._making:
-            pairs = ((one, other), (other, one))
-            return [self._links[pair] for pair in pairs if pair in self._links]
-
     def all(self) -> list[Link]:
         with self._making:
             return list(self._links.values())

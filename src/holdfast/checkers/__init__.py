@@ -18,10 +18,10 @@ from holdfast.checkers.delivery import contract, corrected, doubled, lost, order
 from holdfast.checkers.inside import accepted, alive, converge
 from holdfast.checkers.story import Story
 from holdfast.checkers.timing import bounded, delay, reported
-from holdfast.checkers.verdict import Outcome, Verdict, verdict_table
+from holdfast.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
 from holdfast.history import History, Reported
 
-__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table"]
+__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_verdicts"]
 
 #: In the order of the verdicts.
 CHECKERS: tuple[Callable[[Story], Verdict], ...] = (

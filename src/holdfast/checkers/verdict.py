@@ -3,9 +3,11 @@ neither kept nor broken what it would have had to keep."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Outcome = Literal["ok", "failed", "unknown"]
 
@@ -36,13 +38,23 @@ def judged(checker: str, faults: Sequence[Fault]) -> Verdict:
     return Verdict(checker, "failed", first.why + more, first.at)
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> str:
-    """One line per checker, the times in seconds."""
+def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:
+    """One line per checker, the times in seconds since then."""
     lines = [("checker", "outcome", "at", "why")]
     for verdict in verdicts:
-        at = "" if verdict.at is None else f"{verdict.at / 1e6:.3f}s"
+        at = "" if verdict.at is None else f"{(verdict.at - since_us) / 1e6:.3f}s"
         lines.append((verdict.checker, verdict.outcome, at, verdict.why))
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
     return "\n".join(
         "  ".join([*map(str.ljust, line[:3], widths), line[3]]).rstrip() for line in lines
     )
+
+
+def write_verdicts(told: dict[str, Any], to: str) -> None:
+    """As JSON into a file, or `-` to standard output."""
+    if to == "-":
+        json.dump(told, sys.stdout, indent=2)
+        print()
+    else:
+        with open(to, "w") as file:
+            json.dump(told, file, indent=2)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Until a lost connection is tried again: doubled while nobody answers.
+RETRY_MS, RETRY_MS_MAX = 50, 400
+
 
 @dataclass(slots=True)
 class Following:
@@ -18,6 +21,7 @@ class Following:
     epoch: int = 0
     #: Buckets that were offered although they had been taken.
     repeats: int = 0
+    _retry_ms: int = RETRY_MS
 
     def refuses(self, epoch: int, since: int) -> str | None:
         """Why nothing that an instance of this epoch says, from bucket `since` on, is taken; None
@@ -26,8 +30,14 @@ class Following:
             return f"epoch {epoch} spoke after its successor of epoch {self.epoch}"
         if self.at is not None and since > self.at:
             return f"bucket {since} came while {self.at} is still missing"
-        self.epoch = epoch
+        self.epoch, self._retry_ms = epoch, RETRY_MS
         return None
+
+    def lost(self) -> int:
+        """The connection is gone, or was not made; the milliseconds until the next try."""
+        pause_ms = self._retry_ms
+        self._retry_ms = min(2 * pause_ms, RETRY_MS_MAX)
+        return pause_ms
 
     def is_new(self, bucket: int) -> bool:
         if self.at is None or bucket >= self.at:

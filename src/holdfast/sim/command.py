@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import re
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
 from holdfast.chaos import find
-from holdfast.checkers import Verdict, verdict_table
+from holdfast.checkers import Verdict, verdict_table, write_verdicts
 from holdfast.errors import InputError
 from holdfast.scenario import Scenario
 from holdfast.sim.chance import scenario_of
@@ -119,11 +117,8 @@ def _speed(node_seconds: float, seconds: float) -> str:
 
 
 def _print_verdicts(outcome: Outcome, console: Console) -> None:
-    told = [
-        verdict if verdict.at is None else replace(verdict, at=verdict.at - EPOCH_US)
-        for verdict in outcome.verdicts
-    ]
-    console.print(verdict_table(told), markup=False, highlight=False, soft_wrap=True)
+    table = verdict_table(outcome.verdicts, since_us=EPOCH_US)
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
 
 
 def _explain(outcome: Outcome, again: str, console: Console) -> None:
@@ -160,12 +155,7 @@ def _write(outcomes: list[Outcome], rate: float, to: str | None) -> None:
             for o in outcomes
         ],
     }
-    if to == "-":
-        json.dump(told, sys.stdout, indent=2)
-        print()
-    else:
-        with open(to, "w") as file:
-            json.dump(told, file, indent=2)
+    write_verdicts(told, to)
 
 
 def _plain(verdicts: list[Verdict]) -> list[dict[str, Any]]:

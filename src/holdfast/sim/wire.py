@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.following import Following
 from holdfast.errors import HoldfastError, StorageFull, TransportError
-from holdfast.following import RETRY_S, fresh
+from holdfast.following import fresh
 from holdfast.performer import FULL_S
 from holdfast.sim.disk import Crashed
 from holdfast.sim.rows import rows_digest
@@ -24,7 +24,6 @@ from holdfast.transport.service import Delivery, Service, verified
 
 HEARTBEAT_US = 100_000
 SILENCE_US = 1_000_000
-RETRY_US = int(RETRY_S * 1e6)
 
 
 @dataclass(slots=True)
@@ -89,9 +88,8 @@ class Connection:
         self.dropped = False
 
     def has_news(self) -> bool:
-        log = self.server.service.logs[self.stream]
-        known = log._state.streams.get(self.stream)
-        return known is not None and (known.complete_upto >= self.at or known.ended)
+        info = self.server.service.logs[self.stream].info(self.stream)
+        return info.complete_upto >= self.at or info.ended
 
     def send(self, delivery: Delivery) -> None:
         wire, server, reader = self.server.wire, self.server, self.follower.reader
@@ -150,7 +148,7 @@ class Follower:
         def located(address: str | None) -> None:
             server = self.wire.resolve(address)
             if server is None:
-                self.retry(RETRY_US)
+                self.retry()
                 return
             self.wire.request(
                 self.reader, server, lambda at: self._begin(at), self._begun, self._failed
@@ -181,7 +179,7 @@ class Follower:
     def _failed(self, err: HoldfastError) -> None:
         if not isinstance(err, TransportError):
             raise err
-        self.retry(RETRY_US)
+        self.retry()
 
     def arrive(self, connection: Connection, delivery: Delivery) -> None:
         if connection.reader_life != self.reader.life or connection.dropped or self.ended:
@@ -197,7 +195,7 @@ class Follower:
                 verified(table, delivery.segments[number], rows_digest)
             self._take(fresh(self.following, delivery))
         except TransportError as err:
-            self._drop(connection, str(err), RETRY_US)
+            self._drop(connection, str(err))
         except StorageFull as err:
             self._drop(connection, str(err), int(FULL_S * 1e6))
         else:
@@ -205,7 +203,7 @@ class Follower:
 
     def lost(self, connection: Connection, why: str) -> None:
         if connection is self.connection and not self.ended:
-            self._drop(connection, why, RETRY_US)
+            self._drop(connection, why)
 
     def watch(self) -> None:
         """Silence is taken for death."""
@@ -215,16 +213,17 @@ class Follower:
             and not self.ended
             and self.reader.world.now - self.heard_at > SILENCE_US
         ):
-            self._drop(connection, "silence", RETRY_US)
+            self._drop(connection, "silence")
 
-    def _drop(self, connection: Connection, why: str, retry_us: int) -> None:
+    def _drop(self, connection: Connection, why: str, retry_us: int | None = None) -> None:
         self.reader.world.say(self.reader.name, "lost", self.stream, f"({why})")
         connection.broken = connection.dropped = True
         self.connection = None
         self.retry(retry_us)
 
-    def retry(self, after_us: int) -> None:
-        self.reader.after(after_us, self.connect)
+    def retry(self, after_us: int | None = None) -> None:
+        pause_us = self.following.lost() * 1_000 if after_us is None else after_us
+        self.reader.after(pause_us, self.connect)
 
 
 class Wire:

@@ -28,7 +28,7 @@ LAYERS = {
     "engine": "engine",
     "transport": "transport",
     "shells": "app client controller feeds following inputs metrics monitor node node_main "
-    "performer running source supervise",
+    "performer running source soutput supervise",
     "face": "__init__",
     "stories": "history scenario checkers",
     "proof": "sim chaos audit",

@@ -19,12 +19,13 @@ from holdfast.model.aggregates import (
 )
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network, Stream
+from holdfast.model.protection import Protection
 from holdfast.running import Run, run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Contract", "Generate", "HoldfastError", "Network", "NetworkError", "Options", "ParquetSink",
-    "ReadStream", "Replay", "Run", "Stream", "approx_distinct", "avg", "count", "first", "last",
-    "max", "min", "quantile", "run", "stddev", "sum", "top_k",
+    "Protection", "ReadStream", "Replay", "Run", "Stream", "approx_distinct", "avg", "count",
+    "first", "last", "max", "min", "quantile", "run", "stddev", "sum", "top_k",
 ]  # fmt: skip

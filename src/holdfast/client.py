@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,10 +21,13 @@ from holdfast.errors import StaleEpoch, TransportError
 from holdfast.following import follow
 from holdfast.log import Ended, Log
 from holdfast.log.files import put_file
+from holdfast.model.schema import arrow_schema
 from holdfast.source import now_us
 from holdfast.transport.service import Delivery, Peer
-from holdfast.types import Segment, SegmentId, Stability, StreamInfo
+from holdfast.types import SegmentId, Stability, StreamInfo
 
+#: Before the first bucket.
+BEFORE_ALL = -(2**62)
 #: Column added to archived rows: when the application got them.
 RECEIVED_AT = "_received_at"
 
@@ -39,6 +43,12 @@ class BucketInfo:
     #: From the end of the bucket to its delivery: what waiting and computing cost.
     delay_us: int
     received_at_us: int
+    #: What a tentative bucket was computed without.
+    missing: tuple[str, ...] = ()
+    #: UNDO: not a bucket, but the news that everything tentative after `bucket` is void.
+    undo: bool = False
+    #: REC_DONE: a failure has been corrected, up to `bucket`.
+    rec_done: bool = False
 
 
 class Client:
@@ -53,6 +63,7 @@ class Client:
         log: Log | None = None,
         name: str | None = None,
         from_bucket: int | None = None,
+        tentative: bool = False,
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.output, self.width_us = output, width_us
@@ -62,7 +73,13 @@ class Client:
         self._clock = clock
         self._stop = threading.Event()
         self.peer: Peer | None = None
-        self.following = Following(from_bucket)
+        self.following = Following(from_bucket, tentative=tentative)
+        #: Last bucket that was given as tentative and not taken back since.
+        self.tentative_upto: int | None = None
+        #: Rows given as tentative, and how often all of that was taken back.
+        self.tentative_rows = 0
+        self.undos = 0
+        self._schema: pa.Schema | None = None
         #: Last bucket delivered; None before the first.
         self.position: int | None = None if from_bucket is None else from_bucket - 1
         self.ended = False
@@ -100,32 +117,74 @@ class Client:
     def closed(self) -> bool:
         return self._stop.is_set()
 
+    @property
+    def known_upto(self) -> int | None:
+        """Last bucket the application has heard of, be it as tentative."""
+        return self.position if self.tentative_upto is None else self.tentative_upto
+
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """The buckets of a delivery of which everything is new, one after the other; then the
-        position is durable and acknowledged."""
+        """What of a delivery is to be taken back, then its stable buckets, one after the other,
+        then the tentative ones; then the position is durable and acknowledged."""
         if delivery.info is not None:
             self._open(delivery.info)
-        by_bucket: dict[int, list[tuple[Segment, pa.Table]]] = {}
-        for number, segment in enumerate(delivery.segments):
-            by_bucket.setdefault(segment.id.bucket, []).append((segment, delivery.table(number)))
-        for bucket in sorted(by_bucket):
-            parts = by_bucket[bucket]
-            tables = [table for _, table in parts]
-            table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-            at_us = self._clock()
-            info = BucketInfo(
-                self.output, bucket, parts[0][0].stability, table.num_rows,
-                at_us - (bucket + 1) * self.width_us, at_us,
-            )  # fmt: skip
+        stable_news = self.position is None or delivery.upto > self.position
+        if self.tentative_upto is not None and (delivery.undone or stable_news):
+            self.tentative_upto = None
+            self.following.undone()
+            self.undos += 1
+            yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, undo=True)
+        for bucket, stability, table in self._buckets(delivery, Stability.STABLE):
+            info = self._info(bucket, stability, table.num_rows)
             yield table, info
             # Only now has the application had it.
             self._had(bucket, table, info)
         if self.position is None or delivery.upto > self.position:
             self._had(delivery.upto, None, None)
+        if delivery.rec_done and self.following.tentative:
+            yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, rec_done=True)
+        yield from self._take_tentative(delivery)
         self.ended = delivery.ended
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
         self._acknowledge()
+
+    def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
+        upto = delivery.tentative_upto
+        if upto is None or not self.following.tentative:
+            return
+        for bucket, stability, table in self._buckets(delivery, Stability.TENTATIVE):
+            self.tentative_upto = bucket
+            self.tentative_rows += table.num_rows
+            yield table, self._info(bucket, stability, table.num_rows, missing=delivery.missing)
+        for segment in delivery.segments:
+            if segment.stability is Stability.TENTATIVE:
+                self.following.taken_tentative(segment.t_max_us)
+        if self.position is None or upto > self.position:
+            self.tentative_upto = upto
+
+    def _buckets(
+        self, delivery: Delivery, stability: Stability
+    ) -> Iterator[tuple[int, Stability, pa.Table]]:
+        by_bucket: dict[int, list[pa.Table]] = {}
+        for number, segment in enumerate(delivery.segments):
+            if segment.stability is stability:
+                by_bucket.setdefault(segment.id.bucket, []).append(delivery.table(number))
+        for bucket in sorted(by_bucket):
+            tables = by_bucket[bucket]
+            yield bucket, stability, tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+    def _info(self, bucket: int, stability: Stability, rows: int, **more: Any) -> BucketInfo:
+        at_us = self._clock()
+        delay_us = at_us - (bucket + 1) * self.width_us
+        return BucketInfo(self.output, bucket, stability, rows, delay_us, at_us, **more)
+
+    def _known(self) -> int:
+        """The last bucket that stands."""
+        return BEFORE_ALL if self.position is None else self.position
+
+    def _nothing(self) -> pa.Table:
+        assert self._schema is not None
+        return self._schema.empty_table()
 
     def _connected(self, peer: Peer) -> None:
         self.peer = peer
@@ -134,6 +193,7 @@ class Client:
         self.reconnects += 1
 
     def _open(self, info: StreamInfo) -> None:
+        self._schema = arrow_schema(info.schema)
         if self._log is not None and self.output not in self._log.streams():
             ddl = f"{info.schema}, {RECEIVED_AT} timestamp"
             self._log.open_stream(self.output, ddl, info.time, info.starts_at)

@@ -14,6 +14,7 @@ from itertools import compress
 from holdfast.core.following import Following
 from holdfast.errors import TransportError
 from holdfast.transport.service import Delivery, Peer
+from holdfast.types import Stability
 
 
 def fresh(following: Following, delivery: Delivery) -> Delivery:
@@ -21,7 +22,14 @@ def fresh(following: Following, delivery: Delivery) -> Delivery:
     refused = following.refuses(delivery.epoch, delivery.since)
     if refused is not None:
         raise TransportError(f"stream {delivery.stream!r}: {refused}")
-    new = [following.is_new(segment.id.bucket) for segment in delivery.segments]
+    if delivery.undone:
+        following.undone()
+    new = [
+        following.is_new(segment.id.bucket)
+        if segment.stability is Stability.STABLE
+        else following.is_younger(segment.id.bucket, segment.t_max_us)
+        for segment in delivery.segments
+    ]
     if all(new):
         return delivery
     return replace(
@@ -47,7 +55,7 @@ def follow(
         try:
             peer = connect()
             connected(peer)
-            for delivery in peer.follow(stream, following.at, stop):
+            for delivery in peer.follow(stream, following.at, stop, following.after_us):
                 yield fresh(following, delivery)
                 if delivery.ended or stop.is_set():
                     return

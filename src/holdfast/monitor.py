@@ -127,7 +127,7 @@ class Monitor:
         logged = self._logged(output)
         reading = [c for c in list(self._clients) if c.output == name and not c.closed]
         ended = bool(reading) and all(client.ended for client in reading)
-        positions = [client.position for client in reading if client.position is not None]
+        positions = [client.known_upto for client in reading if client.known_upto is not None]
         if not reading and output.fragment not in self._nodes:
             was, output.watched = output.watched, False
             return [core.Ended(now, name)] if was else []

@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any
 
 from holdfast.config import Options
+from holdfast.core import progress as core
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
 from holdfast.following import follow
 from holdfast.inputs import InputIndex
 from holdfast.log import Log
-from holdfast.model.fragments import Fragment, Path
-from holdfast.performer import FULL_S, Event, Finished, Performer, Refused
+from holdfast.model.fragments import Fragment
+from holdfast.performer import FULL_S, Event, Finished, Performer, Refused, Work
 from holdfast.source import now_us
 from holdfast.transport.service import Peer, Service
 
@@ -55,7 +56,7 @@ class Node:
         self._acks: dict[str, queue.Queue[tuple[int, int, int] | None]] = {
             stream: queue.Queue() for stream in fragment.inputs
         }
-        self._workers = ThreadPoolExecutor(max(1, len(fragment.paths)), "step")
+        self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=now_us,
@@ -86,6 +87,7 @@ class Node:
             "failure": str(self.failure) if self.failure else None,
             "trouble": does.trouble,
             "steps": does.steps,
+            "tentative_steps": does.tentative_steps,
             "jobs": does.jobs,
             "step_ms": round(1_000 * sorted(recent)[len(recent) // 2], 1) if recent else None,
             "inputs_held": {stream: does.inputs.held(stream) for stream in self.fragment.inputs},
@@ -94,6 +96,8 @@ class Node:
                     "position": state.position,
                     "whole_upto": state.sunion.whole_upto(),
                     "waiting_for": state.sunion.waiting_for(),
+                    "state": state.consistency.state,
+                    "tentative_upto": state.consistency.position,
                     "state_rows": does.versions[name].rows() if name in does.versions else 0,
                     "checkpoint": state.durable[0] if state.durable else None,
                     "convergent": state.plan.convergent,
@@ -104,8 +108,11 @@ class Node:
 
     # -- carrying -------------------------------------------------------------------------------
 
-    def run(self, path: Path, version: Version, lo: int, hi: int) -> None:
-        self._workers.submit(self._work, path, version, lo, hi)
+    def run(self, work: Work, version: Version) -> None:
+        self._workers.submit(self._work, work, version)
+
+    def ask(self, path: str) -> None:
+        self.post(core.Answered(now_us(), path, "alone"))
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         self._acks[stream].put((received, needed, epoch))
@@ -173,14 +180,14 @@ class Node:
                 self.post(Refused(err))
                 return
 
-    def _work(self, path: Path, version: Version, lo: int, hi: int) -> None:
+    def _work(self, work: Work, version: Version) -> None:
         began = now_us()
         after, error = None, None
         try:
-            after = self.performer.step(path, version, lo, hi)
+            after = self.performer.step(work, version)
         except BaseException as err:
             error = err
-        self.post(Finished(path.name, after, (now_us() - began) / 1e6, error))
+        self.post(Finished(work, after, (now_us() - began) / 1e6, error))
 
     def _loop(self) -> None:
         while not self._stop.is_set():

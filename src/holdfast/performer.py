@@ -8,25 +8,33 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.config import Options
 from holdfast.core import progress as core
+from holdfast.core.consistency import Policy
 from holdfast.core.following import Following
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, InputsLost, LogError, NotDeterministic, StorageFull
-from holdfast.inputs import InputIndex
-from holdfast.log import Added, Boundary, Ended, Log
+from holdfast.errors import HoldfastError, InputsLost, LogError, StorageFull
+from holdfast.inputs import Best, InputIndex
+from holdfast.log import Ended, Log
 from holdfast.model.fragments import Fragment, Path
+from holdfast.model.network import Network
+from holdfast.model.trees import patience, tree_of
+from holdfast.soutput import SOutput
 from holdfast.transport.service import Delivery, Service
-from holdfast.types import Segment, SegmentId, Stability
+from holdfast.types import Stability
 
 _log = logging.getLogger("holdfast.node")
 #: A full disk is asked again after so long.
 FULL_S = 1.0
+
+
+#: What takes a step.
+Work = core.Run | core.RunTentative
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +46,23 @@ class Arrived:
     rows: tuple[tuple[int, int], ...]
     ended: bool
     opened: tuple[int, int] | None
+    tentative_upto: int | None = None
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A step is done and logged, or failed."""
 
-    path: str
+    run: Work
     version: Version | None
     seconds: float = 0.0
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time has come that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +79,14 @@ class Again:
     step: core.Run | None = None
 
 
-Event = Arrived | Finished | Refused | Again | core.Event
+Event = Arrived | Finished | Refused | Again | Woken | core.Event
 
 
 class StepEngine(Protocol):
     """What a node asks of the engine; the simulator has a twin that is a plain function."""
 
     folder: str
+    network: Network
 
     @property
     def width_us(self) -> int: ...
@@ -83,13 +99,22 @@ class StepEngine(Protocol):
 
     def empty(self, path: Path, bucket: int) -> Version: ...
 
-    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any) -> StepResult: ...
+    def run(
+        self,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Any,
+        *,
+        tentative: bool = False,
+    ) -> StepResult: ...
 
     def check(self, version: Version) -> None: ...
 
     def recovered(self, versions: list[Version]) -> None: ...
 
-    def release(self, path: Path, kept: list[Version]) -> None: ...
+    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None: ...
 
     def digest(self, table: Any) -> str: ...
 
@@ -97,8 +122,13 @@ class StepEngine(Protocol):
 class Carrier(Protocol):
     """Whatever takes time or goes to others."""
 
-    def run(self, path: Path, version: Version, lo: int, hi: int) -> None:
-        """Call `Performer.step`, then give it `Finished`."""
+    def run(self, work: Work, version: Version) -> None:
+        """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
+        same time."""
+
+    def ask(self, path: str) -> None:
+        """Ask the other replicas to go on answering while this one corrects itself, then give
+        `core.Answered`."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         """Tell the producer; `Refused` if it says that we were replaced."""
@@ -122,15 +152,24 @@ class Performer:
         *,
         inputs: InputIndex,
         clock: Callable[[], int],
+        partners: tuple[str, ...] = (),
     ) -> None:
+        self._partners = partners
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.inputs = inputs
         self._carrier, self._clock = carrier, clock
         self.width_us = engine.width_us
         self.paths = {path.name: path for path in fragment.paths}
+        self._service = service
         self.versions: dict[str, Version] = {}
         self._durable: dict[str, Version] = {}
-        self._valid_from: dict[str, int] = {}
+        #: Newest version of the tentative line of a path, where there is one.
+        self._tentative: dict[str, Version] = {}
+        #: What tentative runs under way began from: a line may be over while one still runs.
+        self._read: dict[tuple[str, int], Version] = {}
+        #: Paths whose stable version was not kept: it is rebuilt when needed.
+        self._forgotten: set[str] = set()
+        self.soutput = SOutput(log, engine.digest)
         self._opened: set[str] = set()
         #: Actions in the order they are to be performed. A full disk holds up all of them: what
         #: comes later relies on what comes first.
@@ -139,6 +178,7 @@ class Performer:
         #: Why the node does not get on at the moment; it tries again.
         self.trouble: str | None = None
         self.steps = 0
+        self.tentative_steps = 0
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
         resumed = self._recover()
@@ -150,7 +190,10 @@ class Performer:
             group_buckets_max=options.group_buckets_max,
             group_rows_max=options.group_rows_max,
         )
-        self.following = {stream: Following(self._from(stream)) for stream in fragment.inputs}
+        tentative = engine.network.protection(fragment.name).failure != "block"
+        self.following = {
+            stream: Following(self._from(stream), tentative=tentative) for stream in fragment.inputs
+        }
         for output in fragment.outputs:
             service.logs[output] = log
         service.on_ack.append(self._on_ack)
@@ -164,7 +207,12 @@ class Performer:
     def _plan(self, path: Path) -> core.PathPlan:
         stateful = sum(op.stateful for op in path.operators)
         extent = -(-path.extent_us() // self.width_us) + stateful
-        return core.PathPlan(path.name, path.inputs, path.outputs, path.convergent, extent)
+        network = self.engine.network
+        trees = {output: tree_of(path, output, network) for output in path.outputs}
+        policy = policy_of(network, self.fragment.name, self._partners)
+        return core.PathPlan(
+            path.name, path.inputs, path.outputs, path.convergent, extent, policy, trees
+        )
 
     def _recover(self) -> dict[str, tuple[int, int]]:
         """The newest durable version of each path whose files are all there."""
@@ -204,21 +252,34 @@ class Performer:
         if delivery.stream not in self._opened and delivery.info is not None:
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
         following = self.following[delivery.stream]
-        if opened is None and not delivery.ended and not following.is_behind(delivery.upto):
+        news = delivery.ended or following.is_behind(delivery.upto)
+        if opened is None and not news and delivery.tentative_upto is None:
             return  # a sign of life
         rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
         self._opened.add(delivery.stream)
         following.taken(delivery.upto)
+        for segment in delivery.segments:
+            if segment.stability is Stability.TENTATIVE:
+                following.taken_tentative(segment.t_max_us)
         self._carrier.post(
-            Arrived(delivery.stream, delivery.upto, tuple(rows), delivery.ended, opened)
-        )
+            Arrived(delivery.stream, delivery.upto, tuple(rows), delivery.ended, opened,
+                    delivery.tentative_upto, delivery.missing)
+        )  # fmt: skip
 
-    def step(self, path: Path, version: Version, lo: int, hi: int) -> Version:
+    def step(self, work: Work, version: Version) -> Version:
         """Compute buckets and log the results: data first, then one append."""
+        path = self.paths[work.path]
+        if isinstance(work, core.RunTentative):
+            result = self.engine.run(
+                path, version, work.lo, work.hi, Best(self.inputs), tentative=True
+            )
+            self.jobs += result.jobs
+            self.soutput.tentative(work, result.outputs)
+            return result.version
         try:
-            result = self.engine.run(path, version, lo, hi, self.inputs)
+            result = self.engine.run(path, version, work.lo, work.hi, self.inputs)
         except Exception as err:
-            gone = self.inputs.missing(path.inputs, version.needs_from, hi)
+            gone = self.inputs.missing(path.inputs, version.needs_from, work.hi)
             if gone is None:
                 raise
             raise InputsLost(
@@ -226,43 +287,8 @@ class Performer:
                 "follows its inputs anew when it is started again"
             ) from err
         self.jobs += result.jobs
-        self._commit(path, hi, result.outputs)
+        self.soutput.stable(work, path, result.outputs)
         return result.version
-
-    def _commit(self, path: Path, hi: int, outputs: Mapping[str, list[tuple[int, Any]]]) -> None:
-        """Results and boundaries of all outputs in one append. What a predecessor had already
-        logged is compared instead: the same bits, or somebody's code is not deterministic."""
-        records: list[Any] = []
-        written: list[Segment] = []
-        try:
-            for output in path.outputs:
-                known_upto = self.log.info(output).complete_upto
-                for bucket, table in outputs[output]:
-                    if bucket < self._valid_from[path.name]:
-                        continue
-                    if bucket <= known_upto:
-                        self._compare(output, bucket, table)
-                        continue
-                    id = SegmentId(output, 0, bucket)
-                    written.append(self.log.write(table, id, Stability.STABLE))
-                    records.append(Added(written[-1]))
-                if hi > known_upto:
-                    records.append(Boundary(output, hi))
-            if records:
-                self.log.append(*records)
-        except LogError:
-            self.log.discard(written)
-            raise
-
-    def _compare(self, output: str, bucket: int, table: Any) -> None:
-        if bucket <= self.log.info(output).trimmed_upto:
-            return
-        logged = self.log.segments(output, bucket, bucket)
-        if [segment.checksum for segment in logged] != [self.engine.digest(table)]:
-            raise NotDeterministic(
-                f"output {output!r}, bucket {bucket}: computed again after a restart it differs "
-                "from what was logged; some function in the network is not deterministic"
-            )
 
     def _on_ack(self, stream: str, upto: int) -> None:
         if stream in self.fragment.outputs:
@@ -296,10 +322,15 @@ class Performer:
                 if event.opened is not None:
                     actions += self.core.handle(core.InputOpened(at, event.stream, *event.opened))
                 return actions + self.core.handle(
-                    core.BoundaryArrived(at, event.stream, event.upto, event.rows, event.ended)
-                )
+                    core.BoundaryArrived(at, event.stream, event.upto, event.rows, event.ended,
+                                         event.tentative_upto, event.missing)
+                )  # fmt: skip
             case Finished():
-                return self._finished(event, at)
+                if isinstance(event.run, core.RunTentative):
+                    return self._finished_tentative(event.run, event, at)
+                return self._finished(event.run, event, at)
+            case Woken():
+                return self.core.handle(core.Tick(at))
             case Refused():
                 raise event.error
             case Again():
@@ -307,30 +338,54 @@ class Performer:
             case _:
                 return self.core.handle(event)
 
-    def _finished(self, event: Finished, at: int) -> list[core.Action]:
+    def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
-            running = self.core.paths[event.path]
-            assert running.position is not None and running.running_upto is not None
-            again = core.Run(event.path, running.position + 1, running.running_upto)
-            self._carrier.post(Again(again), FULL_S)
+            self._carrier.post(Again(run), FULL_S)
             return []
         if event.error is not None:
             raise event.error
-        assert event.version is not None
+        version, path = event.version, self.paths[run.path]
+        assert version is not None
         self.trouble = None
         self.steps += 1
         self.step_seconds.append(event.seconds)
-        self.versions[event.path] = event.version
-        path = self.paths[event.path]
-        kept = [event.version]
-        if event.path in self._durable:
-            kept.append(self._durable[event.path])
-        self.engine.release(path, kept)
-        horizon = self._horizon(path, event.version)
+        self.versions[run.path] = version
+        self._forgotten.discard(run.path)
+        self._release(path)
         return self.core.handle(
-            core.StepDone(at, event.path, event.version.bucket, event.version.needs_from, horizon)
-        )
+            core.StepDone(at, run.path, version.bucket, version.needs_from,
+                          self._horizon(path, version))
+        )  # fmt: skip
+
+    def _finished_tentative(
+        self, run: core.RunTentative, event: Finished, at: int
+    ) -> list[core.Action]:
+        path = self.paths[run.path]
+        del self._read[run.path, run.line]
+        done = core.TentativeDone(at, run.path, run.line, run.hi)
+        failed = core.TentativeDone(at, run.path, run.line, None)
+        if isinstance(event.error, StorageFull):
+            self._wait_for_space(event.error)
+            self._carrier.post(failed, FULL_S)
+            return []
+        if event.error is not None:
+            if not self.inputs.drop_gone(path.inputs):
+                raise event.error
+            return self.core.handle(failed)  # rows that were taken back meanwhile
+        assert event.version is not None
+        self.tentative_steps += 1
+        if self.soutput.lines.get(run.path) == run.line:
+            self._tentative[run.path] = event.version
+        self._release(path, tentative=True)
+        return self.core.handle(done)
+
+    def _release(self, path: Path, *, tentative: bool = False) -> None:
+        """Versions nothing can go back to give their files back."""
+        kept = [self.versions[path.name]] if path.name not in self._forgotten else []
+        kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
+        kept += [version for (name, _), version in self._read.items() if name == path.name]
+        self.engine.release(path, kept, tentative=tentative)
 
     def _wait_for_space(self, err: StorageFull) -> None:
         if self.trouble is None:
@@ -356,14 +411,37 @@ class Performer:
         match action:
             case core.Start():
                 path = self.paths[action.path]
-                self._valid_from[path.name] = action.valid_from
+                self.soutput.valid_from[path.name] = action.valid_from
                 if path.name not in self.versions:
                     self.versions[path.name] = self.engine.empty(path, action.bucket)
                 for output in path.outputs:
+                    self._service.states[output] = self.core.paths[path.name].consistency.state
                     self._open_output(output, action)
             case core.Run():
-                path = self.paths[action.path]
-                self._carrier.run(path, self.versions[path.name], action.lo, action.hi)
+                version = self.versions[action.path]
+                if action.rebuild_from is not None:
+                    version = self.engine.empty(self.paths[action.path], action.lo - 1)
+                self._carrier.run(action, version)
+            case core.Enter():
+                self.soutput.lines[action.path] = action.line
+                self._tentative[action.path] = self.versions[action.path]
+                if action.forget:
+                    self._forgotten.add(action.path)
+            case core.RunTentative():
+                began_from = self._read[action.path, action.line] = self._tentative[action.path]
+                self._carrier.run(action, began_from)
+            case core.Leave():
+                self.soutput.leave(self.paths[action.path])
+                del self._tentative[action.path]
+                self._release(self.paths[action.path], tentative=True)
+            case core.Change():
+                for output in self.paths[action.path].outputs:
+                    self._service.states[output] = action.state
+                _log.info("node %s: %s is %s", self.name, action.path, action.state)
+            case core.Ask():
+                self._carrier.ask(action.path)
+            case core.Wake():
+                self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():
                 self._checkpoint(self.paths[action.path])
             case core.Acknowledge():
@@ -383,6 +461,7 @@ class Performer:
             output, self.engine.schema(output), self.engine.time(output), start.origin,
             gone_upto=start.valid_from - 1,
         )  # fmt: skip
+        self.soutput.take_back(output)  # what a predecessor gave
 
     def _checkpoint(self, path: Path) -> None:
         version = self.versions[path.name]
@@ -402,3 +481,16 @@ class Performer:
         """Up to here no running version reads the stream any more; older ones follow it anew."""
         paths = [path for path in self.fragment.paths if stream in path.inputs]
         return min(self.versions[path.name].needs_from for path in paths) - 1
+
+
+def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:
+    """How long buckets are held is counted from their beginning: they are one width old when the
+    first of them comes."""
+    protection, known = network.protection(fragment), patience(network)[fragment]
+    if known is None:
+        return Policy()
+    spare_us = int((1 - protection.alpha) * known.own_us) + network.width_us
+    return Policy(
+        protection.failure, protection.stabilization, protection.reconcile,
+        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
+    )  # fmt: skip

@@ -163,7 +163,9 @@ class Run:
                 os.path.join(str(log.root), "state"),
                 compiled=compiled,
             )
-            upstream = dict.fromkeys(fragment.inputs, lambda: InProcess(self.service))
+            upstream = {
+                stream: partial(self.peer_of, stream, fragment.name) for stream in fragment.inputs
+            }
             self.nodes[fragment.name] = Node(
                 fragment.name, fragment, engine, log, self.service, upstream, self.options
             )
@@ -201,10 +203,17 @@ class Run:
         return self.sources[name]
 
     def client(
-        self, output: str, *, durable: bool | None = None, name: str | None = None
+        self,
+        output: str,
+        *,
+        tentative: bool = False,
+        durable: bool | None = None,
+        name: str | None = None,
     ) -> Client:
-        """A reader of an output. `durable` keeps its position (and with archive what it received)
-        in the storage; by default when the storage was named."""
+        """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
+        computed while inputs are missing, taken back (`info.undo`) before it is corrected.
+        `durable` keeps its position (and with archive what it received) in the storage; by default
+        when the storage was named."""
         names = [op.name for op in self.network.outputs]
         if output not in names:
             raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
@@ -213,7 +222,7 @@ class Run:
         reader = name or f"client-{output}"
         client = Client(
             output, lambda: self.peer_of(output, reader), self.network.width_us, log=log,
-            name=reader,
+            name=reader, tentative=tentative,
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)

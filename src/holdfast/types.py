@@ -19,6 +19,17 @@ class Stability(StrEnum):
     TENTATIVE = "TENTATIVE"
 
 
+class OutputState(StrEnum):
+    """How a replica stands with one of its outputs (Borealis section 3)."""
+
+    #: All inputs are there: results are stable.
+    STABLE = "STABLE"
+    #: Inputs are missing for longer than X: results are tentative.
+    UP_FAILURE = "UP_FAILURE"
+    #: Inputs are corrected, results are being so; also a replica that is still catching up.
+    STABILIZATION = "STABILIZATION"
+
+
 def bucket_of(time_us: int, width_us: int) -> int:
     return time_us // width_us
 
@@ -83,3 +94,8 @@ class StreamInfo:
     epoch: int
     #: True once the stream has ended: `complete_upto` will never rise again.
     ended: bool = False
+    #: Last bucket that was given on partial input, always above `complete_upto`; None: none is.
+    tentative_upto: int | None = None
+    #: How often everything tentative was taken back, and how many failures were corrected.
+    undos: int = 0
+    rec_dones: int = 0

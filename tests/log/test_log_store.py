@@ -44,11 +44,15 @@ from holdfast.log.records import (
 )
 from holdfast.log.state import LogState, fold, live_records, rehearse, snapshot
 from holdfast.log.store import Log
-from holdfast.types import Segment, SegmentId, Stability
+from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
 Rows = Callable[..., pa.Table]
 STABLE = Stability.STABLE
 SCHEMA = "ts timestamp, src string, bytes bigint"
+
+
+def past(bucket: int) -> Callable[[StreamInfo], bool]:
+    return lambda info: info.complete_upto > bucket or info.ended
 
 
 def start(root: Path, **options: object) -> Log:
@@ -307,20 +311,20 @@ def test_waiting_ends_with_the_bucket_the_end_the_close_or_the_time(
     tmp_path: Path, rows: Rows
 ) -> None:
     log = start(tmp_path)
-    assert log.wait("tap", -1, 0.01).complete_upto == -1
+    assert log.wait("tap", past(-1), 0.01).complete_upto == -1
     for act, after in (
         (lambda: put(log, rows, 0), -1),
         (lambda: log.append(Ended("tap")), 0),
     ):
         thread = threading.Timer(0.05, act)
         thread.start()
-        assert log.wait("tap", after, 10).complete_upto == 0
+        assert log.wait("tap", past(after), 10).complete_upto == 0
         thread.join()
-    assert log.wait("tap", 7, 10).ended
+    assert log.wait("tap", past(7), 10).ended
     log.open_stream("other", SCHEMA, "ts", 0)
     threading.Timer(0.05, log.close).start()
     began = time.monotonic()
-    assert log.wait("other", 0, 10).complete_upto == -1
+    assert log.wait("other", past(0), 10).complete_upto == -1
     assert time.monotonic() - began < 5
 
 

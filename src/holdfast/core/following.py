@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Older than everything.
+NOTHING_US = -(2**62)
 #: Until a lost connection is tried again: doubled while nobody answers.
 RETRY_MS, RETRY_MS_MAX = 50, 400
 
@@ -19,6 +21,10 @@ class Following:
     at: int | None = None
     #: The newest epoch of the producer heard of. Never falls.
     epoch: int = 0
+    #: What is tentative is wanted too.
+    tentative: bool = False
+    #: Of what came as tentative since the last UNDO, the greatest t_max (Borealis section 3.5).
+    t_max_us: int = NOTHING_US
     #: Buckets that were offered although they had been taken.
     repeats: int = 0
     _retry_ms: int = RETRY_MS
@@ -51,3 +57,20 @@ class Following:
     def taken(self, upto: int) -> None:
         """Everything up to this bucket is safe with the reader."""
         self.at = upto + 1 if self.at is None else max(self.at, upto + 1)
+
+    @property
+    def after_us(self) -> int | None:
+        """What to ask a producer for that has tentative rows: only what is younger."""
+        return self.t_max_us if self.tentative else None
+
+    def undone(self) -> None:
+        """Whatever was tentative is taken back: what comes next is new."""
+        self.t_max_us = NOTHING_US
+
+    def is_younger(self, bucket: int, t_max_us: int) -> bool:
+        """Whether a tentative segment is worth taking: it was not given before, by anybody."""
+        ahead = self.at is None or bucket >= self.at
+        return self.tentative and ahead and t_max_us > self.t_max_us
+
+    def taken_tentative(self, t_max_us: int) -> None:
+        self.t_max_us = max(self.t_max_us, t_max_us)

@@ -1,9 +1,10 @@
 """A node's decisions: which buckets to run, what to keep, what to tell upstream. Pure.
 
 Events in, actions out; the shell performs the actions in order. Per path: wait for whole buckets
-(`SUnion`, policy `block`), run them in groups, append the results, checkpoint every n buckets, and
-say upstream up to which bucket input was *received* and up to which it is *no longer needed*. Only
-the second position lets anybody delete (ARCHITECTURE.md).
+(`SUnion`), run them in groups, append the results, checkpoint every n buckets, and say upstream up
+to which bucket input was *received* and up to which it is *no longer needed*. Only the second
+position lets anybody delete (ARCHITECTURE.md). What goes on without whole buckets, and how it is
+made good, is `consistency`'s to say.
 
 What is no longer needed depends on what must be survived:
 `replay`      an empty node can rebuild its state and every output its readers lack, so inputs are
@@ -18,127 +19,71 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from holdfast.core.consistency import Consistency
+from holdfast.core.moves import (
+    Acknowledge,
+    Acknowledged,
+    Action,
+    Answered,
+    Ask,
+    BoundaryArrived,
+    Change,
+    Checkpoint,
+    CheckpointDone,
+    End,
+    Enter,
+    Event,
+    Fail,
+    InputOpened,
+    Leave,
+    PathPlan,
+    Postponed,
+    Run,
+    RunTentative,
+    Start,
+    StepDone,
+    TentativeDone,
+    Tick,
+    Wake,
+)
 from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.errors import ProtocolViolation
+from holdfast.types import OutputState
 
-# -- events -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class InputOpened:
-    """An input's log was seen: what it holds is known."""
-
-    at: int
-    stream: str
-    starts_at: int
-    trimmed_upto: int
-
-
-@dataclass(frozen=True, slots=True)
-class BoundaryArrived:
-    at: int
-    stream: str
-    upto: int
-    #: Rows of each bucket with rows since the boundary before.
-    rows: tuple[tuple[int, int], ...] = ()
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """Buckets up to `hi` are logged; the version refers to inputs from `needs_from`."""
-
-    at: int
-    path: str
-    hi: int
-    needs_from: int
-    #: Without further input something may still come out up to this bucket.
-    horizon: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointDone:
-    at: int
-    path: str
-    bucket: int
-    needs_from: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """All readers of an output have received it up to this bucket."""
-
-    at: int
-    output: str
-    received: int
-
-
-Event = InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged
-
-# -- actions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Begin a path with the state after `bucket`; results before `valid_from` are not to be given
-    to anybody, because the inputs they need are gone."""
-
-    path: str
-    bucket: int
-    origin: int
-    valid_from: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    path: str
-    lo: int
-    hi: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    path: str
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    stream: str
-    received: int
-    no_longer_needed: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Every input has ended and everything that could come out has."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    path: str
-    why: str
-
-
-Action = Start | Run | Checkpoint | Acknowledge | End | Fail
-
-
-@dataclass(frozen=True, slots=True)
-class PathPlan:
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    convergent: bool
-    #: Reach of the windows and joins back into the inputs, in whole buckets.
-    extent: int
+__all__ = [
+    "Acknowledge",
+    "Acknowledged",
+    "Action",
+    "Answered",
+    "Ask",
+    "BoundaryArrived",
+    "Change",
+    "Checkpoint",
+    "CheckpointDone",
+    "End",
+    "Enter",
+    "Event",
+    "Fail",
+    "InputOpened",
+    "Leave",
+    "PathPlan",
+    "Postponed",
+    "Progress",
+    "Run",
+    "RunTentative",
+    "Start",
+    "StepDone",
+    "TentativeDone",
+    "Tick",
+    "Wake",
+]
 
 
 @dataclass(slots=True)
 class _PathState:
     plan: PathPlan
     sunion: SUnion
+    consistency: Consistency
     #: Recovered position, when there was a durable version.
     resumed: tuple[int, int] | None
     origins: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -158,6 +103,13 @@ class _PathState:
     origin: int = 0
 
 
+def _path_state(plan: PathPlan, resumed: tuple[int, int] | None) -> _PathState:
+    policy = plan.policy
+    patience_us = None if policy.failure == "block" else policy.patience_us
+    sunion = SUnion(plan.inputs, patience_us, policy.own_us)
+    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees), resumed)
+
+
 class Progress:
     """The state machine of one node."""
 
@@ -175,9 +127,7 @@ class Progress:
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         known = resumed or {}
-        self.paths = {
-            plan.name: _PathState(plan, SUnion(plan.inputs), known.get(plan.name)) for plan in paths
-        }
+        self.paths = {plan.name: _path_state(plan, known.get(plan.name)) for plan in paths}
         self.received: dict[str, int] = {}
         self._told: dict[str, tuple[int, int]] = {}
         self._delivered: dict[str, int] = {}
@@ -205,6 +155,16 @@ class Progress:
                     if event.output in path.plan.outputs and path.ended
                     for action in self._acknowledge(path)
                 ]
+            case TentativeDone():
+                return self._tentative_done(event)
+            case Answered():
+                return self._answered(event)
+            case Postponed():
+                path = self.paths[event.path]
+                path.consistency.postponed_for = event.partner
+                return self._next(path, event.at)
+            case Tick():
+                return [a for path in self.paths.values() for a in self._tick(path, event.at)]
             case _:
                 assert_never(event)
 
@@ -215,10 +175,10 @@ class Progress:
         for path in self._reading(event.stream):
             path.origins.setdefault(event.stream, (event.starts_at, event.trimmed_upto))
             if path.position is None and len(path.origins) == len(path.plan.inputs):
-                actions += self._start(path)
+                actions += self._start(path, event.at)
         return actions
 
-    def _start(self, path: _PathState) -> list[Action]:
+    def _start(self, path: _PathState, at: int) -> list[Action]:
         plan = path.plan
         path.origin = min(starts for starts, _ in path.origins.values())
         gone = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
@@ -244,18 +204,20 @@ class Progress:
             ]
         path.position = bucket
         path.horizon = bucket
-        return [Start(plan.name, bucket, path.origin, valid_from), *self._next(path)]
+        return [Start(plan.name, bucket, path.origin, valid_from), *self._next(path, at)]
 
     def _boundary(self, event: BoundaryArrived) -> list[Action]:
         actions: list[Action] = []
         self.received[event.stream] = max(event.upto, self.received.get(event.stream, event.upto))
         for path in self._reading(event.stream):
-            path.sunion.boundary(event.stream, FOREVER if event.ended else event.upto)
+            path.sunion.boundary(event.stream, FOREVER if event.ended else event.upto, event.at)
+            if event.tentative_upto is not None:
+                path.sunion.tentative(event.stream, event.tentative_upto, event.at, event.lacked)
             path.waiting = sorted([*path.waiting, *event.rows])
             known = path.ended_upto
             path.ended_upto = event.upto if known is None else max(known, event.upto)
             if path.position is not None:
-                actions += self._next(path)
+                actions += self._next(path, event.at)
         return actions
 
     def _done(self, event: StepDone) -> list[Action]:
@@ -275,20 +237,54 @@ class Progress:
         last = path.durable[0] if path.durable else path.origin - 1
         if every and event.hi - last >= every:
             actions.append(Checkpoint(event.path, event.hi))
-        return [*actions, *self._acknowledge(path), *self._next(path)]
+        path.sunion.done(event.hi)
+        actions += self._caught_up(path)
+        return [*actions, *self._acknowledge(path), *self._next(path, event.at)]
+
+    def _tentative_done(self, event: TentativeDone) -> list[Action]:
+        path = self.paths[event.path]
+        consistency = path.consistency
+        if consistency.line != event.line or consistency.position is None:
+            return []  # the line was over before it came this far
+        consistency.running_upto = None
+        if event.hi is not None:
+            consistency.position = event.hi
+        return self._next(path, event.at)
+
+    def _answered(self, event: Answered) -> list[Action]:
+        path = self.paths[event.path]
+        consistency = path.consistency
+        consistency.asked = False
+        if consistency.state is not OutputState.UP_FAILURE:
+            return []
+        if event.answer == "refused":  # asked again at the next opportunity
+            return []
+        consistency.answer = event.answer
+        return self._next(path, event.at)
+
+    def _tick(self, path: _PathState, at: int) -> list[Action]:
+        if path.position is None:
+            return []
+        consistency = path.consistency
+        if consistency.wake_at is not None and consistency.wake_at <= at:
+            consistency.wake_at = None
+        return self._next(path, at)
 
     # -- decisions --------------------------------------------------------------------------------
 
     def _reading(self, stream: str) -> list[_PathState]:
         return [path for path in self.paths.values() if stream in path.plan.inputs]
 
-    def _next(self, path: _PathState) -> list[Action]:
+    def _next(self, path: _PathState, at: int) -> list[Action]:
+        return [*self._next_stable(path), *self._next_tentative(path, at)]
+
+    def _next_stable(self, path: _PathState) -> list[Action]:
         """The next group: all whole buckets, as far as the limits of one job go."""
         whole = path.sunion.whole_upto()
         if path.running_upto is not None or path.ended or whole is None:
             return []
         assert path.position is not None
-        ended = whole >= FOREVER
+        consistency, ended = path.consistency, whole >= FOREVER
         if ended:
             assert path.ended_upto is not None
             whole = max(path.ended_upto, path.horizon)
@@ -296,7 +292,22 @@ class Progress:
             if ended:
                 path.ended = True
                 return [End(path.plan.name)]
+            if consistency.state is OutputState.STABILIZATION and consistency.position is None:
+                return [self._change(path, OutputState.STABLE)]
             return []
+        actions: list[Action] = []
+        lo, rebuild_from = path.position + 1, None
+        if consistency.state is OutputState.UP_FAILURE:
+            if not consistency.corrected(whole, path.position) or consistency.postponed_for:
+                return []
+            if consistency.asks and consistency.answer is None:
+                if consistency.asked:
+                    return []
+                consistency.asked = True
+                return [Ask(path.plan.name)]
+            actions.append(self._change(path, OutputState.STABILIZATION))
+            if self._forgets(path):
+                rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
         hi, rows, buckets = whole, 0, 0
         for bucket, count in path.waiting:
             if bucket > whole:
@@ -307,7 +318,65 @@ class Progress:
                 hi = bucket - 1
                 break
         path.running_upto = hi
-        return [Run(path.plan.name, path.position + 1, hi)]
+        return [*actions, Run(path.plan.name, lo, hi, rebuild_from)]
+
+    def _caught_up(self, path: _PathState) -> list[Action]:
+        """After a stable step: is the tentative line overtaken, or can this one not go on?"""
+        consistency, whole = path.consistency, path.sunion.whole_upto()
+        assert path.position is not None
+        if consistency.position is None:
+            return []
+        interrupted = whole is not None and whole <= path.position
+        if path.position < consistency.position and not interrupted:
+            return []
+        consistency.drop()
+        return [Leave(path.plan.name)]
+
+    def _next_tentative(self, path: _PathState, at: int) -> list[Action]:
+        consistency = path.consistency
+        mode = consistency.mode
+        if mode in (None, "block") or path.ended or consistency.running_upto is not None:
+            return []
+        assert path.position is not None
+        after = consistency.position
+        if after is None:
+            # Stable comes first; and a path that never was stable has nothing to go on from.
+            whole = path.sunion.whole_upto()
+            if (
+                path.running_upto is not None
+                or consistency.state is OutputState.STABILIZATION
+                or whole is None
+                or whole > path.position
+            ):
+                return []
+            after = path.position
+        hi = min(consistency.due(at, after), after + self.group_buckets_max)
+        if hi <= after:
+            return self._wake(path, after, at)
+        actions: list[Action] = []
+        if consistency.position is None:
+            consistency.begin(path.position)
+            actions.append(self._change(path, OutputState.UP_FAILURE))
+            actions.append(Enter(path.plan.name, consistency.line, self._forgets(path)))
+        outputs, missing = consistency.run(hi)
+        line = consistency.line
+        return [*actions, RunTentative(path.plan.name, line, after + 1, hi, outputs, missing)]
+
+    def _wake(self, path: _PathState, after: int, at: int) -> list[Action]:
+        consistency = path.consistency
+        due = path.sunion.next_expiry(after, at)
+        if due is None or (consistency.wake_at is not None and consistency.wake_at <= due):
+            return []
+        consistency.wake_at = due
+        return [Wake(due)]
+
+    def _change(self, path: _PathState, state: OutputState) -> Change:
+        path.consistency.state = state
+        return Change(path.plan.name, state)
+
+    def _forgets(self, path: _PathState) -> bool:
+        """Undo/redo: the state is rebuilt from the inputs that still matter, where that heals."""
+        return path.plan.policy.reconcile == "undo" and path.plan.convergent
 
     def _acknowledge(self, path: _PathState) -> list[Action]:
         actions: list[Action] = []
@@ -326,6 +395,8 @@ class Progress:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
+        if self._forgets(path):
+            keep_from = min(keep_from, path.position + 1 - path.plan.extent)
         if self.recovery == "checkpoint":
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
             return keep_from - 1

@@ -94,10 +94,20 @@ class Engine:
         """The state before anything: after `bucket`, nothing is known."""
         return Version(path.name, bucket, needs_from=bucket + 1, plan=self.plan_hash(path))
 
-    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs) -> StepResult:
+    def run(
+        self,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Inputs,
+        *,
+        tentative: bool = False,
+    ) -> StepResult:
+        """One thread may run the stable line of a path while another runs its tentative one."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
-        step = Step(self, path, version, lo, hi, inputs)
-        known = frozenset(self._made.get(path.name, ()))
+        step = Step(self, path, version, lo, hi, inputs, line=line_of(path, tentative))
+        known = frozenset(self._made.get(step.line, ()))
         try:
             return step.run()
         except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
@@ -114,16 +124,16 @@ class Engine:
 
     def _undo(self, step: Step, known: frozenset[str]) -> None:
         """What a failed step wrote goes at once: on a full disk it is run again and again."""
-        made = self._made.setdefault(step.path.name, set())
+        made = self._made.setdefault(step.line, set())
         release(self.folder, (), made - known)
         made &= known
-        failed = self._failed.setdefault(step.path.name, [])
+        failed = self._failed.setdefault(step.line, [])
         failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
-        self._sweep(step.path)
+        self._sweep(step.line)
 
-    def _sweep(self, path: Path) -> None:
+    def _sweep(self, line: str) -> None:
         """Tasks of a failed job may write for a while yet, so this is done more than once."""
-        for folder in self._failed.get(path.name, ()):
+        for folder in self._failed.get(line, ()):
             shutil.rmtree(folder, ignore_errors=True)
 
     def warm_up(self, path: Path, *, rounds: int = 3) -> None:
@@ -153,14 +163,16 @@ class Engine:
         for version in versions:
             self._made.setdefault(version.path, set()).update(version.files())
 
-    def release(self, path: Path, kept: Sequence[Version]) -> None:
-        """Old versions nothing can roll back to give their files back."""
-        release(self.folder, kept, self._made.setdefault(path.name, set()))
-        self._sweep(path)
-        self._failed.pop(path.name, None)
+    def release(self, path: Path, kept: Sequence[Version], *, tentative: bool = False) -> None:
+        """Old versions nothing can roll back to give their files back. `kept` are those of both
+        lines; a line deletes only what it made itself, since the other may be making more."""
+        line = line_of(path, tentative)
+        release(self.folder, kept, self._made.setdefault(line, set()))
+        self._sweep(line)
+        self._failed.pop(line, None)
 
-    def made(self, path: str, file: str) -> None:
-        self._made.setdefault(path, set()).add(file)
+    def made(self, line: str, file: str) -> None:
+        self._made.setdefault(line, set()).add(file)
 
     def reader(self, spark: SparkSession, schema: Any) -> Any:
         """A reader of Parquet files with a schema, DDL or StructType, made once."""
@@ -168,6 +180,10 @@ class Engine:
         if key not in self._readers:
             self._readers[key] = spark.read.schema(schema)
         return self._readers[key]
+
+
+def line_of(path: Path, tentative: bool) -> str:
+    return f"{path.name}~" if tentative else path.name
 
 
 class _MadeUp:

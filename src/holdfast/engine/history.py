@@ -63,8 +63,18 @@ class History:
     """What one step over buckets lo..hi can read, and what it will leave for the next."""
 
     def __init__(
-        self, engine: Engine, path: Path, version: Version, lo: int, hi: int, inputs: Inputs
+        self,
+        engine: Engine,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Inputs,
+        *,
+        line: str,
     ) -> None:
+        #: Whose files these will be.
+        self.line = line
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us
@@ -228,7 +238,7 @@ class History:
         """A state file; where its rows are those of the stream `up`, with the buckets in it."""
         file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
         write_rows(table, os.path.join(self.engine.folder, file))
-        self.engine.made(self.path.name, file)
+        self.engine.made(self.line, file)
         buckets: tuple[int, ...] = ()
         if up is not None:
             times = times_us(table, self.compiled.time[up.name])

@@ -245,7 +245,7 @@ class Step(History):
             held = dict(self.shards.get(name, {}))
             for number, shard in found.items():
                 file = f"{folder}/{os.path.basename(shard['file'])}"
-                self.engine.made(self.path.name, file)
+                self.engine.made(self.line, file)
                 held[number] = Shard(file, shard["rows"], shard["timer_us"])
             self.shards[name] = held
 

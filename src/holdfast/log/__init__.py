@@ -11,10 +11,13 @@ from holdfast.log.records import (
     Epoch,
     Note,
     Open,
+    RecDone,
     Record,
     State,
+    Tentative,
     Token,
     Trim,
+    Undo,
 )
 from holdfast.log.rows import canonical, digest, sort_canonical, times_us
 from holdfast.log.store import Log
@@ -31,10 +34,13 @@ __all__ = [
     "Note",
     "Open",
     "ReadOnlyLog",
+    "RecDone",
     "Record",
     "State",
+    "Tentative",
     "Token",
     "Trim",
+    "Undo",
     "canonical",
     "digest",
     "read_only",

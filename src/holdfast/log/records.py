@@ -54,6 +54,36 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Tentative:
+    """The buckets `since` to `upto` were computed without the inputs `missing` (TENTATIVE)."""
+
+    stream: str
+    since: int
+    upto: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Everything tentative is taken back, for the `number`-th time; `upto` stands. The files are
+    deleted after this."""
+
+    stream: str
+    upto: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecDone:
+    """The `number`-th failure is corrected, up to this bucket: what is tentative after it belongs
+    to another."""
+
+    stream: str
+    upto: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The boundary will never rise again."""
 
@@ -120,7 +150,7 @@ class Note:
     text: str
 
 
-_OfStreams = Open | Added | Boundary | Ended | Trim | Ack | Token
+_OfStreams = Open | Added | Boundary | Tentative | Undo | RecDone | Ended | Trim | Ack | Token
 Record = Epoch | _OfStreams | Counter | State | DropState | Note
 
 _KINDS: dict[str, type[Record]] = {
@@ -128,6 +158,9 @@ _KINDS: dict[str, type[Record]] = {
     "open": Open,
     "added": Added,
     "boundary": Boundary,
+    "tentative": Tentative,
+    "undo": Undo,
+    "rec_done": RecDone,
     "ended": Ended,
     "trim": Trim,
     "ack": Ack,
@@ -172,6 +205,8 @@ def from_json(plain: dict[str, Any]) -> Record:
             identity = SegmentId(*[given.pop(name) for name in _IDENTITY])
             stability = Stability(given.pop("stability"))
             return Added(Segment(id=identity, stability=stability, **given))
+        if kind is Tentative:
+            given["missing"] = tuple(given["missing"])
         return kind(**given)
     except (KeyError, TypeError, ValueError) as err:
         raise LogCorrupted(

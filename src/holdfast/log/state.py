@@ -23,12 +23,15 @@ from holdfast.log.records import (
     Epoch,
     Note,
     Open,
+    RecDone,
     Record,
     State,
+    Tentative,
     Token,
     Trim,
+    Undo,
 )
-from holdfast.types import Segment, SegmentId
+from holdfast.types import Segment, SegmentId, Stability
 
 
 def _bucket(segment: Segment) -> int:
@@ -54,6 +57,16 @@ class StreamState:
     segments: list[Segment] = field(default_factory=list)
     #: By reader.
     acks: dict[str, Ack] = field(default_factory=dict)
+    #: What was given on partial input, oldest first; all of it above `complete_upto`.
+    spans: list[Tentative] = field(default_factory=list)
+    #: Its segments, by bucket. None outside `spans` once an append is whole.
+    tentative: list[Segment] = field(default_factory=list)
+    undos: int = 0
+    rec_dones: int = 0
+
+    @property
+    def tentative_upto(self) -> int | None:
+        return self.spans[-1].upto if self.spans else None
 
     def between(self, from_bucket: int, upto: int) -> list[Segment]:
         """Segments of the buckets `from_bucket` to `upto`, both included."""
@@ -66,6 +79,7 @@ class StreamState:
         return StreamState(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,
             self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
+            list(self.spans), list(self.tentative), self.undos, self.rec_dones,
         )  # fmt: skip
 
     @property
@@ -110,7 +124,21 @@ def fold(state: LogState, record: Record) -> None:
             upto = stream.complete_upto
             _require(record.upto >= upto, record, f"the boundary is already at {upto}")
             _require(record.upto == upto or not stream.ended, record, "the stream has ended")
+            standing = [span for span in stream.spans if span.since <= record.upto]
+            _require(not standing, record, f"not yet undone: {standing}")
             stream.complete_upto = record.upto
+        case Tentative():
+            _fold_tentative(state.stream(record.stream), record)
+        case Undo():
+            stream = state.stream(record.stream)
+            _require(record.upto == stream.complete_upto, record, "stable is never undone")
+            _require(record.number > stream.undos, record, f"{stream.undos} are known already")
+            stream.spans, stream.tentative, stream.undos = [], [], record.number
+        case RecDone():
+            stream = state.stream(record.stream)
+            _require(record.upto == stream.complete_upto, record, "no other bucket is corrected")
+            _require(record.number > stream.rec_dones, record, f"{stream.rec_dones} are known")
+            stream.rec_dones = record.number
         case Ended():
             state.stream(record.stream).ended = True
         case Trim():
@@ -162,6 +190,12 @@ def snapshot(state: LogState) -> list[Record]:
         records += [Added(segment) for segment in stream.segments]
         records.append(Boundary(stream.name, stream.complete_upto))
         records.append(Trim(stream.name, stream.trimmed_upto))
+        if stream.undos:
+            records.append(Undo(stream.name, stream.complete_upto, stream.undos))
+        records += [Added(segment) for segment in stream.tentative]
+        records += stream.spans
+        if stream.rec_dones:
+            records.append(RecDone(stream.name, stream.complete_upto, stream.rec_dones))
         if stream.ended:
             records.append(Ended(stream.name))
         records += stream.acks.values()
@@ -174,7 +208,10 @@ def snapshot(state: LogState) -> list[Record]:
 
 def live_records(state: LogState) -> int:
     """About `len(snapshot(state))`, without making it."""
-    streams = sum(4 + len(s.segments) + len(s.acks) for s in state.streams.values())
+    streams = sum(
+        4 + len(s.segments) + len(s.acks) + len(s.tentative) + len(s.spans)
+        for s in state.streams.values()
+    )
     versions = sum(len(versions) for versions in state.states.values())
     return 1 + streams + len(state.tokens) + len(state.counters) + versions
 
@@ -184,10 +221,18 @@ def _fold_added(stream: StreamState, record: Added) -> None:
     upto = stream.complete_upto
     _require(not stream.ended, record, "the stream has ended")
     _require(segment.id.bucket > upto, record, f"buckets up to {upto} are whole already")
-    place = bisect_left(stream.segments, _place(segment), key=_place)
-    known = place < len(stream.segments) and stream.segments[place].id == segment.id
+    held = stream.segments if segment.stability is Stability.STABLE else stream.tentative
+    place = bisect_left(held, _place(segment), key=_place)
+    known = place < len(held) and held[place].id == segment.id
     _require(not known, record, "the segment was added before")
-    stream.segments.insert(place, segment)
+    held.insert(place, segment)
+
+
+def _fold_tentative(stream: StreamState, record: Tentative) -> None:
+    upto = stream.complete_upto if stream.tentative_upto is None else stream.tentative_upto
+    _require(not stream.ended, record, "the stream has ended")
+    _require(upto < record.since <= record.upto, record, f"the stream was given up to {upto}")
+    stream.spans.append(record)
 
 
 def _fold_ack(stream: StreamState, ack: Ack) -> None:

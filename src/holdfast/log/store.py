@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,25 @@ from holdfast.errors import (
     LogError,
     ProtocolViolation,
     StaleEpoch,
+    TransportError,
     Trimmed,
 )
 from holdfast.log import folder
 from holdfast.log.disk import OS_DISK, Disk
 from holdfast.log.files import make_folder, storage
 from holdfast.log.manifest import Manifest
-from holdfast.log.records import Ack, Added, Boundary, DropState, Epoch, Open, Record, State, Trim
+from holdfast.log.records import (
+    Ack,
+    Added,
+    Boundary,
+    DropState,
+    Epoch,
+    Open,
+    Record,
+    State,
+    Tentative,
+    Trim,
+)
 from holdfast.log.segment import PARQUET, Segments
 from holdfast.log.state import LogState, StreamState, fold, live_records, rehearse, snapshot
 from holdfast.types import Segment, SegmentId, Stability, StreamInfo
@@ -124,7 +136,7 @@ class Log:
                 sizes = {
                     segment.path: segment.size_bytes
                     for stream in state.streams.values()
-                    for segment in stream.segments
+                    for segment in (*stream.segments, *stream.tentative)
                 }
                 log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
                 log._grown = len(records)
@@ -205,13 +217,11 @@ class Log:
         with self.changed:
             return self._info(self._stream(stream))
 
-    def wait(self, stream: str, after: int, timeout_s: float) -> StreamInfo:
-        """Returns when a bucket behind `after` is whole, none will ever be, or the time is over."""
+    def wait(self, stream: str, news: Callable[[StreamInfo], bool], timeout_s: float) -> StreamInfo:
+        """Returns when there is news for whoever asks, or the time is over."""
         with self.changed:
             known = self._stream(stream)
-            self.changed.wait_for(
-                lambda: known.complete_upto > after or known.ended or self._lock is None, timeout_s
-            )
+            self.changed.wait_for(lambda: self._lock is None or news(self._info(known)), timeout_s)
             return self._info(known)
 
     # Writing
@@ -276,6 +286,12 @@ class Log:
                 )
             return known.between(from_bucket, upto)
 
+    def tentative(self, stream: str) -> tuple[list[Segment], list[Tentative]]:
+        """What was given on partial input: the segments by bucket, and the stretches."""
+        with self.changed:
+            known = self._stream(stream)
+            return list(known.tentative), list(known.spans)
+
     def absolute(self, segment: Segment) -> str:
         return f"{self._base}/{segment.path}"
 
@@ -290,6 +306,10 @@ class Log:
             )
         except LogCorrupted:
             bucket = segment.id.bucket
+            if segment.stability is Stability.TENTATIVE:
+                if segment not in self.tentative(segment.id.stream)[0]:
+                    raise TransportError(f"{segment.id} was taken back meanwhile") from None
+                raise
             self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
             raise
 
@@ -388,6 +408,9 @@ class Log:
             or known.trimmed_upto != stream.trimmed_upto
             or known.epoch != self._state.epoch
             or known.ended != stream.ended
+            or known.tentative_upto != stream.tentative_upto
+            or known.undos != stream.undos
+            or known.rec_dones != stream.rec_dones
         ):
             known = self._infos[stream.name] = StreamInfo(
                 name=stream.name,
@@ -398,6 +421,9 @@ class Log:
                 trimmed_upto=stream.trimmed_upto,
                 epoch=self._state.epoch,
                 ended=stream.ended,
+                tentative_upto=stream.tentative_upto,
+                undos=stream.undos,
+                rec_dones=stream.rec_dones,
             )
         return known
 

@@ -15,6 +15,7 @@ from holdfast.config import duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
+from holdfast.model.protection import Protection
 
 
 class Network:
@@ -30,6 +31,8 @@ class Network:
         #: Shards of keyed state. A constant of the network, never of the machine.
         self.partitions = partitions
         self.operators: list[ops.Operator] = []
+        #: By fragment, what `protect` was told; read it with `protection`.
+        self.protections: dict[str, Protection] = {}
 
     def source(
         self,
@@ -99,6 +102,15 @@ class Network:
                 fragment=source.fragment,
             )
         )
+
+    def protect(self, fragment: str = "main", **how: Any) -> None:
+        """Say how a fragment meets failures; `how` are the options of `Protection`."""
+        if fragment in self.protections:
+            raise InputError(f"fragment {fragment!r} is protected twice; say all of it in one call")
+        self.protections[fragment] = Protection(**how)
+
+    def protection(self, fragment: str) -> Protection:
+        return self.protections.get(fragment, Protection())
 
     def named(self, name: str) -> ops.Operator:
         for op in self.operators:

@@ -2,7 +2,8 @@
 
 1. every input port is fed exactly once; 2. every output port is used; 3. schemas are equal along
 an edge (the engine checks what user functions give, with Spark); 4. sources and outputs are never
-joined directly; 5. delays are feasible. Cycles only along a `feedback` edge of at least a bucket.
+joined directly; 5. delays are feasible. Cycles only along a `feedback` edge of at least a bucket;
+what is protected exists and can know its X (Borealis section 2.3).
 Each violation names the operator, the port and the remedy.
 """
 
@@ -23,6 +24,7 @@ def check(network: Network) -> None:
         *_edges(network),
         *_schemas(network),
         *_delays(network),
+        *_protections(network),
     ]
     if violations:
         raise NetworkError(violations)
@@ -38,6 +40,13 @@ def readers(network: Network) -> dict[str, list[ops.Operator]]:
     return found
 
 
+def inputs_of(op: ops.Operator) -> list[ops.Operator]:
+    """What feeds an operator, by position; feedback edges and open ports do not count."""
+    if isinstance(op, ops.Port) and op.feedback_buckets >= 1:
+        return []
+    return [upstream for upstream in op.inputs if upstream is not None]
+
+
 def topological(network: Network) -> list[ops.Operator]:
     """Upstream before downstream; feedback edges do not count."""
     order: list[ops.Operator] = []
@@ -47,15 +56,29 @@ def topological(network: Network) -> list[ops.Operator]:
         if op.name in seen:
             return
         seen.add(op.name)
-        if not (isinstance(op, ops.Port) and op.feedback_buckets):
-            for upstream in op.inputs:
-                if upstream is not None:
-                    visit(upstream)
+        for upstream in inputs_of(op):
+            visit(upstream)
         order.append(op)
 
     for op in network.operators:
         visit(op)
     return order
+
+
+def promised(network: Network) -> dict[str, dict[str, int]]:
+    """By fragment, the outputs downstream of it that promise a delay, and how long it is."""
+    passed: dict[str, list[str]] = {}
+    found: dict[str, dict[str, int]] = {}
+    for op in topological(network):
+        if isinstance(op, ops.Source):
+            continue
+        found.setdefault(op.fragment, {})
+        before = [name for up in inputs_of(op) for name in passed.get(up.name, ())]
+        passed[op.name] = list(dict.fromkeys([*before, op.fragment]))
+        if isinstance(op, ops.Output) and op.contract.within_us is not None:
+            for name in passed[op.name]:
+                found[name][op.name] = op.contract.within_us
+    return found
 
 
 def _ports(network: Network) -> list[str]:
@@ -95,10 +118,8 @@ def _cycles(network: Network) -> list[str]:
             )
             return
         state[op.name] = 1
-        if not (isinstance(op, ops.Port) and op.feedback_buckets >= 1):
-            for upstream in op.inputs:
-                if upstream is not None:
-                    visit(upstream, [*trail, op.name])
+        for upstream in inputs_of(op):
+            visit(upstream, [*trail, op.name])
         state[op.name] = 2
 
     for op in network.operators:
@@ -167,5 +188,24 @@ def _delays(network: Network) -> list[str]:
             found.append(
                 f"{op.name}: it promises results within {op.contract.within}, but a bucket alone "
                 f"lasts {duration_text(network.width_us)}; promise more or make the buckets shorter"
+            )
+    return found
+
+
+def _protections(network: Network) -> list[str]:
+    found = []
+    promises = promised(network)
+    for name, protection in network.protections.items():
+        if name not in promises:
+            known = ", ".join(promises) or "none yet"
+            found.append(
+                f"protect({name!r}): no operator runs in this fragment; name another (there are: "
+                f"{known}), or move a stream to it with .on({name!r})"
+            )
+        elif protection.failure != "block" and protection.x is None and not promises[name]:
+            found.append(
+                f"protect({name!r}): failure={protection.failure!r} needs to know how long to wait "
+                "for a missing input, and no output downstream promises a delay; give one a "
+                "Contract(within='5s'), or give the fragment its own with protect(..., x='2s')"
             )
     return found

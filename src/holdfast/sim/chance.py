@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from holdfast.config import Options
 from holdfast.model.fragments import fragments
+from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim.networks import NETWORKS
 
@@ -40,6 +41,22 @@ def options_of(seed: int) -> Options:
         checkpoint_buckets=chance.choice(buckets),
         group_buckets_max=chance.choice([2, 256]),
     )
+
+
+def protect(network: Network, seed: int) -> None:
+    """What the fragments do when inputs are missing: also by lot, and nothing without a seed."""
+    chance = random.Random(f"protection/{seed}")
+    if not seed or chance.random() < 0.3:
+        return
+    x = chance.choice(["600ms", "1s", "2s"])
+    for fragment in fragments(network):
+        network.protect(
+            fragment.name,
+            failure=chance.choice(["process", "delay", "process", "delay", "block"]),
+            stabilization=chance.choice(["suspend", "delay", "process"]),
+            reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
+            x=x,
+        )
 
 
 @dataclass(frozen=True, slots=True)

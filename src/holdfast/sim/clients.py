@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, TransportError
-from holdfast.history import Given, History, Told
+from holdfast.history import Given, History, Told, Undone
 from holdfast.model.network import Network
 from holdfast.sim.members import FOREVER, Member
 from holdfast.sim.rows import Row
 from holdfast.sim.wire import SILENCE_US, Follower, Wire
 from holdfast.sim.world import World
 from holdfast.transport.service import Delivery
+from holdfast.types import Stability
 
 
 class ClientProcess(Member):
@@ -30,13 +31,18 @@ class ClientProcess(Member):
         #: Told how far the application is: the monitor's eye.
         self.on_told: Callable[[int], None] = lambda upto: None
         #: Had by the application, not yet durable.
-        self._had: list[Given] = []
+        self._had: list[Given | Undone] = []
+        #: It has tentative rows, which a crash takes from it.
+        self._tentative = False
 
     def up(self) -> None:
         self.client = Client(
             self.output, lambda: None, self.network.width_us,  # type: ignore[arg-type,return-value]
-            log=self.log, name=self.name, clock=self.clock,
+            log=self.log, name=self.name, clock=self.clock, tentative=True,
         )  # fmt: skip
+        if self._tentative:
+            self._tentative = False
+            self.history.add(Undone(self.world.now, self.name, self.output, self._known()))
         self.client.peer = self  # type: ignore[assignment]
         self.follower = Follower(self, self.wire, self.output, self.client.following, self._take)
         self._note(self.world.now)
@@ -52,19 +58,34 @@ class ClientProcess(Member):
         now = self.world.now
         self.client.settle()
         for table, info in self.client.take(delivery):
-            rows: tuple[Row, ...] = table.rows
-            self._had.append(
-                Given(now, self.name, self.output, info.bucket, rows, info.stability.value)
-            )
-            self.world.say(self.name, "given", info.bucket, table.num_rows)
+            if info.undo:
+                self._tentative = False
+                self._had.append(Undone(now, self.name, self.output, self._known()))
+                self.world.say(self.name, "UNDO", info.bucket)
+            elif info.rec_done:
+                self.world.say(self.name, "REC_DONE", info.bucket)
+            else:
+                rows: tuple[Row, ...] = table.rows
+                stability = info.stability.value
+                self._tentative |= stability == Stability.TENTATIVE
+                given = Given(now, self.name, self.output, info.bucket, rows, stability)
+                self._had.append(given)
+                self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
         self._note(now)
+
+    def _known(self) -> int:
+        return -FOREVER if self.position is None else self.position
 
     def _note(self, now: int) -> None:
         """What the application had counts once the position is durable: a crash before takes it
         back with the application's own memory, a crash after does not."""
-        for given in self._had:
-            if self.client.position is not None and given.bucket <= self.client.position:
-                self.history.add(given)
+        for had in self._had:
+            if (
+                isinstance(had, Undone)
+                or had.stability == Stability.TENTATIVE
+                or (self.client.position is not None and had.bucket <= self.client.position)
+            ):
+                self.history.add(had)
         self._had = []
         if self.client.position != self.position:
             assert self.client.position is not None

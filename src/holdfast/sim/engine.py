@@ -35,6 +35,12 @@ class MemoryInputs(InputIndex):
         self.tables: dict[str, Rows] = {}
         self._disk = disk
 
+    def table(self, path: str) -> Rows:
+        return self.tables[path]
+
+    def _there(self, path: str) -> bool:
+        return path in self.tables
+
     def _put(self, table: Any, path: str, time: str) -> None:
         if self._disk.full and self._disk.lot():
             raise StorageFull(f"{path}: no space left")
@@ -45,6 +51,10 @@ class MemoryInputs(InputIndex):
 
     def _clear(self) -> None:
         pass
+
+
+def line_of(path: Path, tentative: bool) -> str:
+    return f"{path.name}~" if tentative else path.name
 
 
 class EngineTwin:
@@ -76,9 +86,18 @@ class EngineTwin:
     def empty(self, path: Path, bucket: int) -> Version:
         return Version(path.name, bucket, needs_from=bucket + 1, plan=self.plan_hash(path))
 
-    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any) -> StepResult:
+    def run(
+        self,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Any,
+        *,
+        tentative: bool = False,
+    ) -> StepResult:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
-        step = _Step(self, path, version, inputs)
+        step = _Step(self, path, version, inputs, line_of(path, tentative))
         outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
         for bucket in range(lo, hi + 1):
             for name in path.outputs:
@@ -108,15 +127,16 @@ class EngineTwin:
         for version in versions:
             self._made[version.path] = version.files()
 
-    def release(self, path: Path, kept: list[Version]) -> None:
+    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None:
         needed = [name for version in kept for name in version.files()]
-        made = self._made.get(path.name, [])
+        line = line_of(path, tentative)
+        made = self._made.get(line, [])
         for name in made:
             if name not in needed:
                 self._disk.delete(f"{self.folder}/{name}")
-        self._made[path.name] = [name for name in made if name in needed]
+        self._made[line] = [name for name in made if name in needed]
 
-    def save(self, path: str, op: str, bucket: int, state: State) -> str:
+    def save(self, line: str, op: str, bucket: int, state: State) -> str:
         self._number += 1
         name = f"{op}.{bucket}.{self._number}.{len(state)}"
         while self._disk.exists(f"{self.folder}/{name}"):
@@ -124,7 +144,7 @@ class EngineTwin:
             name = f"{op}.{bucket}.{self._number}.{len(state)}"
         data = marshal.dumps(sorted(state.items()), 2)
         put_file(f"{self.folder}/{name}", data, fsync=False, disk=self._disk)
-        self._made.setdefault(path, []).append(name)
+        self._made.setdefault(line, []).append(name)
         return name
 
     def load(self, name: str) -> State:
@@ -144,8 +164,10 @@ class EngineTwin:
 class _Step:
     """One run: rows of operators by bucket, computed when asked for."""
 
-    def __init__(self, engine: EngineTwin, path: Path, version: Version, inputs: Any) -> None:
-        self.engine, self.path, self.inputs = engine, path, inputs
+    def __init__(
+        self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str
+    ) -> None:
+        self.engine, self.path, self.inputs, self.line = engine, path, inputs, line
         self._known: dict[tuple[str, int], list[Row]] = {}
         self._states: dict[str, State] = {}
         self._before = version
@@ -161,7 +183,7 @@ class _Step:
     def _compute(self, op: ops.Operator, bucket: int) -> list[Row]:
         if op.name in self.path.inputs:
             files: list[InputFile] = self.inputs.files(op.name, bucket, bucket)
-            return [row for file in files for row in self.inputs.tables[file.path].rows]
+            return [row for file in files for row in self.inputs.table(file.path).rows]
         above = [up for up in op.inputs if up is not None]
         match op:
             case ops.Union():
@@ -207,9 +229,7 @@ class _Step:
 
     def save(self) -> dict[str, dict[int, Shard]]:
         return {
-            name: {
-                0: Shard(self.engine.save(self.path.name, name, self._bucket, state), len(state))
-            }
+            name: {0: Shard(self.engine.save(self.line, name, self._bucket, state), len(state))}
             for name, state in self._states.items()
         }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from holdfast.config import Options
+from holdfast.core import progress as core
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Held, History, Made
-from holdfast.model.fragments import Fragment, Path, readers_of
+from holdfast.model.fragments import Fragment, readers_of
 from holdfast.model.network import Network
-from holdfast.performer import Event, Finished, Performer, Refused
+from holdfast.performer import Event, Finished, Performer, Refused, Work
 from holdfast.sim.engine import EngineTwin, MemoryInputs
 from holdfast.sim.members import Member, kept_for_ever
 from holdfast.sim.wire import SILENCE_US, Follower, Wire
@@ -70,25 +71,31 @@ class NodeProcess(Member):
 
     # -- carrying -------------------------------------------------------------------------------
 
-    def run(self, path: Path, version: Version, lo: int, hi: int) -> None:
+    def run(self, work: Work, version: Version) -> None:
         took_us = int((20_000 + 60_000 * self.chance.random()) * self.slowness)
-        self.after(took_us, lambda: self._work(path, version, lo, hi, took_us))
+        self.after(took_us, lambda: self._work(work, version, took_us))
 
-    def _work(self, path: Path, version: Version, lo: int, hi: int, took_us: int) -> None:
+    def _work(self, work: Work, version: Version, took_us: int) -> None:
         after, error = None, None
         try:
-            after = self.performer.step(path, version, lo, hi)
+            after = self.performer.step(work, version)
         except Exception as err:
             error = err
-        self.world.say(self.name, "ran" if error is None else "failed", path.name, f"{lo}..{hi}")
-        if error is None:
-            for stream in path.outputs:
-                for segment in self.log.segments(stream, max(lo, self._first(stream)), hi):
+        stable = isinstance(work, core.Run)
+        what = ("ran" if stable else "ran TENTATIVE") if error is None else "failed"
+        self.world.say(self.name, what, work.path, f"{work.lo}..{work.hi}")
+        if error is None and stable:
+            for stream in self.performer.paths[work.path].outputs:
+                first = max(work.lo, self._first(stream))
+                for segment in self.log.segments(stream, first, work.hi):
                     self.history.add(
                         Made(self.world.now, self.name, self.log.epoch, stream, segment.id.bucket,
                              segment.stability.value, segment.checksum)
                     )  # fmt: skip
-        self.performer.take(Finished(path.name, after, took_us / 1e6, error))
+        self.performer.take(Finished(work, after, took_us / 1e6, error))
+
+    def ask(self, path: str) -> None:
+        self.post(core.Answered(self.clock(), path, "alone"))
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1

@@ -27,7 +27,7 @@ from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim import faults
 from holdfast.sim.cast import Cast
-from holdfast.sim.chance import options_of
+from holdfast.sim.chance import options_of, protect
 from holdfast.sim.engine import ideal
 from holdfast.sim.faults import spelled_out
 from holdfast.sim.members import FOREVER, TRIM_BUCKETS_MAX
@@ -75,6 +75,7 @@ class Simulation:
             raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
         self.options = options or options_of(scenario.seed)
         self.network = NETWORKS[scenario.network]()
+        protect(self.network, scenario.seed)
         self.network.check()
         self.world = World(f"{scenario.network}/{scenario.seed}")
         self.history = History()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.following import Following
@@ -20,7 +20,7 @@ from holdfast.performer import FULL_S
 from holdfast.sim.disk import Crashed
 from holdfast.sim.rows import rows_digest
 from holdfast.sim.world import Process, World
-from holdfast.transport.service import Delivery, Service, verified
+from holdfast.transport.service import Cursor, Delivery, Service, verified
 
 HEARTBEAT_US = 100_000
 SILENCE_US = 1_000_000
@@ -56,7 +56,7 @@ class Server(Process):
             if connection.broken:
                 self.connections.remove(connection)
             elif connection.sent_at <= quiet_since:
-                connection.send(self.service.next(connection.stream, connection.at))
+                connection.send(self.service.next(connection.stream, connection.cursor))
         self.after(HEARTBEAT_US, self.beat)
 
     def spread(self) -> None:
@@ -64,7 +64,7 @@ class Server(Process):
             if connection.broken:
                 self.connections.remove(connection)
             elif connection.has_news():
-                connection.send(self.service.next(connection.stream, connection.at))
+                connection.send(self.service.next(connection.stream, connection.cursor))
 
     def forget(self) -> None:
         self.service = Service()
@@ -79,7 +79,7 @@ class Connection:
     def __init__(self, follower: Follower, server: Server, stream: str) -> None:
         self.follower, self.server, self.stream = follower, server, stream
         self.server_life, self.reader_life = server.life, follower.life
-        self.at = 0
+        self.cursor = Cursor(0)
         self.sent_at = 0
         self.arrives_at = 0
         #: Nothing gets through any more; the reader may not have noticed yet.
@@ -88,12 +88,11 @@ class Connection:
         self.dropped = False
 
     def has_news(self) -> bool:
-        info = self.server.service.logs[self.stream].info(self.stream)
-        return info.complete_upto >= self.at or info.ended
+        return self.cursor.news(self.server.service.logs[self.stream].info(self.stream))
 
     def send(self, delivery: Delivery) -> None:
         wire, server, reader = self.server.wire, self.server, self.follower.reader
-        self.at, self.sent_at = delivery.upto + 1, server.world.now
+        self.sent_at = server.world.now
         link = wire.link(server.name, reader.name)
         if delivery.ended:
             server.connections = [c for c in server.connections if c is not self]
@@ -105,10 +104,7 @@ class Connection:
             tables = (tables[0].damaged(), *tables[1:])
         due = server.world.now + wire.delay(link)
         if tables:
-            delivery = Delivery(
-                delivery.stream, delivery.since, delivery.upto, delivery.epoch, delivery.segments,
-                (), tables, delivery.ended, delivery.info,
-            )  # fmt: skip
+            delivery = replace(delivery, paths=(), tables=tables)
             due += link.row_us * sum(table.num_rows for table in tables)
         self.arrives_at = due = max(due, self.arrives_at + 1)
         server.world.at(due, lambda: self.follower.arrive(self, delivery), reader)
@@ -161,9 +157,10 @@ class Follower:
     def _begin(self, server: Server) -> Connection:
         """At the server: the first delivery goes out with the answer."""
         connection = Connection(self, server, self.stream)
-        first = server.service.begin(self.stream, self.following.at)
-        if first is None:
+        begun = server.service.begin(self.stream, self.following.at, self.following.after_us)
+        if begun is None:
             raise TransportError("the stream is not opened yet")
+        first, connection.cursor = begun
         server.connections.append(connection)
         connection.send(first)
         return connection

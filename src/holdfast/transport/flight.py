@@ -86,7 +86,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 return
         schema: pa.Schema = None
         delivery: Delivery | None = None
-        for delivery in self._service.follow(stream, ask["from_bucket"], left):
+        for delivery in self._service.follow(
+            stream, ask["from_bucket"], left, ask.get("tentative_after_us")
+        ):
             assert log is not None
             for segment, path in zip(delivery.segments, delivery.paths, strict=True):
                 if not shared:
@@ -99,11 +101,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                         writer.write_batch(piece)
                 body = {"segment": wire.segment_body(segment), "path": path if shared else None}
                 say("segment", body)
-            said = {"stream": delivery.stream, "since": delivery.since, "upto": delivery.upto,
-                    "epoch": delivery.epoch,
-                    "ended": delivery.ended,
-                    "info": asdict(delivery.info) if delivery.info else None}  # fmt: skip
-            say("boundary", said)
+            say("boundary", wire.boundary_body(delivery))
         if delivery is None or not delivery.ended:
             raise TransportError(f"stream {stream!r} is closing")
 
@@ -164,10 +162,15 @@ class FlightPeer:
         return [wire.info_of(body) for body in self._action("streams", {})["streams"]]
 
     def follow(
-        self, stream: str, from_bucket: int | None, stop: threading.Event
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: threading.Event,
+        tentative_after_us: int | None = None,
     ) -> Iterator[Delivery]:
         machine = machine_id() if self._by_reference else ""
-        ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine}
+        ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine,
+               "tentative_after_us": tentative_after_us}  # fmt: skip
         self._action("ping", {})  # connecting is the one thing that only a deadline can end
         try:
             writer, reader = self._client.do_exchange(
@@ -293,12 +296,7 @@ def _deliveries(heard: _Patience) -> Iterator[Delivery]:
                     tables.append(verified(table, segment, digest))
                     pieces = []
             case "boundary":
-                yield Delivery(
-                    said["stream"], said["since"], said["upto"], said["epoch"],
-                    tuple(segments), tuple(paths),
-                    tuple(tables), said["ended"],
-                    wire.info_of(said["info"]) if said["info"] else None,
-                )  # fmt: skip
+                yield wire.delivery_of(said, segments, paths, tables)
                 segments, paths, tables = [], [], []
 
 

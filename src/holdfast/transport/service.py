@@ -18,7 +18,7 @@ import pyarrow as pa
 from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
 from holdfast.log import Log
 from holdfast.log.segment import read_segment
-from holdfast.types import Segment, StreamInfo
+from holdfast.types import OutputState, Segment, StreamInfo
 
 T = TypeVar("T")
 #: A silent stream still says so this often, so that a reader can tell silence from death.
@@ -27,7 +27,9 @@ HEARTBEAT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """All segments of the buckets `since` to `upto`, which are whole."""
+    """All segments of the buckets `since` to `upto`, which are whole; then the tentative ones.
+
+    Whoever takes it takes back first (`undone`), then takes what is stable, then what is not."""
 
     stream: str
     #: One more than `upto` when nothing is new: a sign of life.
@@ -41,6 +43,14 @@ class Delivery:
     ended: bool = False
     #: What the stream is: said once per connection, with its first delivery.
     info: StreamInfo | None = None
+    state: OutputState = OutputState.STABLE
+    #: UNDO: whatever was tentative is taken back.
+    undone: bool = False
+    #: REC_DONE: the failure is corrected.
+    rec_done: bool = False
+    #: Up to here buckets were computed without the inputs `missing`; None: nothing of that is new.
+    tentative_upto: int | None = None
+    missing: tuple[str, ...] = ()
 
     def table(self, number: int) -> pa.Table:
         """Rows of a segment, verified, whichever way they came."""
@@ -48,6 +58,32 @@ class Delivery:
             return self.tables[number]
         segment = self.segments[number]
         return read_segment(self.paths[number], rows=segment.rows, checksum=segment.checksum)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a connection is in a stream."""
+
+    #: The next stable bucket.
+    at: int
+    #: Of what is tentative, only what is younger is wanted (t_max, section 3.5); None: nothing.
+    after_us: int | None = None
+    #: The next tentative bucket.
+    tentative_at: int = -(2**62)
+    undos: int = 0
+    rec_dones: int = 0
+
+    def news(self, info: StreamInfo) -> bool:
+        tentative = self.after_us is not None and (
+            info.tentative_upto is not None and info.tentative_upto >= self.tentative_at
+        )
+        return (
+            info.complete_upto >= self.at
+            or info.ended
+            or info.undos > self.undos
+            or info.rec_dones > self.rec_dones
+            or tentative
+        )
 
 
 def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:
@@ -72,7 +108,11 @@ class Peer(Protocol):
     def streams(self) -> list[StreamInfo]: ...
 
     def follow(
-        self, stream: str, from_bucket: int | None, stop: threading.Event
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: threading.Event,
+        tentative_after_us: int | None = None,
     ) -> Iterator[Delivery]: ...
 
     def acknowledge(
@@ -99,6 +139,8 @@ class Service:
     on_ack: list[Callable[[str, int], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat_s: float = HEARTBEAT_S
+    #: How this replica stands with each of its outputs; a stream that is not here is stable.
+    states: dict[str, OutputState] = field(default_factory=dict)
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
     trim_buckets: int = 8
 
@@ -106,26 +148,32 @@ class Service:
         return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
 
     def follow(
-        self, stream: str, from_bucket: int | None, stop: Callable[[], bool]
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: Callable[[], bool],
+        tentative_after_us: int | None = None,
     ) -> Iterator[Delivery]:
-        """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between."""
+        """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between; what
+        is tentative only above a t_max."""
         log = self._log(stream)
-        while (first := self.begin(stream, from_bucket)) is None:  # declared, not opened yet
-            if stop() or self.stopping.wait(0.05):
+        while (begun := self.begin(stream, from_bucket, tentative_after_us)) is None:
+            if stop() or self.stopping.wait(0.05):  # declared, not opened yet
                 return
+        first, cursor = begun
         yield first
         if first.ended:
             return
-        at = first.upto + 1
         while not (stop() or self.stopping.is_set()):
-            log.wait(stream, at - 1, self.heartbeat_s)
-            delivery = self.next(stream, at)
+            log.wait(stream, cursor.news, self.heartbeat_s)
+            delivery = self.next(stream, cursor)
             yield delivery
-            at = delivery.upto + 1
             if delivery.ended:
                 return
 
-    def begin(self, stream: str, from_bucket: int | None) -> Delivery | None:
+    def begin(
+        self, stream: str, from_bucket: int | None, tentative_after_us: int | None = None
+    ) -> tuple[Delivery, Cursor] | None:
         """The first delivery of a connection: how far the stream is, even when there is nothing
         new. None while the stream is not opened yet."""
         log = self._log(stream)
@@ -138,19 +186,53 @@ class Service:
                 f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged "
                 f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
             )
-        return replace(self.next(stream, oldest if from_bucket is None else from_bucket), info=info)
+        cursor = Cursor(
+            oldest if from_bucket is None else from_bucket, tentative_after_us,
+            undos=info.undos, rec_dones=info.rec_dones,
+        )  # fmt: skip
+        return replace(self.next(stream, cursor), info=info), cursor
 
-    def next(self, stream: str, at: int) -> Delivery:
-        """What is there from bucket `at` on; without anything new, just a sign of life."""
+    def next(self, stream: str, cursor: Cursor) -> Delivery:
+        """What is new since; without anything new, just a sign of life."""
         log = self._log(stream)
         info = log.info(stream)
-        segments: tuple[Segment, ...] = ()
+        at, undone = cursor.at, info.undos > cursor.undos
+        rec_done = info.rec_dones > cursor.rec_dones
+        segments: list[Segment] = []
         if info.complete_upto >= at:
-            segments = tuple(log.segments(stream, at, info.complete_upto))
+            segments = log.segments(stream, at, info.complete_upto)
+        cursor.at = max(info.complete_upto + 1, at)
+        cursor.undos, cursor.rec_dones = info.undos, info.rec_dones
+        tentative_upto: int | None = None
+        missing: tuple[str, ...] = ()
+        if cursor.after_us is not None and (undone or info.tentative_upto is not None):
+            if undone:  # what is tentative now is younger than all that was taken back
+                cursor.after_us, cursor.tentative_at = -(2**62), cursor.at
+            found, tentative_upto, missing = self._tentative(log, stream, cursor)
+            segments = [*segments, *found]
         return Delivery(
-            stream, at, max(info.complete_upto, at - 1), info.epoch, segments,
+            stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
             tuple(log.absolute(segment) for segment in segments), ended=info.ended,
+            state=self.states.get(stream, OutputState.STABLE), undone=undone, rec_done=rec_done,
+            tentative_upto=tentative_upto, missing=missing,
         )  # fmt: skip
+
+    def _tentative(
+        self, log: Log, stream: str, cursor: Cursor
+    ) -> tuple[list[Segment], int | None, tuple[str, ...]]:
+        assert cursor.after_us is not None
+        segments, spans = log.tentative(stream)
+        fresh = [span for span in spans if span.upto >= cursor.tentative_at]
+        if not fresh:
+            return [], None, ()
+        found = [
+            segment
+            for segment in segments
+            if segment.id.bucket >= cursor.tentative_at and segment.t_max_us > cursor.after_us
+        ]
+        cursor.tentative_at = fresh[-1].upto + 1
+        missing = dict.fromkeys(name for span in fresh for name in span.missing)
+        return found, fresh[-1].upto, tuple(missing)
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         log = self._log(stream)
@@ -195,9 +277,15 @@ class InProcess:
         return self._open().streams()
 
     def follow(
-        self, stream: str, from_bucket: int | None, stop: threading.Event
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: threading.Event,
+        tentative_after_us: int | None = None,
     ) -> Iterator[Delivery]:
-        yield from self._open().follow(stream, from_bucket, lambda: stop.is_set() or self._closed)
+        yield from self._open().follow(
+            stream, from_bucket, lambda: stop.is_set() or self._closed, tentative_after_us
+        )
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         self._open().acknowledge(stream, reader, received, needed, epoch)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from holdfast import errors
 from holdfast.errors import TransportError
-from holdfast.types import FORMAT, Segment, SegmentId, Stability, StreamInfo
+from holdfast.transport.service import Delivery
+from holdfast.types import FORMAT, OutputState, Segment, SegmentId, Stability, StreamInfo
+
+_BOUNDARY = [
+    field.name
+    for field in fields(Delivery)
+    if field.name not in ("segments", "paths", "tables", "info")
+]
 
 
 def encode(kind: str, body: dict[str, Any]) -> bytes:
@@ -44,6 +51,26 @@ def segment_of(body: dict[str, Any]) -> Segment:
         )
     except (TypeError, ValueError, KeyError) as err:
         raise TransportError(f"a segment that does not parse ({err})") from None
+
+
+def boundary_body(delivery: Delivery) -> dict[str, Any]:
+    """A delivery without its segments, which go before."""
+    body = {name: getattr(delivery, name) for name in _BOUNDARY}
+    return body | {"info": asdict(delivery.info) if delivery.info else None}
+
+
+def delivery_of(
+    body: dict[str, Any], segments: list[Segment], paths: list[str], tables: list[Any]
+) -> Delivery:
+    try:
+        plain = {name: body[name] for name in _BOUNDARY}
+        plain |= {"state": OutputState(body["state"]), "missing": tuple(body["missing"])}
+    except (KeyError, ValueError, TypeError) as err:
+        raise TransportError(f"a delivery that does not parse ({err})") from None
+    return Delivery(
+        segments=tuple(segments), paths=tuple(paths), tables=tuple(tables),
+        info=info_of(body["info"]) if body["info"] else None, **plain,
+    )  # fmt: skip
 
 
 def info_of(body: dict[str, Any]) -> StreamInfo:

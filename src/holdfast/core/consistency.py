@@ -1,0 +1,131 @@
+"""What a path does while inputs are missing, and while it is corrected (Borealis sections 3.3 and
+3.4). Pure.
+
+Beside the *stable line*, the buckets that were run on whole input, a path may have a *tentative
+line*: buckets run on what was there, from the stable state on. Blocking is the first defence: it
+begins only when a bucket has been held for X. From then on the path is in UP_FAILURE, and the
+stable line stands still until every bucket that was given tentatively is whole; then it is redone
+from the state it was left in (STABILIZATION). When it has caught up with the tentative line, that
+one is dropped: the failure is corrected (REC_DONE). A new failure meanwhile ends it too: the next
+tentative line starts where the stable one got to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.core.sunion import FOREVER, SUnion
+from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
+from holdfast.model.trees import Tree, reach
+from holdfast.types import OutputState
+
+#: A failure whose older part is corrected while a newer part is not is reconciled in pieces of so
+#: many buckets, so that an input which is always late does not keep everything for ever.
+PIECE_BUCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    failure: FailurePolicy = "block"
+    stabilization: HealingPolicy = "suspend"
+    reconcile: Reconcile = "checkpoint"
+    #: How long a bucket may be held that came in time, and one that was held before.
+    patience_us: int = 0
+    own_us: int = 0
+    #: Other replicas, one of which may go on answering while this one corrects itself.
+    partners: tuple[str, ...] = ()
+
+
+#: What partners said when asked to postpone their own reconciliation: one of them does and goes on
+#: answering; they are correcting themselves; there is nobody.
+Answer = Literal["postponed", "refused", "alone"]
+
+
+class Consistency:
+    """Of one path."""
+
+    def __init__(self, policy: Policy, sunion: SUnion, trees: Mapping[str, Tree]) -> None:
+        self.policy, self.sunion, self.trees = policy, sunion, trees
+        #: At first a path catches up with its inputs.
+        self.state = OutputState.STABILIZATION
+        #: Number of the tentative line; what belongs to an older one does not count.
+        self.line = 0
+        #: Last bucket of the tentative line; None: there is none.
+        self.position: int | None = None
+        self.running_upto: int | None = None
+        #: Inputs that lacked the newest bucket of the line.
+        self.missing: frozenset[str] = frozenset()
+        #: What partners said of the reconciliation at hand.
+        self.answer: Answer | None = None
+        self.asked = False
+        #: The partner that corrects itself while this one answers.
+        self.postponed_for: str | None = None
+        #: The Tick that was asked for.
+        self.wake_at: int | None = None
+
+    def begin(self, stable: int) -> None:
+        """UP_FAILURE: a tentative line starts from the stable one."""
+        assert self.position is None
+        self.line += 1
+        self.position, self.missing = stable, frozenset()
+        self.state = OutputState.UP_FAILURE
+        self.answer, self.asked = None, False
+
+    def drop(self) -> None:
+        """The tentative line is over."""
+        self.position = self.running_upto = None
+        self.missing = frozenset()
+        self.answer, self.asked = None, False
+
+    def corrected(self, whole: int, stable: int) -> bool:
+        """Every bucket that was given tentatively is whole (REC_REQUEST)."""
+        assert self.position is not None
+        reached = self.position if self.running_upto is None else self.running_upto
+        return whole >= reached or whole - stable >= PIECE_BUCKETS
+
+    @property
+    def asks(self) -> bool:
+        """Whether partners have a say in when this path corrects itself."""
+        return bool(self.policy.partners) and self.policy.stabilization != "suspend"
+
+    @property
+    def mode(self) -> FailurePolicy | None:
+        """What becomes of buckets that cannot be stable; None: they wait."""
+        if self.state is not OutputState.STABILIZATION:
+            return self.policy.failure
+        healing = self.policy.stabilization
+        return None if healing == "suspend" or self.answer == "postponed" else healing
+
+    def due(self, at: int, after: int) -> int:
+        """The last bucket behind `after` that may not wait any longer."""
+        upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
+        found = [after]
+        expired = self.sunion.expired_upto(at)
+        if expired is not None:
+            found.append(expired)
+        if self.mode == "process":
+            # An input that came back is waited for again.
+            back = {s for s in self.missing if (known := upto[s]) is not None and known >= after}
+            self.missing -= back
+            awaited = [known for s, known in upto.items() if s not in self.missing]
+            if awaited and None not in awaited:
+                found.append(min(known for known in awaited if known is not None))
+        reached = [to for tree in self.trees.values() if (to := reach(tree, upto)) is not None]
+        newest = [known for known in upto.values() if known is not None and known < FOREVER]
+        return min(max(found), max(reached, default=after), max(newest, default=after))
+
+    def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+        """The line goes on to `hi`: up to where each output does, and what is missing."""
+        upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
+        self.missing = frozenset(s for s, known in upto.items() if known is None or known < hi)
+        self.running_upto = hi
+        reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
+        lacked = [*sorted(self.missing)]
+        for stream in sorted(self.sunion.tentative_upto):
+            lacked += self.sunion.lacked[stream]
+        return (
+            tuple((output, min(hi, known)) for output, known in reached if known is not None),
+            tuple(dict.fromkeys(lacked)),
+        )

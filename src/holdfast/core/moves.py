@@ -1,0 +1,223 @@
+"""What a node is told and what it decides: the events and actions of `progress`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.core.consistency import Answer, Policy
+from holdfast.model.trees import Tree
+from holdfast.types import OutputState
+
+# -- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InputOpened:
+    """An input's log was seen: what it holds is known."""
+
+    at: int
+    stream: str
+    starts_at: int
+    trimmed_upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryArrived:
+    at: int
+    stream: str
+    upto: int
+    #: Rows of each bucket with rows since the boundary before.
+    rows: tuple[tuple[int, int], ...] = ()
+    ended: bool = False
+    #: Buckets up to here are there too, but were made without `lacked`.
+    tentative_upto: int | None = None
+    lacked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Buckets up to `hi` are logged; the version refers to inputs from `needs_from`."""
+
+    at: int
+    path: str
+    hi: int
+    needs_from: int
+    #: Without further input something may still come out up to this bucket.
+    horizon: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDone:
+    at: int
+    path: str
+    bucket: int
+    needs_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """All readers of an output have received it up to this bucket."""
+
+    at: int
+    output: str
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class TentativeDone:
+    """The line of this number was run up to `hi`, or could not be (`hi` None)."""
+
+    at: int
+    path: str
+    line: int
+    hi: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the partners say to `Ask`."""
+
+    at: int
+    path: str
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A partner corrects itself, and counts on this one to go on answering; None: it is done, or
+    gone."""
+
+    at: int
+    path: str
+    partner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: int
+
+
+Event = (
+    InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged | TentativeDone
+    | Answered | Postponed | Tick
+)  # fmt: skip
+
+# -- actions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin a path with the state after `bucket`; results before `valid_from` are not to be given
+    to anybody, because the inputs they need are gone."""
+
+    path: str
+    bucket: int
+    origin: int
+    valid_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    path: str
+    lo: int
+    hi: int
+    #: The state before `lo` is not kept: begin from nothing, so far back that it heals on the way
+    #: to this bucket, before which no result counts.
+    rebuild_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """UP_FAILURE: what is run from now on starts from the stable state, which is kept, or with
+    `forget` is not."""
+
+    path: str
+    line: int
+    forget: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunTentative:
+    """On what is there. An output goes on up to its own bucket, if it does at all."""
+
+    path: str
+    line: int
+    lo: int
+    hi: int
+    outputs: tuple[tuple[str, int], ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the partners to postpone their own reconciliation; `Answered` follows."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """REC_DONE: the tentative line is over, what it gave beyond the stable one is taken back."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The outputs of the path are in this state; readers are told."""
+
+    path: str
+    state: OutputState
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a Tick then."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: str
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    stream: str
+    received: int
+    no_longer_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Every input has ended and everything that could come out has."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    path: str
+    why: str
+
+
+Action = (
+    Start | Run | Enter | RunTentative | Ask | Leave | Change | Wake | Checkpoint | Acknowledge
+    | End | Fail
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PathPlan:
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    convergent: bool
+    #: Reach of the windows and joins back into the inputs, in whole buckets.
+    extent: int
+    policy: Policy = field(default_factory=Policy)
+    #: For each output, what of the inputs it cannot do without.
+    trees: Mapping[str, Tree] = field(default_factory=dict)

@@ -17,9 +17,15 @@ from holdfast.transport.service import Delivery, Peer
 from holdfast.types import Stability
 
 
-def fresh(following: Following, delivery: Delivery) -> Delivery:
+def only_stable(delivery: Delivery) -> Delivery:
+    """A delivery as a reader takes it that follows another replica."""
+    kept = [segment.stability is Stability.STABLE for segment in delivery.segments]
+    return replace(_some(delivery, kept), undone=False, tentative_upto=None, missing=())
+
+
+def fresh(following: Following, delivery: Delivery, replica: str = "") -> Delivery:
     """What is new in a delivery. An instance that was replaced is cut off."""
-    refused = following.refuses(delivery.epoch, delivery.since)
+    refused = following.refuses(delivery.epoch, delivery.since, replica)
     if refused is not None:
         raise TransportError(f"stream {delivery.stream!r}: {refused}")
     if delivery.undone:
@@ -30,13 +36,15 @@ def fresh(following: Following, delivery: Delivery) -> Delivery:
         else following.is_younger(segment.id.bucket, segment.t_max_us)
         for segment in delivery.segments
     ]
-    if all(new):
-        return delivery
+    return delivery if all(new) else _some(delivery, new)
+
+
+def _some(delivery: Delivery, kept: list[bool]) -> Delivery:
     return replace(
         delivery,
-        segments=tuple(compress(delivery.segments, new)),
-        paths=tuple(compress(delivery.paths, new)),
-        tables=tuple(compress(delivery.tables, new)),
+        segments=tuple(compress(delivery.segments, kept)),
+        paths=tuple(compress(delivery.paths, kept)),
+        tables=tuple(compress(delivery.tables, kept)),
     )
 
 

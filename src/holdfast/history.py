@@ -115,6 +115,30 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Hinted:
+    """A client has an output up to here, be it as tentative, empty buckets among it."""
+
+    at: int
+    client: str
+    output: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a client must be given by the trees of Borealis section 3.5 with what is broken now:
+    `STABLE`, `TENTATIVE`, `BLOCKING`, or `UNKNOWN` where the trees do not tell. Once it has stood
+    for `settle_us`, a bucket is there `within_us` after its end."""
+
+    at: int
+    client: str
+    output: str
+    kind: str
+    within_us: int
+    settle_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """Everything a client was given after this bucket is taken back."""
 
@@ -190,14 +214,14 @@ class Finished:
 
 
 Event = (
-    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Undone | Held | Broke
-    | Healed | Stopped | Reported | Ideal | Finished
+    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Hinted | Expected | Undone
+    | Held | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Undone, Held, Broke,
-                 Healed, Stopped, Reported, Ideal, Finished)
+    for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Hinted, Expected,
+                 Undone, Held, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 
 

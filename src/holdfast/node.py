@@ -111,8 +111,11 @@ class Node:
     def run(self, work: Work, version: Version) -> None:
         self._workers.submit(self._work, work, version)
 
-    def ask(self, path: str) -> None:
+    def ask(self, path: str, partners: tuple[str, ...]) -> None:
         self.post(core.Answered(now_us(), path, "alone"))
+
+    def watch(self, path: str, partner: str) -> None:
+        self.post(core.Postponed(now_us(), path, None))
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         self._acks[stream].put((received, needed, epoch))

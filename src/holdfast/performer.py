@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from holdfast.config import Options
 from holdfast.core import progress as core
-from holdfast.core.consistency import Policy
+from holdfast.core.consistency import Answer, Policy
 from holdfast.core.following import Following
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
@@ -61,6 +61,15 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A partner wants to correct a path, and asks this one to go on answering meanwhile."""
+
+    path: str
+    partner: str
+    reply: Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time has come that was asked for."""
 
@@ -79,7 +88,7 @@ class Again:
     step: core.Run | None = None
 
 
-Event = Arrived | Finished | Refused | Again | Woken | core.Event
+Event = Arrived | Finished | Refused | Again | Asked | Woken | core.Event
 
 
 class StepEngine(Protocol):
@@ -126,9 +135,13 @@ class Carrier(Protocol):
         """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
         same time."""
 
-    def ask(self, path: str) -> None:
-        """Ask the other replicas to go on answering while this one corrects itself, then give
-        `core.Answered`."""
+    def ask(self, path: str, partners: tuple[str, ...]) -> None:
+        """Ask the other replicas to go on answering while this one corrects itself (`Asked`), then
+        give `core.Answered`."""
+
+    def watch(self, path: str, partner: str) -> None:
+        """Ask a partner now and then whether it still corrects itself (`correcting`); when it does
+        not, or is gone, give `core.Postponed` with nobody."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         """Tell the producer; `Refused` if it says that we were replaced."""
@@ -246,6 +259,9 @@ class Performer:
 
     # -- called by whoever carries --------------------------------------------------------------
 
+    def correcting(self, path: str) -> bool:
+        return self.core.paths[path].consistency.correcting
+
     def receive(self, delivery: Delivery) -> None:
         """Take what is new in a delivery; it counts once its rows are in the index."""
         opened = None
@@ -261,8 +277,10 @@ class Performer:
         for segment in delivery.segments:
             if segment.stability is Stability.TENTATIVE:
                 following.taken_tentative(segment.t_max_us)
+        assert following.at is not None
+        # Another replica may have told more than this one.
         self._carrier.post(
-            Arrived(delivery.stream, delivery.upto, tuple(rows), delivery.ended, opened,
+            Arrived(delivery.stream, following.at - 1, tuple(rows), delivery.ended, opened,
                     delivery.tentative_upto, delivery.missing)
         )  # fmt: skip
 
@@ -329,6 +347,12 @@ class Performer:
                 if isinstance(event.run, core.RunTentative):
                     return self._finished_tentative(event.run, event, at)
                 return self._finished(event.run, event, at)
+            case Asked():
+                answer = self.core.paths[event.path].consistency.asked_by(event.partner, self.name)
+                event.reply(answer)
+                if answer == "postponed":
+                    self._carrier.watch(event.path, event.partner)
+                return []
             case Woken():
                 return self.core.handle(core.Tick(at))
             case Refused():
@@ -439,7 +463,7 @@ class Performer:
                     self._service.states[output] = action.state
                 _log.info("node %s: %s is %s", self.name, action.path, action.state)
             case core.Ask():
-                self._carrier.ask(action.path)
+                self._carrier.ask(action.path, self._partners)
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():

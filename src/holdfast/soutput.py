@@ -34,35 +34,37 @@ class SOutput:
     def stable(self, run: moves.Run, path: Path, results: Results) -> None:
         """Results and boundaries of all outputs. What had been logged before is compared instead:
         the same bits, or somebody's code is not deterministic."""
-        records: list[Any] = []
-        written: list[Segment] = []
-        doomed: list[Segment] = []
         valid_from = self.valid_from[run.path] if run.rebuild_from is None else run.rebuild_from
-        with self._lock:
-            try:
+        written: dict[str, list[Segment]] = {output: [] for output in path.outputs}
+        records: list[Any] = []
+        doomed: list[Segment] = []
+        try:
+            # A whole failure may be written here, while the tentative line goes on beside it.
+            for output in path.outputs:
+                info = self.log.info(output)
+                version = info.undos + (info.tentative_upto is not None)
+                for bucket, table in results[output]:
+                    if bucket < valid_from:
+                        continue
+                    if bucket <= info.complete_upto:
+                        self._compare(output, bucket, table)
+                        continue
+                    id = SegmentId(output, 0, bucket, version=version)
+                    written[output].append(self.log.write(table, id, Stability.STABLE))
+            with self._lock:
                 for output in path.outputs:
                     info = self.log.info(output)
-                    known_upto, undos = info.complete_upto, info.undos
                     tentative, spans = self.log.tentative(output)
                     if spans and spans[0].since <= run.hi:
-                        undos += 1
                         doomed += tentative
-                        records.append(Undo(output, known_upto, undos))
-                    for bucket, table in results[output]:
-                        if bucket < valid_from:
-                            continue
-                        if bucket <= known_upto:
-                            self._compare(output, bucket, table)
-                            continue
-                        id = SegmentId(output, 0, bucket, version=undos)
-                        written.append(self.log.write(table, id, Stability.STABLE))
-                        records.append(Added(written[-1]))
-                    if run.hi > known_upto:
+                        records.append(Undo(output, info.complete_upto, info.undos + 1))
+                    records += [Added(segment) for segment in written[output]]
+                    if run.hi > info.complete_upto:
                         records.append(Boundary(output, run.hi))
                 self.log.append(*records)
-            except LogError:
-                self.log.discard(written)
-                raise
+        except LogError:
+            self.log.discard([segment for output in path.outputs for segment in written[output]])
+            raise
         self.log.discard(doomed)
 
     def tentative(self, run: moves.RunTentative, results: Results) -> None:

@@ -130,9 +130,11 @@ def _tentative(reader: Reader) -> dict[int, tuple[int, bool]]:
 
 
 def order(story: Story) -> Verdict:
-    """Stable buckets rise, and a client is never told less than it was told before."""
+    """Stable buckets rise, and a client is never told less than it was told before. What is
+    tentative is never given twice, nor where something stable is, unless it was taken back."""
     faults = []
     for reader in story.readers.values():
+        faults += _hints_again(reader)
         stable = [
             event
             for event in reader.readings
@@ -149,6 +151,22 @@ def order(story: Story) -> Verdict:
             if then.upto < first.upto
         ]
     return judged("order", faults)
+
+
+def _hints_again(reader: Reader) -> list[Fault]:
+    faults = []
+    upto: int | None = None
+    for event in reader.readings:
+        if type(event) is Undone:
+            upto = None if upto is None else min(upto, event.bucket)
+        elif type(event) is Told:
+            upto = event.upto if upto is None else max(upto, event.upto)
+        elif type(event) is Given and event.stability == Stability.TENTATIVE:
+            if upto is not None and event.bucket <= upto:
+                why = f"{reader} got bucket {event.bucket} as tentative after {upto}"
+                faults.append(Fault(event.at, why))
+            upto = event.bucket
+    return faults
 
 
 def contract(story: Story) -> Verdict:

@@ -20,6 +20,7 @@ from holdfast.history import (
     Finished,
     Given,
     Healed,
+    Hinted,
     History,
     Ideal,
     Promised,
@@ -32,7 +33,7 @@ from holdfast.types import Stability
 
 T = TypeVar("T")
 Rows = tuple[Row, ...]
-Reading = Given | Told | Undone
+Reading = Given | Told | Undone | Hinted
 #: Later than everything.
 NEVER_US = 2**62
 
@@ -43,7 +44,7 @@ class Story:
         readings: dict[tuple[str, str], list[Reading]] = defaultdict(list)
         for event in history.events:
             self._of[type(event)].append(event)
-            if isinstance(event, (Given, Told, Undone)):
+            if isinstance(event, (Given, Told, Undone, Hinted)):
                 readings[event.client, event.output].append(event)
         self.promises = self.of(Promised)
         for promise in self.promises:
@@ -134,6 +135,10 @@ class Reader:
     @cached_property
     def told(self) -> list[Told]:
         return [event for event in self.readings if type(event) is Told]
+
+    @cached_property
+    def hinted(self) -> list[Hinted]:
+        return [event for event in self.readings if type(event) is Hinted]
 
     @cached_property
     def told_upto(self) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 
 from holdfast.checkers.story import NEVER_US, Story
 from holdfast.checkers.verdict import Fault, Verdict, judged
-from holdfast.history import Held, Promised, Reported
+from holdfast.history import Expected, Held, Promised, Reported
 from holdfast.model.levels import Ints
+from holdfast.model.trees import Kind
 
 
 def delay(story: Story) -> Verdict:
@@ -36,6 +37,52 @@ def delay(story: Story) -> Verdict:
                 )
                 faults.append(Fault(int(since_us[at]) + bound_us, why))
     return judged("delay", faults)
+
+
+def available(story: Story) -> Verdict:
+    """Property 1 (Borealis section 3.5): in a static state of failure a client that has a stable
+    tree, or else a tentative one, gets every bucket in time, be it as tentative."""
+    faults = []
+    width_us = story.began.width_us
+    for promise in story.promises:
+        reader = story.reader(promise)
+        hinted = [(event.at, event.upto) for event in reader.hinted]
+        for since_us, until_us, expected in _stretches(story, promise):
+            if expected.kind not in (Kind.STABLE, Kind.TENTATIVE):
+                continue
+            first = -(-(since_us + expected.settle_us) // width_us)
+            last = (until_us - expected.within_us) // width_us - 1
+            if first > last:
+                continue
+            buckets = np.arange(first, last + 1, dtype=np.int64)
+            due_us = (buckets + 1) * width_us + expected.within_us
+            late = np.flatnonzero(_first_reaching(hinted, buckets) > due_us)
+            faults += [
+                Fault(
+                    int(due_us[at]),
+                    f"{reader}: bucket {buckets[at]} was not there {expected.within_us / 1e6:g}s "
+                    f"after its end, with a {expected.kind} tree since {since_us / 1e6:.3f}s",
+                )
+                for at in late
+            ]
+    return judged("available", faults)
+
+
+def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
+    """From, to and what was to be expected all the time between; not after the sources are done."""
+    mine = [
+        e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
+    ]
+    over_us = min(
+        (
+            min((c.at for c in story.closings[source] if c.upto >= NEVER_US), default=story.end_us)
+            for source in promise.sources
+        ),
+        default=story.end_us,
+    )
+    for expected, after in zip(mine, [*mine[1:], None], strict=True):
+        until_us = over_us if after is None else min(after.at, over_us)
+        yield expected.at, until_us, expected
 
 
 def bounded(story: Story) -> Verdict:

@@ -12,7 +12,7 @@ tentative line starts where the stable one got to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,9 +38,15 @@ class Policy:
     partners: tuple[str, ...] = ()
 
 
-#: What partners said when asked to postpone their own reconciliation: one of them does and goes on
-#: answering; they are correcting themselves; there is nobody.
+#: What partners say when asked to postpone their own reconciliation: one of them does and goes on
+#: answering; they are correcting themselves; there is nobody who could.
 Answer = Literal["postponed", "refused", "alone"]
+
+
+def together(answers: Iterable[Answer]) -> Answer:
+    """What the answers of all partners come to: one that goes on answering is enough."""
+    found = set(answers)
+    return "postponed" if "postponed" in found else "refused" if "refused" in found else "alone"
 
 
 class Consistency:
@@ -97,6 +103,22 @@ class Consistency:
             return self.policy.failure
         healing = self.policy.stabilization
         return None if healing == "suspend" or self.answer == "postponed" else healing
+
+    @property
+    def correcting(self) -> bool:
+        """It corrects itself, or waits for leave to."""
+        healing = self.state is OutputState.STABILIZATION
+        return self.asked or (healing and self.position is not None)
+
+    def asked_by(self, partner: str, me: str) -> Answer:
+        """May a partner correct itself while this one goes on answering? Where both want to, the
+        first by name goes first."""
+        if self.state is OutputState.STABILIZATION:
+            return "refused" if self.position is not None else "alone"
+        if self.asked and me < partner:
+            return "refused"
+        self.postponed_for = partner
+        return "postponed"
 
     def due(self, at: int, after: int) -> int:
         """The last bucket behind `after` that may not wait any longer."""

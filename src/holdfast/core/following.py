@@ -7,7 +7,7 @@ heard is a zombie: what it says is not taken at all (ARCHITECTURE.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Older than everything.
 NOTHING_US = -(2**62)
@@ -19,8 +19,8 @@ RETRY_MS, RETRY_MS_MAX = 50, 400
 class Following:
     #: The next bucket wanted; None for the oldest there is.
     at: int | None = None
-    #: The newest epoch of the producer heard of. Never falls.
-    epoch: int = 0
+    #: The newest epoch of each replica of the producer heard of. Never falls.
+    epochs: dict[str, int] = field(default_factory=dict)
     #: What is tentative is wanted too.
     tentative: bool = False
     #: Of what came as tentative since the last UNDO, the greatest t_max (Borealis section 3.5).
@@ -29,14 +29,15 @@ class Following:
     repeats: int = 0
     _retry_ms: int = RETRY_MS
 
-    def refuses(self, epoch: int, since: int) -> str | None:
+    def refuses(self, epoch: int, since: int, replica: str = "") -> str | None:
         """Why nothing that an instance of this epoch says, from bucket `since` on, is taken; None
         when it is welcome."""
-        if epoch < self.epoch:
-            return f"epoch {epoch} spoke after its successor of epoch {self.epoch}"
+        newest = self.epochs.get(replica, 0)
+        if epoch < newest:
+            return f"epoch {epoch} spoke after its successor of epoch {newest}"
         if self.at is not None and since > self.at:
             return f"bucket {since} came while {self.at} is still missing"
-        self.epoch, self._retry_ms = epoch, RETRY_MS
+        self.epochs[replica], self._retry_ms = epoch, RETRY_MS
         return None
 
     def lost(self) -> int:

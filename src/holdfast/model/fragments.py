@@ -59,12 +59,35 @@ def fragments(network: Network) -> list[Fragment]:
     return [_fragment(order, name) for name in names]
 
 
+def replicas_of(network: Network, fragment: str) -> tuple[str, ...]:
+    """The nodes that run a fragment: the first has its name, the others `main@2` and so on."""
+    number = network.protection(fragment).replicas
+    return (fragment, *(f"{fragment}@{n}" for n in range(2, number + 1)))
+
+
+def fragment_of(node: str) -> str:
+    return node.partition("@")[0]
+
+
+def partners_of(network: Network, node: str) -> tuple[str, ...]:
+    """The other replicas of what a node runs."""
+    return tuple(name for name in replicas_of(network, fragment_of(node)) if name != node)
+
+
+def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
+    """Who makes each stream that leaves its fragment: a source, or the replicas of one."""
+    found: dict[str, tuple[str, ...]] = {op.name: (op.name,) for op in network.sources}
+    for fragment in fragments(network):
+        found |= dict.fromkeys(fragment.outputs, replicas_of(network, fragment.name))
+    return found
+
+
 def readers_of(network: Network) -> dict[str, list[str]]:
-    """Who reads each stream that leaves its fragment: fragments, and a client of each output."""
+    """Who reads each stream that leaves its fragment: nodes, and a client of each output."""
     found: dict[str, list[str]] = {}
     for fragment in fragments(network):
         for stream in fragment.inputs:
-            found.setdefault(stream, []).append(fragment.name)
+            found.setdefault(stream, []).extend(replicas_of(network, fragment.name))
     for op in network.operators:
         if isinstance(op, ops.Output):
             found.setdefault(op.name, []).append(f"client-{op.name}")

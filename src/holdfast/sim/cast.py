@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from holdfast.config import Options
 from holdfast.history import History
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import fragments, producers_of, replicas_of
 from holdfast.model.network import Network
 from holdfast.sim.clients import ClientProcess
 from holdfast.sim.members import ControllerProcess
@@ -20,14 +20,14 @@ class Cast:
         self.network, self.options, self.world, self.history = network, options, world, history
         self.wire = Wire(world)
         parts = fragments(network)
-        producers = {op.name: op.name for op in network.sources}
-        producers |= {stream: part.name for part in parts for stream in part.outputs}
-        self.wire.controller = ControllerProcess(world, self.wire, producers)
+        self.wire.controller = ControllerProcess(world, self.wire, producers_of(network))
         self.sources = [
             SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
         ]
         self.nodes = [
-            NodeProcess(world, self.wire, network, part, options, history) for part in parts
+            NodeProcess(world, self.wire, network, part, name, options, history)
+            for part in parts
+            for name in replicas_of(network, part.name)
         ]
         self.clients = [
             ClientProcess(world, self.wire, network, op.name, history) for op in network.outputs
@@ -49,8 +49,9 @@ class Cast:
         node.pause()
         self.zombies.append(node)
         successor = NodeProcess(
-            self.world, self.wire, self.network, node.fragment, self.options, self.history
-        )
+            self.world, self.wire, self.network, node.fragment, node.name, self.options,
+            self.history,
+        )  # fmt: skip
         self.nodes[self.nodes.index(node)] = successor
         self.by_name[node.name] = successor
         successor.start()

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from holdfast.config import Options
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import fragments, replicas_of
 from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim.networks import NETWORKS
@@ -21,12 +21,18 @@ MS = 1_000
 def scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
     network = chance.choice(sorted(NETWORKS))
-    seconds = chance.choice([6, 10, 15])
+    seconds = chance.choice([6, 10, 15, 25])
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
-    targets = _Targets.of(network, wipes=options_of(seed).recovery == "replay", chance=chance)
-    # Half of the time nothing breaks in the second half, so that there is calm to be judged.
-    until_s = seconds if chance.random() < 0.5 else seconds / 2
-    drawn = [_fault(chance, targets, until_s) for _ in range(number)]
+    wipes = options_of(seed).recovery == "replay"
+    targets = _Targets.of(network, seed, wipes=wipes, chance=chance)
+    if chance.random() < 0.3:
+        # A failure that lasts, as the trees of Borealis section 3.5 speak of.
+        seconds = 25
+        drawn = [_lasting(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
+    else:
+        # Half of the time nothing breaks in the second half, so that there is calm to be judged.
+        until_s = seconds if chance.random() < 0.5 else seconds / 2
+        drawn = [_fault(chance, targets, until_s) for _ in range(number)]
     faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", network, seconds, faults, seed)
 
@@ -48,7 +54,7 @@ def protect(network: Network, seed: int) -> None:
     chance = random.Random(f"protection/{seed}")
     if not seed or chance.random() < 0.3:
         return
-    x = chance.choice(["600ms", "1s", "2s"])
+    x, most = chance.choice(["600ms", "800ms", "1500ms"]), chance.choice([1, 1, 2, 2, 3])
     for fragment in fragments(network):
         network.protect(
             fragment.name,
@@ -56,6 +62,7 @@ def protect(network: Network, seed: int) -> None:
             stabilization=chance.choice(["suspend", "delay", "process"]),
             reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
             x=x,
+            replicas=chance.randint(1, most),
         )
 
 
@@ -71,9 +78,11 @@ class _Targets:
     wipes: bool
 
     @staticmethod
-    def of(name: str, *, wipes: bool, chance: random.Random) -> _Targets:
+    def of(name: str, seed: int, *, wipes: bool, chance: random.Random) -> _Targets:
         network = NETWORKS[name]()
-        nodes = [fragment.name for fragment in fragments(network)]
+        protect(network, seed)
+        parts = [fragment.name for fragment in fragments(network)]
+        nodes = [node for part in parts for node in replicas_of(network, part)]
         sources = [op.name for op in network.sources]
         clients = [f"client-{op.name}" for op in network.outputs]
         everybody = [*nodes, *sources, *clients, "controller"]
@@ -88,11 +97,12 @@ class _Targets:
 
 def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
     at_us = chance.randrange(0, int(1_000 * until_s)) * MS if chance.random() < 0.85 else 0
-    for_us = chance.choice([50, 200, 700, 1_500, 3_000, 5_000]) * MS
+    for_us = chance.choice([50, 200, 700, 1_500, 3_000, 5_000, 9_000]) * MS
     wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if targets.wipes else []
     do = chance.choice(
         [*wipes, "kill", "kill", "torn", "torn", "torn", "torn", "torn", "pause", "slow", "full",
-         "full", "skew", "silent", "cut", "cut", "reset", "delay", "throttle", "repeat", "damage"]
+         "full", "skew", "silent", "silent", "silent", "cut", "cut", "cut", "reset", "delay",
+         "throttle", "repeat", "damage"]
     )  # fmt: skip
     value = 0.0
     match do:
@@ -117,6 +127,19 @@ def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
             value = float(chance.choice([1, 1, 2, 3, 5, 8, 14]))
             for_us = max(for_us, 1_500 * MS)
     return Fault(at_us, do, on, 0 if do == "reset" else for_us, value)
+
+
+def _lasting(chance: random.Random, targets: _Targets) -> Fault:
+    """Something is gone for long, and that is all."""
+    do = chance.choice(["silent", "silent", "cut", "cut", "kill", "pause", "kill"])
+    on = chance.choice(targets.sources if do == "silent" else targets.nodes + targets.sources)
+    if do == "cut":
+        others = [name for name in targets.nodes if name != on]
+        number = chance.choice([1, len(others)])
+        on = f"{on}<->{','.join(chance.sample(others, min(number, len(others))))}" if others else (
+            f"{on}<->controller"
+        )  # fmt: skip
+    return Fault(chance.randrange(2_000, 9_000) * MS, do, on, chance.randrange(5, 14) * 1_000 * MS)
 
 
 def _link(chance: random.Random, everybody: list[str]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, TransportError
-from holdfast.history import Given, History, Told, Undone
+from holdfast.history import Given, Hinted, History, Told, Undone
+from holdfast.model.fragments import producers_of
 from holdfast.model.network import Network
 from holdfast.sim.members import FOREVER, Member
 from holdfast.sim.rows import Row
@@ -34,6 +35,7 @@ class ClientProcess(Member):
         self._had: list[Given | Undone] = []
         #: It has tentative rows, which a crash takes from it.
         self._tentative = False
+        self._hinted: int | None = None
 
     def up(self) -> None:
         self.client = Client(
@@ -44,7 +46,10 @@ class ClientProcess(Member):
             self._tentative = False
             self.history.add(Undone(self.world.now, self.name, self.output, self._known()))
         self.client.peer = self  # type: ignore[assignment]
-        self.follower = Follower(self, self.wire, self.output, self.client.following, self._take)
+        self.follower = Follower(
+            self, self.wire, self.output, self.client.following, self._take,
+            producers_of(self.network)[self.output],
+        )  # fmt: skip
         self._note(self.world.now)
         if not self.ended:
             self.follower.connect()
@@ -87,6 +92,10 @@ class ClientProcess(Member):
             ):
                 self.history.add(had)
         self._had = []
+        known = self.client.known_upto
+        if known is not None and known != self._hinted:
+            self._hinted = known
+            self.history.add(Hinted(now, self.name, self.output, known))
         if self.client.position != self.position:
             assert self.client.position is not None
             self.position = self.client.position
@@ -98,21 +107,9 @@ class ClientProcess(Member):
             self.on_told(FOREVER)
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        connection = self.follower.connection
-        if connection is None:
-            return
-
         def failed(err: HoldfastError) -> None:
             self.client.not_acknowledged()
             if not isinstance(err, TransportError):
                 raise err
 
-        self.wire.request(
-            self,
-            connection.server,
-            lambda server: server.service.acknowledge(stream, reader, received, needed, epoch),
-            lambda _: None,
-            failed,
-            life=connection.server_life,
-            repeatable=True,
-        )
+        self.follower.acknowledge((received, needed, epoch), failed)

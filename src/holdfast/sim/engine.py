@@ -192,6 +192,14 @@ class _Step:
                 return list(op.fn(self.rows(above[0], bucket)))
             case ops.TimeWindow():
                 return self._window(op, above[0], bucket)
+            case ops.Join():
+                width = self.engine.width_us
+                first = (bucket * width - op.within_us) // width
+                sides = [
+                    [row for inside in range(first, bucket + 1) for row in self.rows(up, inside)]
+                    for up in above
+                ]
+                return [row for row in _joined(op, *sides) if row[0] // width == bucket]
             case ops.Stateful():
                 state = self.state(op)
                 out, self._states[op.name] = op.fn(
@@ -273,6 +281,8 @@ def _batch(
             return list(op.fn(above))
         case ops.TimeWindow():
             return _all_windows(op, above)
+        case ops.Join():
+            return _joined(op, *(rows(up) for up in op.inputs if up is not None))
         case ops.Stateful():
             state: State = {}
             out: list[Row] = []
@@ -285,6 +295,19 @@ def _batch(
             return out
         case _:
             raise NotImplementedError(f"the simulator has no {op.kind}")
+
+
+def _joined(op: ops.Join, left: Sequence[Row], right: Sequence[Row]) -> list[Row]:
+    """Pairs of equal keys, at the later of both times."""
+    by_key: dict[int, list[Row]] = {}
+    for row in right:
+        by_key.setdefault(row[1], []).append(row)
+    return [
+        (max(at, other[0]), key, value + other[2])
+        for at, key, value in left
+        for other in by_key.get(key, ())
+        if abs(at - other[0]) <= op.within_us
+    ]
 
 
 def _all_windows(op: ops.TimeWindow, above: list[Row]) -> list[Row]:

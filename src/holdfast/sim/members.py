@@ -53,7 +53,7 @@ def memory_log(process: Server, owner: str) -> Log:
 class ControllerProcess(Server):
     """Hands out epochs and knows where everybody is; `producers` is the layout."""
 
-    def __init__(self, world: World, wire: Wire, producers: dict[str, str]) -> None:
+    def __init__(self, world: World, wire: Wire, producers: dict[str, tuple[str, ...]]) -> None:
         super().__init__(world, "controller", wire)
         self._producers = producers
         self.controller: Controller | None = None
@@ -79,8 +79,12 @@ class ControllerProcess(Server):
             raise TransportError("the controller is not up yet")
         return self.controller
 
-    def locate(self, stream: str) -> str | None:
-        return self._up().address(self._producers[stream])
+    def where(self, name: str) -> str | None:
+        return self._up().address(name)
+
+    def locate(self, stream: str) -> dict[str, str | None]:
+        known = self._up()
+        return {name: known.address(name) for name in self._producers[stream]}
 
 
 class Member(Server):

@@ -108,10 +108,32 @@ def fan() -> Network:
     return net
 
 
+def tree() -> Network:
+    """Borealis Figure 6: the union of two streams is joined with a third; and the union alone."""
+    net = Network("tree", bucket=BUCKET)
+    s1, s2, s3 = _sources(net, 3)
+    both = net.union(s1.on("upper"), s2.on("upper")).apply(small)
+    lower = both.on("lower")
+    joined = lower.join(s3.on("lower"), on=["key"], within="100ms")
+    net.output("joined", joined, contract=Contract(within="4s"))
+    net.output("sums", _windows(lower, "1s", "500ms"), contract=Contract(within="4s"))
+    return net
+
+
+def taps() -> Network:
+    """Three streams in one, passed on by two nodes: what Borealis measured."""
+    net = Network("taps", bucket=BUCKET)
+    merged = net.union(*(source.on("first") for source in _sources(net, 3))).apply(small)
+    net.output("merged", merged.on("second").apply(even), contract=Contract(within="4s"))
+    return net
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "single": single,
     "chain": chain,
     "line": line,
     "diamond": diamond,
     "fan": fan,
+    "tree": tree,
+    "taps": taps,
 }

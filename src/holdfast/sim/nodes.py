@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from holdfast.config import Options
 from holdfast.core import progress as core
+from holdfast.core.consistency import Answer, together
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Held, History, Made
-from holdfast.model.fragments import Fragment, readers_of
+from holdfast.model.fragments import Fragment, partners_of, producers_of, readers_of
 from holdfast.model.network import Network
-from holdfast.performer import Event, Finished, Performer, Refused, Work
+from holdfast.performer import Asked, Event, Finished, Performer, Refused, Work
 from holdfast.sim.engine import EngineTwin, MemoryInputs
 from holdfast.sim.members import Member, kept_for_ever
-from holdfast.sim.wire import SILENCE_US, Follower, Wire
+from holdfast.sim.wire import HEARTBEAT_US, SILENCE_US, Follower, Wire
 from holdfast.sim.world import World
 
 
@@ -25,10 +29,11 @@ class NodeProcess(Member):
         wire: Wire,
         network: Network,
         fragment: Fragment,
+        name: str,
         options: Options,
         history: History,
     ) -> None:
-        super().__init__(world, fragment.name, wire)
+        super().__init__(world, name, wire)
         self.network, self.fragment, self.options = network, fragment, options
         self.history = history
         self.chance = world.rng(f"steps/{self.name}")
@@ -43,11 +48,15 @@ class NodeProcess(Member):
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
             inputs=MemoryInputs(self.disk), clock=self.clock,
+            partners=partners_of(self.network, self.name),
         )  # fmt: skip
         for stream in self.fragment.outputs:
             self.service.readers[stream] = set(readers_of(self.network)[stream])
+        made_by = producers_of(self.network)
         self.followers = {
-            stream: Follower(self, self.wire, stream, following, self.performer.receive)
+            stream: Follower(
+                self, self.wire, stream, following, self.performer.receive, made_by[stream]
+            )
             for stream, following in self.performer.following.items()
         }
         for follower in self.followers.values():
@@ -94,27 +103,66 @@ class NodeProcess(Member):
                     )  # fmt: skip
         self.performer.take(Finished(work, after, took_us / 1e6, error))
 
-    def ask(self, path: str) -> None:
-        self.post(core.Answered(self.clock(), path, "alone"))
+    def ask(self, path: str, partners: tuple[str, ...]) -> None:
+        answers: list[Answer] = []
+
+        def told(answer: Answer) -> None:
+            answers.append(answer)
+            self.world.say(self.name, "asked partners to postpone", path, answer)
+            if len(answers) == len(partners):
+                self.performer.take(core.Answered(self.clock(), path, together(answers)))
+
+        for partner in partners:
+            self._ask_partner(
+                partner, lambda node: node.asked(path, self.name), told, lambda: told("alone")
+            )
+
+    def asked(self, path: str, partner: str) -> Answer:
+        """By a partner."""
+        answers: list[Answer] = []
+        self.performer.take(Asked(path, partner, answers.append))
+        return answers[0]
+
+    def watch(self, path: str, partner: str) -> None:
+        def released() -> None:
+            self.world.say(self.name, "is released by", partner)
+            self.performer.take(core.Postponed(self.clock(), path, None))
+
+        def told(correcting: bool) -> None:
+            if correcting:
+                self.after(HEARTBEAT_US, lambda: self.watch(path, partner))
+            else:
+                released()
+
+        self._ask_partner(partner, lambda node: node.performer.correcting(path), told, released)
+
+    def _ask_partner(
+        self,
+        partner: str,
+        ask: Callable[[NodeProcess], Any],
+        told: Callable[[Any], None],
+        failed: Callable[[], None],
+    ) -> None:
+        def asked(node: NodeProcess) -> Any:
+            if not node.is_up:
+                raise TransportError(f"{node.name} is not up yet")
+            return ask(node)
+
+        def located(address: str | None) -> None:
+            node = self.wire.resolve(address)
+            if node is None:
+                failed()
+            else:
+                self.wire.request(self, node, asked, told, lambda err: failed())
+
+        self.wire.ask_controller(self, lambda c: c.where(partner), located, lambda err: failed())
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        connection = self.followers[stream].connection
-        if connection is None:
-            return  # said again with the next step
-        name = self.name
-        self.world.say(name, "acknowledges", stream, received, "needs from", needed + 1)
-        self.wire.request(
-            self,
-            connection.server,
-            lambda server: server.service.acknowledge(stream, name, received, needed, epoch),
-            lambda _: None,
-            self._not_acknowledged,
-            life=connection.server_life,
-            repeatable=True,
-        )
+        self.world.say(self.name, "acknowledges", stream, received, "needs from", needed + 1)
+        self.followers[stream].acknowledge((received, needed, epoch), self._not_acknowledged)
 
     def _not_acknowledged(self, err: HoldfastError) -> None:
         if not isinstance(err, TransportError):  # positions are said again with the next step

@@ -32,6 +32,7 @@ from holdfast.sim.engine import ideal
 from holdfast.sim.faults import spelled_out
 from holdfast.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.sim.networks import NETWORKS
+from holdfast.sim.oracle import Oracle
 from holdfast.sim.world import EPOCH_US, Process, World
 
 S = 1_000_000
@@ -39,6 +40,9 @@ S = 1_000_000
 DELAY_US = 1 * S
 #: After the last healing: retries, silence, restarts, replay of everything.
 RECOVERY_US = 6 * S
+#: Faults that only take something away.
+CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
+LOOK_US = 100_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
 SLACK_BUCKETS = 8
 
@@ -82,6 +86,9 @@ class Simulation:
         self.cast = Cast(self.network, self.options, self.world, self.history)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
+        self._oracle = Oracle(self.cast)
+        #: Faults that are on and of which the trees do not speak.
+        self._unclear = 0
 
     def run(self) -> Outcome:
         world, history = self.world, self.history
@@ -94,6 +101,7 @@ class Simulation:
         for process in self.cast.by_name.values():
             world.at(EPOCH_US, process.start)
         self._monitor()
+        self._expect()
         last = int(EPOCH_US + self.scenario.seconds * S)
         for fault in self.scenario.faults:
             world.at(EPOCH_US + fault.at_us, self._applier(fault))
@@ -166,6 +174,12 @@ class Simulation:
         why = f"{type(err).__name__}: {err}"
         self.history.add(Stopped(self.world.now, process.name, "ours", why))
 
+    def _expect(self) -> None:
+        """Looked at often: processes die, come back and connect whenever they like."""
+        for expected in self._oracle.expect(self.world.now, clear=not self._unclear):
+            self.history.add(expected)
+        self.world.at(self.world.now + LOOK_US, self._expect)
+
     # -- the ideal ------------------------------------------------------------------------------
 
     def _ideal(self) -> None:
@@ -180,9 +194,12 @@ class Simulation:
             self.world.say("FAULT", str(fault))
             self.history.add(Broke(self.world.now, fault.do, fault.on))
             heal = faults.apply(fault, self.cast)
+            unclear = fault.do not in CLEAR
+            self._unclear += unclear
 
             def healed() -> None:
                 heal()
+                self._unclear -= unclear
                 self.world.say("HEALED", fault.do, fault.on)
                 self.history.add(Healed(self.world.now, fault.do, fault.on))
 

@@ -234,6 +234,16 @@ class Service:
         missing = dict.fromkeys(name for span in fresh for name in span.missing)
         return found, fresh[-1].upto, tuple(missing)
 
+    def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
+        """How this replica stands with the stream: its state, up to where it is stable, and up to
+        where it is tentative. None while it is not opened yet."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return None
+        info = log.info(stream)
+        state = self.states.get(stream, OutputState.STABLE)
+        return state, info.complete_upto, info.tentative_upto
+
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         log = self._log(stream)
         if stream not in log.streams():

@@ -1,0 +1,108 @@
+"""What clients must be given with what is broken now: Property 1 of Borealis section 3.5.
+
+The trees are looked at replica by replica: a replica gets a stream if any maker of it can be
+reached, and gets it at best as that maker has it. Where a fault does more than take something away
+(slow links, full disks, wrong clocks) the trees say nothing, and neither does this.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from holdfast.history import Expected
+from holdfast.model.fragments import Path, fragment_of, producers_of
+from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, patience, tree_of
+from holdfast.sim.cast import Cast
+from holdfast.sim.nodes import NodeProcess
+from holdfast.sim.sources import SourceProcess
+from holdfast.sim.wire import Server
+
+#: On the way through a fragment beside what it may wait: steps, links and a spike or two.
+STEP_US = 700_000
+
+
+#: Until a failure is noticed and everybody has found another replica, or none.
+SETTLE_US = 3_000_000
+
+
+class Oracle:
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._network = cast.network
+        self._makers = producers_of(cast.network)
+        self._said: dict[str, tuple[str, int]] = {}
+        self._within_us = STEP_US + sum(
+            STEP_US + (0 if known is None else known.own_us)
+            for known in patience(cast.network).values()
+        )
+
+    def expect(self, now: int, *, clear: bool) -> list[Expected]:
+        """What has changed; with `clear` nothing is broken that the trees do not speak of."""
+        found = []
+        for client in self._cast.clients:
+            up = clear and client.alive and not client.paused and self._reach(client, None)
+            kind = self._best(client, client.output, {}) if up else "UNKNOWN"
+            if self._said.get(client.name) != (kind, self._within_us):
+                self._said[client.name] = (kind, self._within_us)
+                found.append(
+                    Expected(now, client.name, client.output, kind, self._within_us, SETTLE_US)
+                )
+        return found
+
+    def _reach(self, a: Server, b: Server | None) -> bool:
+        """Both can speak to each other; None stands for the controller."""
+        other = self._cast.wire.controller if b is None else b
+        wire = self._cast.wire
+        there = other.alive and not other.paused
+        return there and not (
+            wire.link(a.name, other.name).cut or wire.link(other.name, a.name).cut
+        )
+
+    def _best(self, reader: Server, stream: str, known: dict[str, Kind]) -> Kind:
+        kinds = [
+            self._made(maker, stream, known)
+            for name in self._makers[stream]
+            if self._reach(reader, maker := self._cast.by_name[name])
+        ]
+        return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
+
+    def _made(self, maker: Server, stream: str, known: dict[str, Kind]) -> Kind:
+        if isinstance(maker, SourceProcess):
+            return Kind.BLOCKING if maker.silent or not maker.is_up else Kind.STABLE
+        assert isinstance(maker, NodeProcess)
+        key = f"{maker.name}/{stream}"
+        if key not in known:
+            known[key] = self._computed(maker, stream, known)
+        return known[key]
+
+    def _computed(self, node: NodeProcess, stream: str, known: dict[str, Kind]) -> Kind:
+        if not node.is_up or not self._reach(node, None):
+            return Kind.BLOCKING
+        path = next(path for path in node.fragment.paths if stream in path.outputs)
+        if node.performer.core.paths[path.name].position is None:
+            return Kind.BLOCKING  # it came back while something it needs was gone
+        inputs = {name: self._best(node, name, known) for name in path.inputs}
+        if all(kind is Kind.STABLE for kind in inputs.values()):
+            return Kind.STABLE
+        if self._network.protection(fragment_of(node.name)).failure == "block":
+            return Kind.BLOCKING
+        return _of(self._tree(path, stream), inputs)
+
+    @cache  # noqa: B019 - lives as long as one run
+    def _tree(self, path: Path, stream: str) -> Tree:
+        return tree_of(path, stream, self._network)
+
+
+def _of(tree: Tree, inputs: dict[str, Kind]) -> Kind:
+    match tree:
+        case str():
+            return inputs[tree]
+        case AnyOf(parts):
+            kinds = [_of(part, inputs) for part in parts]
+            blocked = all(kind is Kind.BLOCKING for kind in kinds)
+        case AllOf(parts):
+            kinds = [_of(part, inputs) for part in parts]
+            blocked = any(kind is Kind.BLOCKING for kind in kinds)
+    if blocked:
+        return Kind.BLOCKING
+    return Kind.STABLE if all(kind is Kind.STABLE for kind in kinds) else Kind.TENTATIVE

@@ -193,7 +193,7 @@ def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Pa
         return InProcess(service)
 
     receipts = Log.open(tmp_path / "c", "client-s", fsync="never", archive=True)
-    client = Client("s", connect, WIDTH, log=receipts)
+    client = Client("s", {"s": connect}, WIDTH, log=receipts)
     seen = []
     for _, info in client:
         seen.append(info.bucket)
@@ -201,7 +201,7 @@ def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Pa
             break  # the application dies while it has bucket 1 in its hands
     receipts.close()
     receipts = Log.open(tmp_path / "c", "client-s", fsync="never", archive=True)
-    client = Client("s", connect, WIDTH, log=receipts)
+    client = Client("s", {"s": connect}, WIDTH, log=receipts)
     source.end()
     client.foreach_bucket(lambda table, info: seen.append(info.bucket))
     # Bucket 1 was not confirmed, so it comes again: to the application once per life.

@@ -27,8 +27,8 @@ LAYERS = {
     "log": "log",
     "engine": "engine",
     "transport": "transport",
-    "shells": "app client controller feeds following inputs metrics monitor node node_main "
-    "performer running source soutput supervise",
+    "shells": "app carrying client controller feeds following inputs metrics monitor node "
+    "node_main performer running source soutput supervise",
     "face": "__init__",
     "stories": "history scenario checkers",
     "proof": "sim chaos audit",

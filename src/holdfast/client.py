@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from holdfast.core.following import Following
 from holdfast.errors import StaleEpoch, TransportError
-from holdfast.following import follow
+from holdfast.following import Makers, Position, follow
 from holdfast.log import Ended, Log
 from holdfast.log.files import put_file
 from holdfast.model.schema import arrow_schema
@@ -57,7 +57,7 @@ class Client:
     def __init__(
         self,
         output: str,
-        connect: Callable[[], Peer],
+        makers: Makers,
         width_us: int,
         *,
         log: Log | None = None,
@@ -68,7 +68,7 @@ class Client:
     ) -> None:
         self.output, self.width_us = output, width_us
         self.name = name or f"client-{output}"
-        self._connect = connect
+        self._makers = makers
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
@@ -84,6 +84,9 @@ class Client:
         self.position: int | None = None if from_bucket is None else from_bucket - 1
         self.ended = False
         self.reconnects = 0
+        #: The replicas that were read, one after the other: which, when its first rows came, and
+        #: how many microseconds after it was decided to read it.
+        self.switches: list[tuple[str, int, int]] = []
         #: Position that was last said upstream.
         self._said: int | None = None
         #: What the application has had and the log has not: a full disk may keep them apart.
@@ -98,13 +101,19 @@ class Client:
         self.settle()
         if self.ended:
             return
-        for delivery in follow(
-            self.output, self.following, self._connect, self._stop,
-            connected=self._connected, lost=self._lost,
-        ):  # fmt: skip
-            yield from self.take(delivery)
-            if self._stop.is_set():
-                return
+        while not (self.ended or self._stop.is_set()):
+            try:
+                for delivery in follow(
+                    self.output, self.following, self._makers, self._stop,
+                    connected=self._connected, lost=self._lost, position=self._position,
+                    switched=self._switched,
+                ):  # fmt: skip
+                    yield from self.take(delivery)
+                    if self._stop.is_set():
+                        return
+            except TransportError as err:  # files that went with the storage of whoever made them
+                self._lost(err)
+                self._stop.wait(self.following.lost() / 1_000)
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
@@ -156,9 +165,7 @@ class Client:
             self.tentative_upto = bucket
             self.tentative_rows += table.num_rows
             yield table, self._info(bucket, stability, table.num_rows, missing=delivery.missing)
-        for segment in delivery.segments:
-            if segment.stability is Stability.TENTATIVE:
-                self.following.taken_tentative(segment.t_max_us)
+        self.following.taken_tentative(upto)
         if self.position is None or upto > self.position:
             self.tentative_upto = upto
 
@@ -188,6 +195,9 @@ class Client:
 
     def _connected(self, peer: Peer) -> None:
         self.peer = peer
+
+    def _switched(self, replica: str, us: int) -> None:
+        self.switches.append((replica, self._clock(), us))
 
     def _lost(self, err: Exception) -> None:
         self.reconnects += 1
@@ -224,13 +234,20 @@ class Client:
         """The last position did not arrive: it is said again with the next sign of life."""
         self._said = None
 
-    def _acknowledge(self) -> None:
-        if self.position is None or self.peer is None or self.position == self._said:
-            return
+    def _position(self) -> Position | None:
+        """What producers are told: only what is durable is no longer needed."""
+        if self.position is None or self._owed:
+            return None
         epoch = self._log.epoch if self._log is not None else 1
+        return self.name, self.position, self.position, epoch
+
+    def _acknowledge(self) -> None:
+        position = self._position()
+        if position is None or self.peer is None or self.position == self._said:
+            return
         try:
             self._said = self.position
-            self.peer.acknowledge(self.output, self.name, self.position, self.position, epoch)
+            self.peer.acknowledge(self.output, *position)
         except TransportError:
             self.not_acknowledged()
         except StaleEpoch:

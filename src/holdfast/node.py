@@ -14,16 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from holdfast.carrying import Asked, Event, Finished, Refused, Work
 from holdfast.config import Options
 from holdfast.core import progress as core
+from holdfast.core.consistency import Answer, together
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
-from holdfast.following import follow
+from holdfast.following import Makers, Position, follow
 from holdfast.inputs import InputIndex
 from holdfast.log import Log
 from holdfast.model.fragments import Fragment
-from holdfast.performer import FULL_S, Event, Finished, Performer, Refused, Work
+from holdfast.performer import FULL_S, Performer
 from holdfast.source import now_us
 from holdfast.transport.service import Peer, Service
 
@@ -40,11 +42,16 @@ class Node:
         engine: Engine,
         log: Log,
         service: Service,
-        upstream: Mapping[str, Callable[[], Peer]],
+        upstream: Mapping[str, Makers],
         options: Options,
+        partners: Makers | None = None,
     ) -> None:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
-        self.upstream = upstream
+        self.upstream, self._partners = upstream, partners or {}
+        self._options = options
+        #: Where each input with several makers is: said to all of them.
+        self._positions: dict[str, Position] = {}
+        self.switches: list[tuple[str, int]] = []
         #: What ended the node, if anything did.
         self.failure: BaseException | None = None
         self._events: queue.Queue[Event | None] = queue.Queue()
@@ -60,7 +67,12 @@ class Node:
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=now_us,
+            partners=tuple(self._partners),
         )  # fmt: skip
+        service.calls["postpone"] = self._asked
+        service.calls["correcting"] = lambda body: {
+            "correcting": self.performer.correcting(body["path"])
+        }
 
     def start(self) -> None:
         self._thread(self._loop, "node")
@@ -88,6 +100,7 @@ class Node:
             "trouble": does.trouble,
             "steps": does.steps,
             "tentative_steps": does.tentative_steps,
+            "switches": len(self.switches),
             "jobs": does.jobs,
             "step_ms": round(1_000 * sorted(recent)[len(recent) // 2], 1) if recent else None,
             "inputs_held": {stream: does.inputs.held(stream) for stream in self.fragment.inputs},
@@ -112,13 +125,15 @@ class Node:
         self._workers.submit(self._work, work, version)
 
     def ask(self, path: str, partners: tuple[str, ...]) -> None:
-        self.post(core.Answered(now_us(), path, "alone"))
+        self._thread(partial(self._ask, path, partners), f"ask-{path}")
 
     def watch(self, path: str, partner: str) -> None:
-        self.post(core.Postponed(now_us(), path, None))
+        self._thread(partial(self._watch, path, partner), f"watch-{path}")
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        self._acks[stream].put((received, needed, epoch))
+        self._positions[stream] = (self.name, received, needed, epoch)
+        if len(self.upstream[stream]) == 1:
+            self._acks[stream].put((received, needed, epoch))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
         if after_s:
@@ -153,6 +168,9 @@ class Node:
                 for delivery in follow(
                     stream, following, self.upstream[stream], self._stop,
                     connected=connected, lost=lost,
+                    position=lambda: self._positions.get(stream),
+                    switched=lambda replica, us: self.switches.append((replica, us)),
+                    heartbeat_s=self._options.heartbeat_s,
                 ):  # fmt: skip
                     self.performer.receive(delivery)
                 return
@@ -182,6 +200,35 @@ class Node:
             except Exception as err:
                 self.post(Refused(err))
                 return
+
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """By a partner, in one of the server's threads; the loop answers."""
+        answers: queue.Queue[Answer] = queue.Queue()
+        self.post(Asked(body["path"], body["partner"], answers.put))
+        try:
+            return {"answer": answers.get(timeout=self._options.silence_s)}
+        except queue.Empty:
+            raise TransportError(f"node {self.name!r} does not answer") from None
+
+    def _ask(self, path: str, partners: tuple[str, ...]) -> None:
+        answers: list[Answer] = []
+        for partner in partners:
+            asked = {"path": path, "partner": self.name}
+            try:
+                answers.append(self._partners[partner]().call("postpone", asked)["answer"])
+            except HoldfastError:
+                answers.append("alone")
+        self.post(core.Answered(now_us(), path, together(answers)))
+
+    def _watch(self, path: str, partner: str) -> None:
+        try:
+            peer = self._partners[partner]()
+            while peer.call("correcting", {"path": path})["correcting"]:
+                if self._stop.wait(self._options.heartbeat_s):
+                    return
+        except HoldfastError:
+            pass
+        self.post(core.Postponed(now_us(), path, None))
 
     def _work(self, work: Work, version: Version) -> None:
         began = now_us()

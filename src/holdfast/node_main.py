@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from holdfast.app import load
@@ -23,7 +24,13 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.log import Log
-from holdfast.model.fragments import fragments, readers_of
+from holdfast.model.fragments import (
+    fragment_of,
+    fragments,
+    partners_of,
+    producers_of,
+    readers_of,
+)
 from holdfast.supervise import AGAIN, EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Peer, Service
@@ -57,7 +64,7 @@ def _run(
 
     sessions = session.start(options, name=f"holdfast-{name}", jvm_log=f"{folder}.spark.log")
     network = load(app)
-    fragment = next(f for f in fragments(network) if f.name == name)
+    fragment = next(f for f in fragments(network) if f.name == fragment_of(name))
     log = _patiently(lambda: Log.open(folder, name, fsync=options.fsync), stop)
     chief = FlightPeer(supervisor)
     asked = {"name": name, "at_least": log.epoch}
@@ -69,20 +76,25 @@ def _run(
         if stream in fragment.outputs:
             service.readers[stream] = set(readers)
 
-    def upstream(stream: str) -> Callable[[], Peer]:
-        def connect() -> Peer:
-            address = chief.call("locate", {"stream": stream, "reader": name})["address"]
+    known: dict[str, str] = {}
+
+    def connect(maker: str) -> Peer:
+        try:
+            address = chief.call("locate", {"maker": maker, "reader": name})["address"]
             if address is None:
-                raise TransportError(f"the producer of {stream!r} has not reported yet")
-            return FlightPeer(
-                address, silence_s=options.silence_s, by_reference=options.by_reference
-            )
+                raise TransportError(f"node {maker!r} has not reported yet")
+            known[maker] = address
+        except TransportError:
+            if maker not in known:  # who is read does not depend on the controller
+                raise
+        return FlightPeer(
+            known[maker], silence_s=options.silence_s, by_reference=options.by_reference
+        )
 
-        return connect
-
-    node = Node(
-        name, fragment, engine, log, service, {s: upstream(s) for s in fragment.inputs}, options
-    )
+    made_by = producers_of(network)
+    upstream = {s: {m: partial(connect, m) for m in made_by[s]} for s in fragment.inputs}
+    partners = {partner: partial(connect, partner) for partner in partners_of(network, name)}
+    node = Node(name, fragment, engine, log, service, upstream, options, partners)
     service.calls["node-status"] = lambda _: node.status()
     server = FlightServer(service, options.host, 0)
     if log.epoch == 1:  # a node that comes back has buckets waiting to warm up on
@@ -93,7 +105,7 @@ def _run(
     while not stop.is_set() and node.failure is None:
         began = time.monotonic()
         try:
-            told = {"fragment": name, "address": server.address, "epoch": log.epoch}
+            told = {"node": name, "address": server.address, "epoch": log.epoch}
             answer = chief.call("register", told)
             if not answer["current"]:
                 raise StaleEpoch(f"node {name!r} of epoch {log.epoch} was replaced; it stops")

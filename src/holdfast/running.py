@@ -30,9 +30,10 @@ from holdfast.controller import Controller
 from holdfast.core.monitor import Action
 from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
 from holdfast.feeds import tick_wall
+from holdfast.following import Makers
 from holdfast.log import Log
 from holdfast.metrics import Metrics
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import Fragment, fragments, producers_of, replicas_of
 from holdfast.model.network import Network
 from holdfast.monitor import Monitor
 from holdfast.source import Source
@@ -97,9 +98,7 @@ class Run:
         self._sessions: Any = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._producers = {
-            stream: fragment.name for fragment in self.fragments for stream in fragment.outputs
-        }
+        self._producers = producers_of(network)
         self.monitor = Monitor(
             network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
         )
@@ -119,10 +118,9 @@ class Run:
         self.controller = Controller(
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False)
         )
-        readers = self.service.readers
         for fragment in self.fragments:
             for stream in fragment.inputs:
-                readers.setdefault(stream, set()).add(fragment.name)
+                self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
         for op in self.network.sources:
             log = self._open(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(op, log, self.network.width_us)
@@ -163,9 +161,7 @@ class Run:
                 os.path.join(str(log.root), "state"),
                 compiled=compiled,
             )
-            upstream = {
-                stream: partial(self.peer_of, stream, fragment.name) for stream in fragment.inputs
-            }
+            upstream = {s: self.makers(s, fragment.name) for s in fragment.inputs}
             self.nodes[fragment.name] = Node(
                 fragment.name, fragment, engine, log, self.service, upstream, self.options
             )
@@ -176,17 +172,16 @@ class Run:
 
     def _start_processes(self) -> None:
         assert self.app is not None
-        for fragment in self.fragments:
+        names = [name for fragment in self.fragments for name in self._replicas(fragment)]
+        for name in names:
             process = NodeProcess(
-                self.app, fragment.name, self.storage, self.server.address, self.options,
+                self.app, name, self.storage, self.server.address, self.options,
                 self.failures.append,
             )  # fmt: skip
-            self.processes[fragment.name] = process
+            self.processes[name] = process
             process.start()
         until = time.monotonic() + READY_S
-        while missing := [
-            f.name for f in self.fragments if self.controller.address(f.name) is None
-        ]:
+        while missing := [name for name in names if self.controller.address(name) is None]:
             self.raise_failure()
             if time.monotonic() > until:
                 raise SetupError(
@@ -221,22 +216,29 @@ class Run:
         log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
         reader = name or f"client-{output}"
         client = Client(
-            output, lambda: self.peer_of(output, reader), self.network.width_us, log=log,
+            output, self.makers(output, reader), self.network.width_us, log=log,
             name=reader, tentative=tentative,
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)
         return client
 
-    def peer_of(self, stream: str, reader: str) -> Peer:
-        if self.deployment == "local" or stream not in self._producers:
+    def makers(self, stream: str, reader: str) -> Makers:
+        """How `reader` reaches each replica of whoever makes a stream."""
+        if self.deployment == "local":
+            return {stream: partial(self.peer_of, stream, reader, stream)}
+        return {
+            name: partial(self.peer_of, stream, reader, name) for name in self._producers[stream]
+        }
+
+    def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
+        if self.deployment == "local" or maker in self.sources:
             return InProcess(self.service)
-        fragment = self._producers[stream]
-        address = self.controller.address(fragment)
+        address = self.controller.address(maker)
         if address is None:
-            raise TransportError(f"node {fragment!r} has not reported yet")
+            raise TransportError(f"node {maker!r} has not reported yet")
         return FlightPeer(
-            self.route(reader, fragment, address),
+            self.route(reader, maker, address),
             silence_s=self.options.silence_s, by_reference=self.options.by_reference,
         )  # fmt: skip
 
@@ -332,6 +334,12 @@ class Run:
             log.raise_epoch(self.controller.next_epoch(owner, log.epoch))
         return log
 
+    def _replicas(self, fragment: Fragment) -> tuple[str, ...]:
+        """The nodes that run it; in one process, a second copy would guard against nothing."""
+        if self.deployment == "local":
+            return (fragment.name,)
+        return replicas_of(self.network, fragment.name)
+
     def _thread(self, run: Callable[[], None], name: str) -> None:
         def guarded() -> None:
             try:
@@ -350,23 +358,23 @@ class Run:
 
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
         """A node is told who reads its outputs here: nothing is given up before they all spoke."""
-        known = self.controller.register(body["fragment"], body["address"], body["epoch"])
+        known = self.controller.register(body["node"], body["address"], body["epoch"])
         outputs = [op.name for op in self.network.outputs]
         readers = {
             stream: sorted(names)
             for stream, names in self.service.readers.items()
-            if stream in outputs and self._producers[stream] == body["fragment"]
+            if stream in outputs and body["node"] in self._producers[stream]
         }
         return {"current": known, "readers": readers}
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
-        producer: str = body["stream"]
+        """Where a stream is made, or one replica that makes it (`maker`)."""
+        maker: str = body.get("maker") or self._producers[body["stream"]][0]
         address: str | None = self.server.address
-        if self.deployment == "processes" and producer in self._producers:
-            producer = self._producers[producer]
-            address = self.controller.address(producer)
+        if self.deployment == "processes" and maker not in self.sources:
+            address = self.controller.address(maker)
         if address is not None and "reader" in body:
-            address = self.route(body["reader"], producer, address)
+            address = self.route(body["reader"], maker, address)
         return {"address": address}
 
     def _describe(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 import holdfast.log.manifest
 import holdfast.sim.wire
 import holdfast.transport.service
+from holdfast.carrying import Again
 from holdfast.client import Client
 from holdfast.controller import Controller
 from holdfast.core import progress
@@ -29,7 +30,7 @@ from holdfast.log import Log
 from holdfast.log.manifest import Manifest
 from holdfast.log.records import State, Trim
 from holdfast.log.state import StreamState
-from holdfast.performer import Again, Performer
+from holdfast.performer import Performer
 from holdfast.sim.disk import MemoryDisk
 from holdfast.sim.rows import Rows
 from holdfast.source import Source

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Older than everything.
-NOTHING_US = -(2**62)
+#: Before every bucket.
+NOTHING = -(2**62)
 #: Until a lost connection is tried again: doubled while nobody answers.
 RETRY_MS, RETRY_MS_MAX = 50, 400
 
@@ -23,8 +23,9 @@ class Following:
     epochs: dict[str, int] = field(default_factory=dict)
     #: What is tentative is wanted too.
     tentative: bool = False
-    #: Of what came as tentative since the last UNDO, the greatest t_max (Borealis section 3.5).
-    t_max_us: int = NOTHING_US
+    #: Last tentative bucket taken since the last UNDO: the t_max of Borealis section 3.5. What
+    #: another replica made of the same bucket would be the same rows again, or some of them.
+    tentative_upto: int = NOTHING
     #: Buckets that were offered although they had been taken.
     repeats: int = 0
     _retry_ms: int = RETRY_MS
@@ -60,18 +61,18 @@ class Following:
         self.at = upto + 1 if self.at is None else max(self.at, upto + 1)
 
     @property
-    def after_us(self) -> int | None:
+    def tentative_after(self) -> int | None:
         """What to ask a producer for that has tentative rows: only what is younger."""
-        return self.t_max_us if self.tentative else None
+        return self.tentative_upto if self.tentative else None
 
     def undone(self) -> None:
         """Whatever was tentative is taken back: what comes next is new."""
-        self.t_max_us = NOTHING_US
+        self.tentative_upto = NOTHING
 
-    def is_younger(self, bucket: int, t_max_us: int) -> bool:
-        """Whether a tentative segment is worth taking: it was not given before, by anybody."""
+    def is_younger(self, bucket: int) -> bool:
+        """Whether a tentative bucket is worth taking: it was not given before, by anybody."""
         ahead = self.at is None or bucket >= self.at
-        return self.tentative and ahead and t_max_us > self.t_max_us
+        return self.tentative and ahead and bucket > self.tentative_upto
 
-    def taken_tentative(self, t_max_us: int) -> None:
-        self.t_max_us = max(self.t_max_us, t_max_us)
+    def taken_tentative(self, upto: int) -> None:
+        self.tentative_upto = max(self.tentative_upto, upto)

@@ -17,6 +17,7 @@ from rich.console import Console
 from holdfast.errors import InputError, SetupError
 
 EXPERIMENTS = {
+    "switch": "killing the replica that a client reads (Borealis section 5)",
     "serialization": "delay against bucket width (Borealis Table 3)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",

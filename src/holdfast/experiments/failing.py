@@ -52,9 +52,9 @@ class Breakable(Run):
         if stream in self._cut:
             raise TransportError(f"the connection to {stream!r} is cut")
 
-    def peer_of(self, stream: str, reader: str) -> Peer:
+    def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
         self.through(stream)
-        return _Line(super().peer_of(stream, reader), stream, self)
+        return _Line(super().peer_of(stream, reader, maker), stream, self)
 
 
 class _Line:

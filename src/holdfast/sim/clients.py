@@ -9,9 +9,10 @@ from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Given, Hinted, History, Told, Undone
 from holdfast.model.fragments import producers_of
 from holdfast.model.network import Network
+from holdfast.sim.follower import Follower
 from holdfast.sim.members import FOREVER, Member
 from holdfast.sim.rows import Row
-from holdfast.sim.wire import SILENCE_US, Follower, Wire
+from holdfast.sim.wire import SILENCE_US, Wire
 from holdfast.sim.world import World
 from holdfast.transport.service import Delivery
 from holdfast.types import Stability
@@ -39,7 +40,7 @@ class ClientProcess(Member):
 
     def up(self) -> None:
         self.client = Client(
-            self.output, lambda: None, self.network.width_us,  # type: ignore[arg-type,return-value]
+            self.output, {}, self.network.width_us,
             log=self.log, name=self.name, clock=self.clock, tentative=True,
         )  # fmt: skip
         if self._tentative:

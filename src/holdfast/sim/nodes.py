@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.carrying import Asked, Event, Finished, Refused, Work
 from holdfast.config import Options
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
@@ -13,10 +14,11 @@ from holdfast.errors import HoldfastError, TransportError
 from holdfast.history import Held, History, Made
 from holdfast.model.fragments import Fragment, partners_of, producers_of, readers_of
 from holdfast.model.network import Network
-from holdfast.performer import Asked, Event, Finished, Performer, Refused, Work
+from holdfast.performer import Performer
 from holdfast.sim.engine import EngineTwin, MemoryInputs
+from holdfast.sim.follower import Follower
 from holdfast.sim.members import Member, kept_for_ever
-from holdfast.sim.wire import HEARTBEAT_US, SILENCE_US, Follower, Wire
+from holdfast.sim.wire import HEARTBEAT_US, SILENCE_US, Wire
 from holdfast.sim.world import World
 
 

@@ -87,7 +87,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         schema: pa.Schema = None
         delivery: Delivery | None = None
         for delivery in self._service.follow(
-            stream, ask["from_bucket"], left, ask.get("tentative_after_us")
+            stream, ask["from_bucket"], left, ask.get("tentative_after")
         ):
             assert log is not None
             for segment, path in zip(delivery.segments, delivery.paths, strict=True):
@@ -166,11 +166,11 @@ class FlightPeer:
         stream: str,
         from_bucket: int | None,
         stop: threading.Event,
-        tentative_after_us: int | None = None,
+        tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
         machine = machine_id() if self._by_reference else ""
         ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine,
-               "tentative_after_us": tentative_after_us}  # fmt: skip
+               "tentative_after": tentative_after}  # fmt: skip
         self._action("ping", {})  # connecting is the one thing that only a deadline can end
         try:
             writer, reader = self._client.do_exchange(

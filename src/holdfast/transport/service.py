@@ -7,6 +7,7 @@ asking again from an earlier bucket is how everything is repeated after a failur
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
+from holdfast.errors import InputError, LogCorrupted, StorageFull, TransportError, Trimmed
 from holdfast.log import Log
 from holdfast.log.segment import read_segment
 from holdfast.types import OutputState, Segment, StreamInfo
@@ -56,8 +57,15 @@ class Delivery:
         """Rows of a segment, verified, whichever way they came."""
         if self.tables:
             return self.tables[number]
-        segment = self.segments[number]
-        return read_segment(self.paths[number], rows=segment.rows, checksum=segment.checksum)
+        segment, path = self.segments[number], self.paths[number]
+        try:
+            return read_segment(path, rows=segment.rows, checksum=segment.checksum)
+        except LogCorrupted:
+            if os.path.exists(path):
+                raise
+            raise TransportError(
+                f"{path} is gone, or was taken back; it is asked for again"
+            ) from None
 
 
 @dataclass(slots=True)
@@ -66,15 +74,13 @@ class Cursor:
 
     #: The next stable bucket.
     at: int
-    #: Of what is tentative, only what is younger is wanted (t_max, section 3.5); None: nothing.
-    after_us: int | None = None
-    #: The next tentative bucket.
-    tentative_at: int = -(2**62)
+    #: The next tentative bucket; None: nothing tentative is wanted.
+    tentative_at: int | None = None
     undos: int = 0
     rec_dones: int = 0
 
     def news(self, info: StreamInfo) -> bool:
-        tentative = self.after_us is not None and (
+        tentative = self.tentative_at is not None and (
             info.tentative_upto is not None and info.tentative_upto >= self.tentative_at
         )
         return (
@@ -112,7 +118,7 @@ class Peer(Protocol):
         stream: str,
         from_bucket: int | None,
         stop: threading.Event,
-        tentative_after_us: int | None = None,
+        tentative_after: int | None = None,
     ) -> Iterator[Delivery]: ...
 
     def acknowledge(
@@ -144,6 +150,13 @@ class Service:
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
     trim_buckets: int = 8
 
+    def __post_init__(self) -> None:
+        self.calls["stands"] = self._stands
+
+    def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
+        state, upto, tentative_upto = self.stands(body["stream"]) or (None, None, None)
+        return {"state": state, "upto": upto, "tentative_upto": tentative_upto}
+
     def streams(self) -> list[StreamInfo]:
         return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
 
@@ -152,12 +165,12 @@ class Service:
         stream: str,
         from_bucket: int | None,
         stop: Callable[[], bool],
-        tentative_after_us: int | None = None,
+        tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
         """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between; what
-        is tentative only above a t_max."""
+        is tentative only after a bucket of its own."""
         log = self._log(stream)
-        while (begun := self.begin(stream, from_bucket, tentative_after_us)) is None:
+        while (begun := self.begin(stream, from_bucket, tentative_after)) is None:
             if stop() or self.stopping.wait(0.05):  # declared, not opened yet
                 return
         first, cursor = begun
@@ -172,7 +185,7 @@ class Service:
                 return
 
     def begin(
-        self, stream: str, from_bucket: int | None, tentative_after_us: int | None = None
+        self, stream: str, from_bucket: int | None, tentative_after: int | None = None
     ) -> tuple[Delivery, Cursor] | None:
         """The first delivery of a connection: how far the stream is, even when there is nothing
         new. None while the stream is not opened yet."""
@@ -187,8 +200,9 @@ class Service:
                 f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
             )
         cursor = Cursor(
-            oldest if from_bucket is None else from_bucket, tentative_after_us,
-            undos=info.undos, rec_dones=info.rec_dones,
+            oldest if from_bucket is None else from_bucket,
+            None if tentative_after is None else tentative_after + 1,
+            info.undos, info.rec_dones,
         )  # fmt: skip
         return replace(self.next(stream, cursor), info=info), cursor
 
@@ -205,10 +219,10 @@ class Service:
         cursor.undos, cursor.rec_dones = info.undos, info.rec_dones
         tentative_upto: int | None = None
         missing: tuple[str, ...] = ()
-        if cursor.after_us is not None and (undone or info.tentative_upto is not None):
+        if cursor.tentative_at is not None and (undone or info.tentative_upto is not None):
             if undone:  # what is tentative now is younger than all that was taken back
-                cursor.after_us, cursor.tentative_at = -(2**62), cursor.at
-            found, tentative_upto, missing = self._tentative(log, stream, cursor)
+                cursor.tentative_at = cursor.at
+            found, tentative_upto, missing = _tentative(log, stream, cursor)
             segments = [*segments, *found]
         return Delivery(
             stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
@@ -216,23 +230,6 @@ class Service:
             state=self.states.get(stream, OutputState.STABLE), undone=undone, rec_done=rec_done,
             tentative_upto=tentative_upto, missing=missing,
         )  # fmt: skip
-
-    def _tentative(
-        self, log: Log, stream: str, cursor: Cursor
-    ) -> tuple[list[Segment], int | None, tuple[str, ...]]:
-        assert cursor.after_us is not None
-        segments, spans = log.tentative(stream)
-        fresh = [span for span in spans if span.upto >= cursor.tentative_at]
-        if not fresh:
-            return [], None, ()
-        found = [
-            segment
-            for segment in segments
-            if segment.id.bucket >= cursor.tentative_at and segment.t_max_us > cursor.after_us
-        ]
-        cursor.tentative_at = fresh[-1].upto + 1
-        missing = dict.fromkeys(name for span in fresh for name in span.missing)
-        return found, fresh[-1].upto, tuple(missing)
 
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
         """How this replica stands with the stream: its state, up to where it is stable, and up to
@@ -276,6 +273,21 @@ class Service:
         return self.logs[stream]
 
 
+def _tentative(
+    log: Log, stream: str, cursor: Cursor
+) -> tuple[list[Segment], int | None, tuple[str, ...]]:
+    """Tentative segments that are new to a connection, up to where, and made without what."""
+    segments, spans = log.tentative(stream)
+    since = cursor.tentative_at
+    assert since is not None
+    fresh = [span for span in spans if span.upto >= since]
+    if not fresh:
+        return [], None, ()
+    cursor.tentative_at = fresh[-1].upto + 1
+    missing = dict.fromkeys(name for span in fresh for name in span.missing)
+    return [s for s in segments if s.id.bucket >= since], fresh[-1].upto, tuple(missing)
+
+
 class InProcess:
     """The twin of Flight for one process: the same answers, nothing copied."""
 
@@ -291,10 +303,10 @@ class InProcess:
         stream: str,
         from_bucket: int | None,
         stop: threading.Event,
-        tentative_after_us: int | None = None,
+        tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
         yield from self._open().follow(
-            stream, from_bucket, lambda: stop.is_set() or self._closed, tentative_after_us
+            stream, from_bucket, lambda: stop.is_set() or self._closed, tentative_after
         )
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:

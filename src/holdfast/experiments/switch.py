@@ -1,0 +1,242 @@
+"""What a reader notices when the replica it reads is killed (Borealis section 5: 40 ms to switch).
+
+Three sources, one fragment on two node processes with a Spark of their own, one client. The replica
+that the client reads is killed with SIGKILL, every second time with its storage; when it is back
+and caught up, the one that is read then is killed, and so on. The gap is the longest time between
+two stable buckets at the client, which may be at most the time after which silence is taken for
+death, two buckets and two steps. Every row must arrive once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+import holdfast as hf
+from holdfast.client import BucketInfo
+from holdfast.errors import HoldfastError, SetupError
+from holdfast.running import Run
+from holdfast.source import Source, now_us
+from holdfast.types import Stability
+
+BUCKET_MS = 200
+PAPER_SWITCH_MS = 40
+PUSH_EVERY_S, PUSH_ROWS = 0.05, 10
+#: A node process has started its JVM and caught up by then.
+BACK_S = 90.0
+#: Calm before each kill.
+CALM_S = 4.0
+
+
+def network() -> hf.Network:
+    net = hf.Network("switch", bucket=f"{BUCKET_MS}ms")
+    taps = [net.source(f"tap{i}", "ts timestamp, value long", time="ts") for i in (1, 2, 3)]
+    net.output("merged", net.union(*taps).filter("value >= 0"), contract=hf.Contract(within="5s"))
+    net.protect("main", replicas=2, failure="process", stabilization="process")
+    return net
+
+
+net = network()
+
+
+class _Reader(threading.Thread):
+    """The application: it notes what came when."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(name="reader", daemon=True)
+        self.client = run.client("merged", tentative=True)
+        self.values: Counter[int] = Counter()
+        #: When each stable bucket came.
+        self.came: list[int] = []
+        self.tentative_rows = 0
+
+    def run(self) -> None:
+        self.client.foreach_bucket(self._take)
+
+    def _take(self, table: Any, info: BucketInfo) -> None:
+        if info.undo or info.rec_done:
+            return
+        if info.stability is Stability.TENTATIVE:
+            self.tentative_rows += table.num_rows
+            return
+        self.values.update(table.column("value").to_pylist())
+        self.came.append(info.received_at_us)
+
+    @property
+    def reads(self) -> str | None:
+        return self.client.switches[-1][0] if self.client.switches else None
+
+    def gap_ms(self, since_us: int, until_us: int) -> float:
+        came = [at for at in self.came if since_us - 1_000_000 <= at <= until_us]
+        return max((b - a for a, b in pairwise(came)), default=0) / 1_000
+
+
+def _push(source: Source, stop: threading.Event, number: int, pushed: list[int]) -> None:
+    value = number * 10**9
+    while not stop.wait(PUSH_EVERY_S):
+        source.push(
+            {"ts": np.full(PUSH_ROWS, now_us()), "value": np.arange(value, value + PUSH_ROWS)}
+        )
+        value += PUSH_ROWS
+        pushed[number] = value
+
+
+def _wait(until: Callable[[], bool], limit_s: float, run: Run, what: str) -> None:
+    end = time.monotonic() + limit_s
+    while not until():
+        run.raise_failure()
+        if time.monotonic() > end:
+            raise SetupError(f"{what} did not happen within {limit_s:.0f} s")
+        time.sleep(0.05)
+
+
+def _caught_up(run: Run, name: str) -> bool:
+    """The replica serves stable results again, not far behind."""
+    try:
+        peer = run.peer_of("merged", "watch", name)
+        stands = peer.call("stands", {"stream": "merged"})
+        peer.close()
+    except HoldfastError:
+        return False
+    now = now_us() // (BUCKET_MS * 1_000)
+    return bool(stands["state"] == "STABLE") and now - stands["upto"] < 2_000 // BUCKET_MS
+
+
+def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    kills, storage = 2 if quick else 8, tempfile.mkdtemp(prefix="holdfast-switch-")
+    options = hf.Options(memory="1g", master="local[1]", archive=False)
+    try:
+        with Run(
+            net, storage=storage, deployment="processes", options=options,
+            app="holdfast.experiments.switch:net",
+        ) as running:  # fmt: skip
+            return _measure(running, kills, options, say)
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+def _measure(
+    running: Run, kills: int, options: hf.Options, say: Callable[[str], None]
+) -> dict[str, Any]:
+    stop, pushed = threading.Event(), [n * 10**9 for n in range(3)]
+    sources = list(running.sources.values())
+    pushers = [
+        threading.Thread(target=_push, args=(source, stop, number, pushed), daemon=True)
+        for number, source in enumerate(sources)
+    ]
+    reader = _Reader(running)
+    reader.start()
+    for pusher in pushers:
+        pusher.start()
+    rows: list[dict[str, Any]] = []
+
+    def all_up() -> bool:
+        return all(_caught_up(running, name) for name in running.processes)
+
+    try:
+        for number in range(kills):
+            _wait(all_up, BACK_S, running, "catching up")
+            _wait(lambda: reader.reads is not None, BACK_S, running, "reading")
+            time.sleep(CALM_S)
+            rows.append(_kill(running, reader, wipe=number % 2 == 1))
+            say(f"killed {rows[-1]['killed']}{' with its storage' if rows[-1]['wiped'] else ''}: "
+                f"switched in {rows[-1]['switch_ms']} ms, gap {rows[-1]['gap_ms']} ms")  # fmt: skip
+        _wait(all_up, BACK_S, running, "catching up")
+        steps = [
+            node["step_ms"] for node in running.status()["nodes"] if node.get("step_ms") is not None
+        ]
+    finally:
+        stop.set()
+    for pusher in pushers:
+        pusher.join()
+    for source in sources:
+        source.end()
+    reader.join(timeout=BACK_S)
+    running.raise_failure()
+    wanted = {v for n in range(3) for v in range(n * 10**9, pushed[n])}
+    step_ms = max(steps, default=0.0)
+    bound_ms = 1_000 * options.silence_s + 2 * BUCKET_MS + 2 * step_ms
+    gaps = [row["gap_ms"] for row in rows]
+    return {
+        "bucket_ms": BUCKET_MS,
+        "kills": rows,
+        "switch_ms_median": statistics.median(row["switch_ms"] for row in rows),
+        "switch_ms_paper": PAPER_SWITCH_MS,
+        "client_gap_ms_max": max(gaps),
+        "bound_ms": round(bound_ms, 1),
+        "step_ms": step_ms,
+        "lossless": not wanted - set(reader.values),
+        "duplicates": sum(reader.values.values()) - len(reader.values),
+        "wrong": len(set(reader.values) - wanted),
+        "tentative_rows": reader.tentative_rows,
+        "rows": len(wanted),
+    }
+
+
+def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
+    killed, before = str(reader.reads), len(reader.client.switches)
+    process = running.processes[killed]
+
+    def lose_storage() -> None:
+        shutil.rmtree(process.folder, ignore_errors=True)
+
+    at_us = now_us()
+    process.kill(before_restart=lose_storage if wipe else None)
+    _wait(lambda: len(reader.client.switches) > before, 10.0, running, "switching")
+    _, first_us, switch_us = reader.client.switches[before]
+    _wait(lambda: reader.came[-1] > first_us + 500_000, 10.0, running, "results")
+    return {
+        "killed": killed,
+        "wiped": wipe,
+        "detected_ms": round((first_us - switch_us - at_us) / 1_000, 1),
+        "switch_ms": round(switch_us / 1_000, 1),
+        "gap_ms": round(reader.gap_ms(at_us, first_us + 3_000_000), 1),
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(title="Killing the replica that a client reads")
+    for column in ("killed", "storage", "detected after (ms)", "switched in (ms)", "gap (ms)"):
+        shown.add_column(column, justify="right")
+    for row in result["kills"]:
+        shown.add_row(
+            row["killed"], "deleted" if row["wiped"] else "kept", str(row["detected_ms"]),
+            str(row["switch_ms"]), str(row["gap_ms"]),
+        )  # fmt: skip
+    shown.caption = (
+        f"median switch {result['switch_ms_median']:.1f} ms (Borealis: {PAPER_SWITCH_MS} ms), "
+        f"longest gap {result['client_gap_ms_max']:.0f} of {result['bound_ms']:.0f} ms allowed, "
+        f"{result['rows']} rows, lossless {result['lossless']}, "
+        f"{result['duplicates']} duplicates"
+    )
+    return shown
+
+
+def plot(result: dict[str, Any], folder: str) -> list[str]:
+    import matplotlib.pyplot as plt
+
+    rows = result["kills"]
+    x = np.arange(len(rows))
+    figure, axes = plt.subplots(figsize=(6, 4))
+    axes.bar(x - 0.2, [row["switch_ms"] for row in rows], 0.4, label="switch (ms)")
+    axes.bar(x + 0.2, [row["gap_ms"] for row in rows], 0.4, label="gap between stable buckets (ms)")
+    axes.axhline(PAPER_SWITCH_MS, linestyle="--", label="switch, Borealis (2005)")
+    axes.set_xticks(x, [row["killed"] + ("\nwiped" if row["wiped"] else "") for row in rows])
+    axes.legend()
+    axes.grid(alpha=0.3, axis="y")
+    figure.tight_layout()
+    path = os.path.join(folder, "switch.png")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return [path]

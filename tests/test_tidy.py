@@ -59,7 +59,10 @@ ENTRY_POINTS = {
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
     "holdfast.experiments.endurance": "holdfast experiment, by its name",
+    "holdfast.experiments.policies": "holdfast experiment, by its name",
+    "holdfast.experiments.reconcile": "holdfast experiment, by its name",
     "holdfast.experiments.serialization": "holdfast experiment, by its name",
+    "holdfast.experiments.tentative": "holdfast experiment, by its name",
     "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
 }
 

@@ -1,6 +1,6 @@
 """Holdfast: fault-tolerant continuous queries on Spark."""
 
-from holdfast.client import ParquetSink
+from holdfast.client import CorrectedTable, ParquetSink
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, NetworkError
 from holdfast.feeds import Generate, ReadStream, Replay
@@ -25,7 +25,7 @@ from holdfast.running import Run, run
 __version__ = "0.1.0"
 
 __all__ = [
-    "Contract", "Generate", "HoldfastError", "Network", "NetworkError", "Options", "ParquetSink",
-    "Protection", "ReadStream", "Replay", "Run", "Stream", "approx_distinct", "avg", "count",
-    "first", "last", "max", "min", "quantile", "run", "stddev", "sum", "top_k",
+    "Contract", "CorrectedTable", "Generate", "HoldfastError", "Network", "NetworkError", "Options",
+    "ParquetSink", "Protection", "ReadStream", "Replay", "Run", "Stream", "approx_distinct", "avg",
+    "count", "first", "last", "max", "min", "quantile", "run", "stddev", "sum", "top_k",
 ]  # fmt: skip

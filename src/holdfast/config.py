@@ -60,6 +60,10 @@ class Options:
     group_buckets_max: int = 256
     #: At most this many rows are taken into one job when several buckets wait.
     group_rows_max: int = 2_000_000
+    #: At most so many buckets of a stream wait for a reader that has not had them as stable, since
+    #: it is away or something else it needs is; then the maker stops, and in the end the sources
+    #: take no more rows. None: as much as the disk holds.
+    buffer_buckets: int | None = None
     #: Address of the Flight server; port 0 picks a free one.
     host: str = "127.0.0.1"
     port: int = 0
@@ -87,6 +91,8 @@ class Options:
             raise InputError(f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'")
         if self.checkpoint_buckets < 0 or self.group_buckets_max < 1 or self.group_rows_max < 1:
             raise InputError("checkpoint_buckets must be >= 0, group maxima must be >= 1")
+        if self.buffer_buckets is not None and self.buffer_buckets < 1:
+            raise InputError(f"buffer_buckets: {self.buffer_buckets} must be at least 1")
         if self.recovery == "checkpoint" and self.checkpoint_buckets == 0:
             raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:

@@ -205,7 +205,8 @@ class _Replicas:
                 raise err
         elif not isinstance(err, TransportError):
             raise err
-        self._close(line.correcting)
+        if self._lines.get(line.correcting) is line:
+            self._close(line.correcting)
         self.lost(err)
         self._perform(self.upstream.handle(Gone(now_us(), line.replica)))
 

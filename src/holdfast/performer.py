@@ -93,6 +93,7 @@ class Performer:
             checkpoint_buckets=options.checkpoint_buckets,
             group_buckets_max=options.group_buckets_max,
             group_rows_max=options.group_rows_max,
+            buffer_buckets=options.buffer_buckets,
         )
         tentative = engine.network.protection(fragment.name).failure != "block"
         self.following = {
@@ -198,9 +199,9 @@ class Performer:
         self.soutput.stable(work, path, result.outputs)
         return result.version
 
-    def _on_ack(self, stream: str, upto: int) -> None:
+    def _on_ack(self, stream: str, needed: int, received: int) -> None:
         if stream in self.fragment.outputs:
-            self._carrier.post(core.Acknowledged(self._clock(), stream, upto))
+            self._carrier.post(core.Acknowledged(self._clock(), stream, needed, received))
 
     # -- events in, actions performed -----------------------------------------------------------
 
@@ -376,6 +377,8 @@ class Performer:
             gone_upto=start.valid_from - 1,
         )  # fmt: skip
         self.soutput.take_back(output)  # what a predecessor gave
+        if self._service.all_spoke(output):  # to it
+            self._on_ack(output, self.log.trimmable(output), self.log.received(output))
 
     def _checkpoint(self, path: Path) -> None:
         version = self.versions[path.name]

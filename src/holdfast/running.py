@@ -123,10 +123,16 @@ class Run:
                 self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
         for op in self.network.sources:
             log = self._open(source_folder(self.storage, op.name), op.name)
-            source = self.sources[op.name] = Source(op, log, self.network.width_us)
+            source = self.sources[op.name] = Source(
+                op, log, self.network.width_us, buffer_buckets=self.options.buffer_buckets,
+                received=partial(self.service.received, op.name),
+            )  # fmt: skip
             self.service.logs[op.name] = log
             self.service.pushes[op.name] = source.take
         self.service.calls["status"] = lambda _: self.status()
+        self.service.calls["retire"] = lambda body: {
+            "from_bucket": self.retire(body["source"], body["why"])
+        }
         self.service.calls["epoch"] = self._epoch
         self.service.calls["register"] = self._register
         self.service.calls["locate"] = self._locate
@@ -196,6 +202,10 @@ class Run:
         if name not in self.sources:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
+
+    def retire(self, source: str, why: str = "it does not come back") -> int:
+        """Go on without a source for good, from the bucket that is given back."""
+        return self.source(source).retire(why)
 
     def client(
         self,

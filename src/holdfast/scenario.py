@@ -55,6 +55,8 @@ KINDS: Mapping[str, Kind] = {
     "skew": Kind("the clock of the source is `value` ms off", "source", True,
                  takes="milliseconds", simulated_only=True),
     "silent": Kind("the source neither sends nor closes anything", "source", True),
+    "retire": Kind("the source is silent, and after `for` given up for good", "source", True,
+                   simulated_only=True),
     "cut": Kind("nothing gets through", "link", True),
     "reset": Kind("every connection breaks, and can be made again at once", "link", False),
     "delay": Kind("everything takes `value` ms longer", "link", True, takes="milliseconds"),

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.errors import InputError, LogError
-from holdfast.log import Counter, Ended, Log, Token
+from holdfast.errors import InputError, LogError, StorageFull
+from holdfast.log import Counter, Ended, Log, Retired, Token
 from holdfast.log.rows import canonical, runs
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
@@ -46,7 +46,11 @@ class Source:
         width_us: int,
         *,
         clock: Callable[[], int] = now_us,
+        buffer_buckets: int | None = None,
+        received: Callable[[], int] | None = None,
     ) -> None:
+        #: At most so many closed buckets wait for readers that have not had them.
+        self._buffer_buckets, self._received = buffer_buckets, received
         self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
         self._clock = clock
         self.schema = arrow_schema(op.schema)
@@ -112,7 +116,11 @@ class Source:
             self.start(to_us)
             upto, info = bucket_of(to_us, self.width_us) - 1, self.log.info(self.name)
             if upto > info.complete_upto and not info.ended:
-                self._close(upto)
+                room_upto = self._room_upto()
+                if min(upto, room_upto) > info.complete_upto:
+                    self._close(min(upto, room_upto))
+                if upto > room_upto:
+                    raise self._no_room()
 
     def flush(self) -> None:
         """Make everything pushed so far durable, without closing a bucket."""
@@ -123,13 +131,37 @@ class Source:
 
     def end(self) -> None:
         """No row will come any more: close the buckets that have rows and end the stream."""
+        self._end(None)
+
+    def retire(self, why: str) -> int:
+        """Decide that the source never comes back: from the next bucket on everybody goes on
+        without it, so that results become stable again. Durable when returned; gives the bucket.
+        There is no way back: what the source still has must come under another name."""
+        return self._end(why)
+
+    def _end(self, retired: str | None) -> int:
         with self._lock:
             self.start(self._clock())
             info = self.log.info(self.name)
             if not info.ended:
                 upto = max([info.complete_upto, *self._pending, *self._parts])
                 self._close(upto)
-                self.log.append(Ended(self.name))
+                over = Ended(self.name)
+                self.log.append(over if retired is None else Retired(self.name, upto + 1, retired))
+            return self.log.info(self.name).complete_upto + 1
+
+    def _room_upto(self) -> int:
+        """The last bucket that may be closed before the slowest reader has had an older one."""
+        if self._buffer_buckets is None or self._received is None:
+            return 2**62
+        return self._received() + self._buffer_buckets
+
+    def _no_room(self) -> StorageFull:
+        return StorageFull(
+            f"source {self.name!r} holds {self._buffer_buckets} buckets that a reader has not had; "
+            "it closes no more until one has caught up. Bring back what is missing, retire the "
+            "source that is, or raise buffer_buckets"
+        )
 
     # -- placing rows ---------------------------------------------------------------------------
 
@@ -174,7 +206,9 @@ class Source:
             self.start(self._clock() if wall else int(times.min()))
         info = self.log.info(self.name)
         if info.ended:
-            raise InputError(f"source {self.name!r} has ended; it takes no more rows")
+            retired = self.log.retired(self.name)
+            how = "has ended" if retired is None else f"was retired ({retired.why})"
+            raise InputError(f"source {self.name!r} {how}; it takes no more rows")
         open_us = (info.complete_upto + 1) * self.width_us
         clock_us = self._clock() if wall else None
         limit_us = 2**62 if clock_us is None else clock_us + self.op.ahead_us

@@ -62,7 +62,7 @@ def run(folder: Path, kind: type[Client]) -> History:
         op = SourceOperator(name="s", schema=SCHEMA, time="ts", clock="live")
         source = Source(op, log, WIDTH_US)
         service = Service(logs={"s": log}, heartbeat_s=0.01)
-        client = kind("s", lambda: InProcess(service), WIDTH_US, name="client")
+        client = kind("s", {"s": lambda: InProcess(service)}, WIDTH_US, name="client")
         may_read = threading.Event()
         may_read.set()
         reader = threading.Thread(target=record, args=(client, recorder, may_read), daemon=True)

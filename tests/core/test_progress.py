@@ -106,7 +106,7 @@ def test_replay_keeps_what_an_empty_node_needs_for_the_slowest_reader() -> None:
     # Nobody has taken anything: everything is still needed, although it was received.
     assert Acknowledge("s1", 20, -1) in done
     # The reader has bucket 15: bucket 16 reaches 4 buckets back, to 12. Said with the next step.
-    assert core.handle(Acknowledged(3, "out", 15)) == []
+    assert core.handle(Acknowledged(3, "out", 15, 15)) == []
     core.handle(BoundaryArrived(4, "s1", 21))
     core.handle(BoundaryArrived(4, "s2", 21))
     done = core.handle(StepDone(5, "out", 21, needs_from=22, horizon=21))
@@ -118,7 +118,7 @@ def test_after_the_last_step_acknowledgements_are_passed_on_at_once() -> None:
     for stream in PATH.inputs:
         core.handle(BoundaryArrived(1, stream, 20, ended=True))
     assert core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))[-1] == End("out")
-    assert core.handle(Acknowledged(3, "out", 20)) == [
+    assert core.handle(Acknowledged(3, "out", 20, 20)) == [
         Acknowledge("s1", 20, 16),
         Acknowledge("s2", 20, 16),
     ]
@@ -140,7 +140,7 @@ def test_operators_that_are_not_convergent_keep_everything_under_replay() -> Non
     core = started(plan)
     core.handle(BoundaryArrived(1, "s1", 500))
     core.handle(StepDone(2, "out", 500, needs_from=501, horizon=500))
-    actions = core.handle(Acknowledged(3, "out", 500))
+    actions = core.handle(Acknowledged(3, "out", 500, 500))
     assert all(a.no_longer_needed == -1 for a in actions if isinstance(a, Acknowledge))
 
 

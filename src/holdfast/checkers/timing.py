@@ -4,6 +4,7 @@ said so where a promise was broken. Nothing is demanded while something is broke
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expe
         ),
         default=story.end_us,
     )
-    for expected, after in zip(mine, [*mine[1:], None], strict=True):
+    for expected, after in zip_longest(mine, mine[1:]):
         until_us = over_us if after is None else min(after.at, over_us)
         yield expected.at, until_us, expected
 

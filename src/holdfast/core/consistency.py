@@ -52,8 +52,15 @@ def together(answers: Iterable[Answer]) -> Answer:
 class Consistency:
     """Of one path."""
 
-    def __init__(self, policy: Policy, sunion: SUnion, trees: Mapping[str, Tree]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        sunion: SUnion,
+        trees: Mapping[str, Tree],
+        piece_buckets: int = PIECE_BUCKETS,
+    ) -> None:
         self.policy, self.sunion, self.trees = policy, sunion, trees
+        self.piece_buckets = piece_buckets
         #: At first a path catches up with its inputs.
         self.state = OutputState.STABILIZATION
         #: Number of the tentative line; what belongs to an older one does not count.
@@ -89,7 +96,7 @@ class Consistency:
         """Every bucket that was given tentatively is whole (REC_REQUEST)."""
         assert self.position is not None
         reached = self.position if self.running_upto is None else self.running_upto
-        return whole >= reached or whole - stable >= PIECE_BUCKETS
+        return whole >= reached or whole - stable >= self.piece_buckets
 
     @property
     def asks(self) -> bool:

@@ -57,10 +57,12 @@ class CheckpointDone:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """All readers of an output have received it up to this bucket."""
+    """No reader of an output will ask for anything up to `needed` again, and all of them have had
+    it up to `received`."""
 
     at: int
     output: str
+    needed: int
     received: int
 
 

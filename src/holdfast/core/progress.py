@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from holdfast.core.consistency import Consistency
+from holdfast.core.consistency import PIECE_BUCKETS, Consistency
 from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
@@ -103,11 +103,11 @@ class _PathState:
     origin: int = 0
 
 
-def _path_state(plan: PathPlan, resumed: tuple[int, int] | None) -> _PathState:
+def _path_state(plan: PathPlan, resumed: tuple[int, int] | None, piece: int) -> _PathState:
     policy = plan.policy
     patience_us = None if policy.failure == "block" else policy.patience_us
     sunion = SUnion(plan.inputs, patience_us, policy.own_us)
-    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees), resumed)
+    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees, piece), resumed)
 
 
 class Progress:
@@ -122,15 +122,23 @@ class Progress:
         checkpoint_buckets: int = 100,
         group_buckets_max: int = 256,
         group_rows_max: int = 2_000_000,
+        buffer_buckets: int | None = None,
     ) -> None:
+        self.buffer_buckets = buffer_buckets
         self.recovery = recovery
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         known = resumed or {}
-        self.paths = {plan.name: _path_state(plan, known.get(plan.name)) for plan in paths}
+        # Where upstream stops at a bound, waiting for more than fits would be waiting for ever.
+        piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
+        self.paths = {
+            plan.name: _path_state(plan, known.get(plan.name), min(piece, PIECE_BUCKETS))
+            for plan in paths
+        }
         self.received: dict[str, int] = {}
         self._told: dict[str, tuple[int, int]] = {}
         self._delivered: dict[str, int] = {}
+        self._had: dict[str, int] = {}
 
     def handle(self, event: Event) -> list[Action]:
         match event:
@@ -146,15 +154,16 @@ class Progress:
                 return self._acknowledge(path)
             case Acknowledged():
                 self._delivered[event.output] = max(
-                    event.received, self._delivered.get(event.output, event.received)
+                    event.needed, self._delivered.get(event.output, event.needed)
                 )
-                # Said upstream with the next step; after the last one there is none.
-                return [
-                    action
-                    for path in self.paths.values()
-                    if event.output in path.plan.outputs and path.ended
-                    for action in self._acknowledge(path)
-                ]
+                self._had[event.output] = event.received
+                actions: list[Action] = []
+                for path in self.paths.values():
+                    if event.output in path.plan.outputs and path.position is not None:
+                        # Said upstream with the next step; after the last one there is none.
+                        actions += self._acknowledge(path) if path.ended else []
+                        actions += self._next(path, event.at) if self.buffer_buckets else []
+                return actions
             case TentativeDone():
                 return self._tentative_done(event)
             case Answered():
@@ -296,6 +305,9 @@ class Progress:
                 return [self._change(path, OutputState.STABLE)]
             return []
         actions: list[Action] = []
+        whole = min(whole, self._room_upto(path))
+        if whole <= path.position:
+            return []
         lo, rebuild_from = path.position + 1, None
         if consistency.state is OutputState.UP_FAILURE:
             if not consistency.corrected(whole, path.position) or consistency.postponed_for:
@@ -319,6 +331,13 @@ class Progress:
                 break
         path.running_upto = hi
         return [*actions, Run(path.plan.name, lo, hi, rebuild_from)]
+
+    def _room_upto(self, path: _PathState) -> int:
+        """The last bucket that may be run before the slowest reader has had an older one."""
+        if self.buffer_buckets is None:
+            return FOREVER
+        had = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
+        return min(had, default=FOREVER) + self.buffer_buckets
 
     def _caught_up(self, path: _PathState) -> list[Action]:
         """After a stable step: is the tentative line overtaken, or can this one not go on?"""

@@ -19,6 +19,9 @@ from holdfast.errors import InputError, SetupError
 EXPERIMENTS = {
     "switch": "killing the replica that a client reads (Borealis section 5)",
     "serialization": "delay against bucket width (Borealis Table 3)",
+    "tentative": "what waiting before results turn tentative buys (Borealis Figure 9)",
+    "policies": "new rows during a failure and its correction (Borealis Figure 10)",
+    "reconcile": "how long a correction takes (Borealis Figure 12, Table 2)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
 }

@@ -1,15 +1,17 @@
-"""Failures of input streams on purpose, and what a client of the network saw of them.
+"""Failures of input streams on purpose, and what a client of the network saw of them (Borealis
+section 5).
 
-The sources of these experiments make rows that follow from the time alone, so what should have
-arrived is known without having been written down. A connection is cut between a source and the node
-that reads it; the source itself goes on, and what was missed flows once the connection is mended.
+Three sources, an SUnion, a stage with some state, an output. The sources make rows that follow from
+the time alone, so what should have arrived is known without having been written down. A connection
+is cut between a source and the node that reads it; the source itself goes on, and what was missed
+flows once the connection is mended.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,29 +24,36 @@ from holdfast.errors import HoldfastError, TransportError
 from holdfast.log.rows import times_us
 from holdfast.running import Run
 from holdfast.source import now_us
-from holdfast.transport.service import Delivery, Peer
-from holdfast.types import Stability, StreamInfo
+from holdfast.transport.service import Delivery, InProcess, Peer, Service
+from holdfast.types import Stability
 
-#: Rows of every source here: which one it is, and the number of the row.
-SCHEMA = "ts timestamp, source int, n long"
+#: The stream that is cut; rows of the two others are what is watched.
+CUT = "s3"
+BUCKET_MS = 100
+#: Part of X that is spent on waiting, as in the paper.
+ALPHA = 0.9
 #: A failure that is not corrected by then never will be.
 LIMIT_S = 120.0
+#: The first run of a process has a JVM that is still compiling itself, the others a new plan.
+WARM_S, WARM_AGAIN_S = 20.0, 3.0
+#: So long after everything is corrected a failure may still be felt.
+AFTER_S = 2.0
 
 
 class Breakable(Run):
-    """A run whose connections to the nodes can be cut, stream by stream."""
+    """A local run whose connections to the nodes can be cut, stream by stream."""
 
     def __init__(self, network: hf.Network, **how: Any) -> None:
         super().__init__(network, **how)
         self._cut: set[str] = set()
-        #: When something first came through a connection that had been mended, by stream.
+        #: When something first came through a connection since it was made or mended, by stream.
         self.back_at_us: dict[str, int] = {}
 
     def cut(self, stream: str) -> None:
         self._cut.add(stream)
-        self.back_at_us.pop(stream, None)
 
     def heal(self, stream: str) -> None:
+        self.back_at_us.pop(stream, None)
         self._cut.discard(stream)
 
     def through(self, stream: str) -> None:
@@ -54,46 +63,28 @@ class Breakable(Run):
 
     def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
         self.through(stream)
-        return _Line(super().peer_of(stream, reader, maker), stream, self)
+        return _Line(self, stream)
 
 
-class _Line:
+class _Line(InProcess):
     """A peer at the other end of a connection that can be cut."""
 
-    def __init__(self, peer: Peer, stream: str, run: Breakable) -> None:
-        self._peer, self._stream, self._run = peer, stream, run
+    def __init__(self, run: Breakable, stream: str) -> None:
+        super().__init__(run.service)
+        self._run, self._stream = run, stream
 
-    def streams(self) -> list[StreamInfo]:
-        self._run.through(self._stream)
-        return self._peer.streams()
-
-    def follow(
-        self,
-        stream: str,
-        from_bucket: int | None,
-        stop: threading.Event,
-        tentative_after_us: int | None = None,
-    ) -> Iterator[Delivery]:
-        self._run.through(self._stream)
-        for delivery in self._peer.follow(stream, from_bucket, stop, tentative_after_us):
+    def follow(self, *asked: Any, **more: Any) -> Iterator[Delivery]:
+        for delivery in super().follow(*asked, **more):
             self._run.through(self._stream)
             self._run.back_at_us.setdefault(self._stream, now_us())
             yield delivery
 
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+    def _open(self) -> Service:
         self._run.through(self._stream)
-        self._peer.acknowledge(stream, reader, received, needed, epoch)
+        return super()._open()
 
-    def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
-        self._run.through(self._stream)
-        self._peer.push(source, table, token, flush)
 
-    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        self._run.through(self._stream)
-        return self._peer.call(name, body)
-
-    def close(self) -> None:
-        self._peer.close()
+# -- what is sent ---------------------------------------------------------------------------------
 
 
 class Numbered:
@@ -102,9 +93,8 @@ class Numbered:
 
     def __init__(self, source: int, rate: int) -> None:
         self.source, self.rate = source, rate
-        #: The numbers made: from the first to before the last.
+        #: The first number that was made.
         self.since: int | None = None
-        self.until = 0
 
     def due(self, at_us: int) -> int:
         """The first number that is stamped at this time or later."""
@@ -114,20 +104,34 @@ class Numbered:
         n = np.arange(self.due(from_us), self.due(to_us))
         if self.since is None:
             self.since = self.due(from_us)
-        self.until = self.due(to_us)
         source = np.full(len(n), self.source, np.int32)
         return {"ts": n * 1_000_000 // self.rate, "source": source, "n": n}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The rows that a client was given, in the order it was given them, as columns."""
+def merging(
+    rate: int, *, window_ms: int, slide_ms: int | None = None, keys: int = 100, **protection: Any
+) -> tuple[hf.Network, list[Numbered]]:
+    """Three sources with `rate` rows a second in all, put together. `merged` gives all rows as they
+    are; `counts` of the same path holds the rows, or counts per key, of a window."""
+    net = hf.Network("failing", bucket=f"{BUCKET_MS}ms")
+    made = [Numbered(number, rate // 3) for number in (1, 2, 3)]
+    sources = [
+        net.source(
+            f"s{rows.source}", "ts timestamp, source int, n long", time="ts", feed=hf.Generate(rows)
+        )
+        for rows in made
+    ]
+    merged = net.union(*sources).filter("n >= 0")
+    net.output("merged", merged)
+    window = merged.map("ts", key=f"n % {keys}").window(
+        f"{window_ms}ms", slide=None if slide_ms is None else f"{slide_ms}ms"
+    )
+    net.output("counts", window.group_by("key").agg(n=hf.count()))
+    net.protect("main", alpha=ALPHA, **protection)
+    return net, made
 
-    source: Any
-    n: Any
-    stamped_us: Any
-    received_us: Any
-    stable: Any
+
+# -- what arrives ---------------------------------------------------------------------------------
 
 
 class Watch:
@@ -160,21 +164,8 @@ class Watch:
                     raise HoldfastError(f"what was waited for did not come in {limit_s:.0f} s")
                 self._changed.wait(0.05)
 
-    def infos(self, since_us: int = 0) -> list[BucketInfo]:
-        return [info for _, info in self.given if info.received_at_us >= since_us]
-
-    def rows(self) -> Seen:
-        """Of the outputs whose rows are those of the sources."""
-        given = [(table, info) for table, info in self.given if table.num_rows]
-        counts = [table.num_rows for table, _ in given]
-        table = pa.concat_tables([table for table, _ in given])
-        return Seen(
-            table["source"].to_numpy(),
-            table["n"].to_numpy(),
-            times_us(table, "ts"),
-            np.repeat([info.received_at_us for _, info in given], counts),
-            np.repeat([info.stability is Stability.STABLE for _, info in given], counts),
-        )
+    def infos(self) -> list[BucketInfo]:
+        return [info for _, info in self.given]
 
     def _read(self) -> None:
         try:
@@ -188,60 +179,124 @@ class Watch:
                 self._changed.notify_all()
 
 
+class Seen:
+    """The rows of `merged` that a client was given, in the order it was given them, as columns."""
+
+    def __init__(self, watch: Watch) -> None:
+        given = [(table, info) for table, info in list(watch.given) if table.num_rows]
+        counts = [table.num_rows for table, _ in given]
+        table = pa.concat_tables([table for table, _ in given])
+        self.source, self.n = table["source"].to_numpy(), table["n"].to_numpy()
+        received_us = np.repeat([info.received_at_us for _, info in given], counts)
+        self.stable = np.repeat([info.stability is Stability.STABLE for _, info in given], counts)
+        #: Where each row stands that was new: it had not been given before, not as tentative
+        #: either.
+        self.new = np.unique(4 * self.n + self.source, return_index=True)[1]
+        self.new_source, self.new_at_us = self.source[self.new], received_us[self.new]
+        self.new_delay_ms = (self.new_at_us - times_us(table, "ts")[self.new]) / 1_000
+
+    def delay_new_ms(self, since_us: int, until_us: int) -> float:
+        """Delay_new (section 2.3): the longest from the stamp of a row to its first delivery, of
+        the streams that were not cut, over the rows that were new in this time."""
+        new = (self.new_at_us >= since_us) & (self.new_at_us <= until_us)
+        return float(self.new_delay_ms[new & (self.new_source != int(CUT[1:]))].max())
+
+    def lossless(self, made: Sequence[Numbered], since_us: int, until_us: int) -> bool:
+        """Of all rows stamped in this time each is there as stable, once."""
+        for rows in made:
+            assert rows.since is not None
+            due = np.arange(max(rows.since, rows.due(since_us)), rows.due(until_us))
+            mine = self.n[self.stable & (self.source == rows.source)]
+            mine = np.sort(mine[(mine >= rows.due(since_us)) & (mine < rows.due(until_us))])
+            if not np.array_equal(mine, due):
+                return False
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure, as it went: when it was caused, and when nothing was left of it."""
+    """One failure, as it went."""
 
-    stream: str
     failure_s: float
     cut_at_us: int
     healed_at_us: int
-    #: When the node was first given something by the stream again: readers try now and then.
+    #: When the node first got something of the stream again: it tries every 0.4 s or more often.
     back_at_us: int
-    #: When the client had REC_DONE, or where nothing was tentative the last bucket that was late.
+    #: When the client had REC_DONE, or, where nothing was tentative, the first bucket in time.
     over_at_us: int
-    #: First and last bucket that may have been delayed.
     tentative_rows: int
-    tentative_buckets: int
-    missing: tuple[str, ...]
+
+    @property
+    def until_us(self) -> int:
+        """As long as it may be felt."""
+        return self.over_at_us + int(AFTER_S * 1e6)
+
+    @property
+    def missing_s(self) -> float:
+        """How long the node was without the stream."""
+        return (self.back_at_us - self.cut_at_us) / 1e6
 
     @property
     def stabilization_ms(self) -> float:
+        """From the first sign of the stream to REC_DONE at the client."""
         return (self.over_at_us - self.back_at_us) / 1_000
 
 
-def fail(run: Breakable, watch: Watch, stream: str, seconds: float, *, after_s: float) -> Failure:
+def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
     """Cut the stream for so long, then wait until everything is corrected, and a while longer."""
-    width_us, stop = run.network.width_us, threading.Event()
-    given, before = len(watch.given), watch.client.undos
+    width_us, pause = run.network.width_us, threading.Event()
+    given = len(watch.given)
     cut_at = now_us()
-    run.cut(stream)
-    stop.wait(seconds)
+    run.cut(CUT)
+    pause.wait(seconds)
     healed_at = now_us()
-    run.heal(stream)
+    run.heal(CUT)
 
     def over() -> bool:
+        """Stable again, up to a bucket that was not late."""
         run.raise_failure()
-        known = watch.client.position
-        late = [info for _, info in watch.given[given:]]
-        corrected = watch.client.tentative_upto is None and (
-            watch.client.undos == before or any(info.rec_done for info in late)
+        client, late = watch.client, [info for _, info in watch.given[given:]]
+        tentative = any(info.stability is Stability.TENTATIVE for info in late)
+        corrected = client.tentative_upto is None and (
+            not tentative or any(info.rec_done for info in late)
         )
-        return corrected and known is not None and known >= healed_at // width_us
+        return corrected and client.position is not None and client.position > healed_at // width_us
 
     watch.wait(over)
     infos = [info for _, info in watch.given[given:]]
     done = [info.received_at_us for info in infos if info.rec_done]
-    stable = [
+    in_time = [
         info.received_at_us
         for info in infos
-        if info.stability is Stability.STABLE and info.rows and info.bucket >= healed_at // width_us
+        if info.rows and info.stability is Stability.STABLE
+        if info.bucket >= healed_at // width_us
     ]
-    stop.wait(after_s)
-    tentative = [info for info in infos if info.stability is Stability.TENTATIVE]
-    return Failure(
-        stream, seconds, cut_at, healed_at, run.back_at_us[stream],
-        done[-1] if done else stable[0],
-        sum(info.rows for info in tentative), len({info.bucket for info in tentative}),
-        tuple(sorted({name for info in tentative for name in info.missing})),
+    failure = Failure(
+        seconds, cut_at, healed_at, run.back_at_us[CUT], done[-1] if done else in_time[0],
+        sum(info.rows for info in infos if info.stability is Stability.TENTATIVE),
     )  # fmt: skip
+    pause.wait(max(0.0, (failure.until_us - now_us()) / 1e6))
+    last = now_us() // width_us
+    watch.wait(lambda: watch.client.position is not None and watch.client.position >= last)
+    return failure
+
+
+def failures(
+    network: hf.Network, seconds: Sequence[float], *, warm_s: float,
+    said: Callable[[Failure], None] = lambda failure: None,
+) -> tuple[list[Failure], Seen]:  # fmt: skip
+    """One failure after the other in one run of the network, and what its client was given."""
+    found: list[Failure] = []
+    run = Breakable(network, options=hf.Options(archive=False))
+    with (
+        run,
+        Watch(run.client("merged", tentative=True)) as watch,
+        Watch(run.client("counts", tentative=True)),
+    ):
+        watch.wait(lambda: watch.client.position is not None)
+        threading.Event().wait(warm_s)
+        for failure_s in seconds:
+            found.append(fail(run, watch, failure_s))
+            said(found[-1])
+        seen = Seen(watch)
+    return found, seen

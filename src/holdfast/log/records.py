@@ -91,6 +91,15 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Retired:
+    """It was decided that the stream is over: from this bucket on everybody goes on without it."""
+
+    stream: str
+    from_bucket: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trim:
     """Segments up to `upto` are given up. Their files are deleted after this, never before."""
 
@@ -150,7 +159,9 @@ class Note:
     text: str
 
 
-_OfStreams = Open | Added | Boundary | Tentative | Undo | RecDone | Ended | Trim | Ack | Token
+_OfStreams = (
+    Open | Added | Boundary | Tentative | Undo | RecDone | Ended | Retired | Trim | Ack | Token
+)
 Record = Epoch | _OfStreams | Counter | State | DropState | Note
 
 _KINDS: dict[str, type[Record]] = {
@@ -162,6 +173,7 @@ _KINDS: dict[str, type[Record]] = {
     "undo": Undo,
     "rec_done": RecDone,
     "ended": Ended,
+    "retired": Retired,
     "trim": Trim,
     "ack": Ack,
     "token": Token,

@@ -25,6 +25,7 @@ from holdfast.log.records import (
     Open,
     RecDone,
     Record,
+    Retired,
     State,
     Tentative,
     Token,
@@ -63,6 +64,8 @@ class StreamState:
     tentative: list[Segment] = field(default_factory=list)
     undos: int = 0
     rec_dones: int = 0
+    #: The decision that ended it, if it did not end by itself.
+    retired: Retired | None = None
 
     @property
     def tentative_upto(self) -> int | None:
@@ -79,8 +82,13 @@ class StreamState:
         return StreamState(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,
             self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
-            list(self.spans), list(self.tentative), self.undos, self.rec_dones,
+            list(self.spans), list(self.tentative), self.undos, self.rec_dones, self.retired,
         )  # fmt: skip
+
+    @property
+    def received(self) -> int:
+        """Every reader has had everything up to this bucket."""
+        return min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
 
     @property
     def trimmable(self) -> int:
@@ -141,6 +149,11 @@ def fold(state: LogState, record: Record) -> None:
             stream.rec_dones = record.number
         case Ended():
             state.stream(record.stream).ended = True
+        case Retired():
+            stream = state.stream(record.stream)
+            whole = record.from_bucket == stream.complete_upto + 1
+            _require(whole and not stream.ended, record, "the buckets before are not whole")
+            stream.ended, stream.retired = True, record
         case Trim():
             stream = state.stream(record.stream)
             _require(record.upto <= stream.complete_upto, record, "the buckets are not whole yet")
@@ -197,7 +210,7 @@ def snapshot(state: LogState) -> list[Record]:
         if stream.rec_dones:
             records.append(RecDone(stream.name, stream.complete_upto, stream.rec_dones))
         if stream.ended:
-            records.append(Ended(stream.name))
+            records.append(stream.retired or Ended(stream.name))
         records += stream.acks.values()
     records += [Token(stream, token) for stream, token in state.tokens.items()]
     records += [Counter(name, value) for name, value in state.counters.items()]

@@ -43,6 +43,7 @@ from holdfast.log.records import (
     Epoch,
     Open,
     Record,
+    Retired,
     State,
     Tentative,
     Trim,
@@ -347,6 +348,11 @@ class Log:
         with self.changed:
             return self._stream(stream).trimmable
 
+    def received(self, stream: str) -> int:
+        """The last bucket that every reader that ever acknowledged anything has had."""
+        with self.changed:
+            return self._stream(stream).received
+
     def trim(self, stream: str, upto: int) -> None:
         """Gives up the whole buckets up to `upto`: first the record, then the files."""
         if self.archive:
@@ -384,6 +390,10 @@ class Log:
     def token(self, stream: str) -> str | None:
         with self.changed:
             return self._state.tokens.get(stream)
+
+    def retired(self, stream: str) -> Retired | None:
+        with self.changed:
+            return self._stream(stream).retired
 
     def counter(self, name: str) -> int:
         with self.changed:

@@ -46,6 +46,7 @@ def options_of(seed: int) -> Options:
         recovery="checkpoint" if recovery == "checkpoint" else "replay",
         checkpoint_buckets=chance.choice(buckets),
         group_buckets_max=chance.choice([2, 256]),
+        buffer_buckets=chance.choice([None, None, None, 24]),
     )
 
 
@@ -101,14 +102,14 @@ def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
     wipes = ["wipe", "wipe", "wipe", "wipe", "replace"] if targets.wipes else []
     do = chance.choice(
         [*wipes, "kill", "kill", "torn", "torn", "torn", "torn", "torn", "pause", "slow", "full",
-         "full", "skew", "silent", "silent", "silent", "cut", "cut", "cut", "reset", "delay",
-         "throttle", "repeat", "damage"]
+         "full", "skew", "retire", "silent", "silent", "silent", "cut", "cut", "cut", "reset",
+         "delay", "throttle", "repeat", "damage"]
     )  # fmt: skip
     value = 0.0
     match do:
         case "wipe" | "replace" | "slow":
             on = targets.one_of(targets.nodes, chance)
-        case "skew" | "silent":
+        case "skew" | "silent" | "retire":
             on = targets.one_of(targets.sources, chance)
         case "cut" | "reset" | "delay" | "throttle" | "repeat" | "damage":
             on = _link(chance, targets.everybody)

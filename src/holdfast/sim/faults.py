@@ -79,6 +79,10 @@ def apply(fault: Fault, cast: Cast) -> Heal:
             assert isinstance(process, SourceProcess)
             process.silent = True
             return lambda: setattr(process, "silent", False)
+        case "retire":
+            assert isinstance(process, SourceProcess)
+            process.silent = True
+            return process.retire
     assert isinstance(process, NodeProcess)
     if fault.do == "slow":
         process.slowness = fault.value

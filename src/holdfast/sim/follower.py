@@ -102,6 +102,7 @@ class Follower:
         #: What is to be said to every replica: received, no longer needed, epoch of the reader.
         self.position: tuple[int, int, int] | None = None
         self.ended = False
+        self._paused_until = 0
 
     @property
     def connection(self) -> Connection | None:
@@ -152,6 +153,9 @@ class Follower:
 
     def _ask(self, replica: str) -> None:
         if self.ended:
+            return
+        if self.reader.world.now < self._paused_until:
+            self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
             return
         address = self._addresses.get(replica)
         if address is None:
@@ -301,8 +305,19 @@ class Follower:
 
     def _drop(self, connection: Connection, why: str, retry_us: int | None = None) -> None:
         self.reader.world.say(self.reader.name, "lost", self.stream, f"({why})")
-        self._close(connection.correcting)
-        self._lost(connection.replica, retry_us)
+        if self.connections.get(connection.correcting) is connection:
+            self._close(connection.correcting)
+        if retry_us is not None and self._many:
+            self._pause(retry_us)
+        else:
+            self._lost(connection.replica, retry_us)
+
+    def _pause(self, for_us: int) -> None:
+        """The reader has no space: nobody is read for a while."""
+        self._paused_until = self.reader.world.now + for_us
+        self._close(False)
+        self._close(True)
+        self.upstream = Upstream(self.upstream.replicas, self.following)
 
     def _close(self, correcting: bool) -> None:
         self._tickets[correcting] += 1

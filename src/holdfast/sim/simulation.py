@@ -44,7 +44,7 @@ RECOVERY_US = 6 * S
 CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
 LOOK_US = 100_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
-SLACK_BUCKETS = 8
+SLACK_BUCKETS = 12
 
 
 def held_buckets(network: Network, options: Options) -> int:
@@ -176,7 +176,9 @@ class Simulation:
 
     def _expect(self) -> None:
         """Looked at often: processes die, come back and connect whenever they like."""
-        for expected in self._oracle.expect(self.world.now, clear=not self._unclear):
+        # At the bound of its buffer a source stops for the sake of one reader, and all others wait.
+        clear = not self._unclear and self.options.buffer_buckets is None
+        for expected in self._oracle.expect(self.world.now, clear=clear):
             self.history.add(expected)
         self.world.at(self.world.now + LOOK_US, self._expect)
 

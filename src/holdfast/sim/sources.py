@@ -50,6 +50,8 @@ class SourceProcess(Member):
         super().__init__(world, op.name, wire)
         self.network, self.op, self.history = network, op, history
         self._kept_for_ever = kept_for_ever(network, options)
+        self._buffer_buckets = options.buffer_buckets
+        self._retired = False
         self._seed = list(f"{world.seed}/{self.name}".encode())
         self._block: tuple[int, Any, Any, list[list[float]]] | None = None
         #: The application stands still: nothing is pushed, nothing closed.
@@ -62,7 +64,11 @@ class SourceProcess(Member):
         self._logged_upto = bucket_of(EPOCH_US, network.width_us) - 1
 
     def up(self) -> None:
-        self.source = Source(self.op, self.log, self.network.width_us, clock=self.clock)
+        self.source = Source(
+            self.op, self.log, self.network.width_us, clock=self.clock,
+            buffer_buckets=self._buffer_buckets,
+            received=lambda: self.service.received(self.name),
+        )  # fmt: skip
         self.source.start(EPOCH_US)
         self.service.logs[self.name] = self.log
         self.service.readers[self.name] = set(readers_of(self.network)[self.name])
@@ -115,11 +121,14 @@ class SourceProcess(Member):
     def _tick(self) -> None:
         if not self.silent:
             try:
-                if self.ending:
+                if self._retired:
+                    self.source.retire("a scenario said so")
+                elif self.ending:
                     self.source.end()
                 else:
                     self.source.advance(self.clock())
             except StorageFull:
+                self._note()
                 self.after(FULL_US, self._tick)
                 return
             self._note()
@@ -127,6 +136,11 @@ class SourceProcess(Member):
                 self.note_held([self.name], self._kept_for_ever)
         if not self.ending:
             self._plan_tick()
+
+    def retire(self) -> None:
+        """Somebody decides that the application never comes back."""
+        self.silent, self._retired = False, True
+        self.finish()
 
     def finish(self) -> None:
         """The application is done: everything is closed and the stream ends."""

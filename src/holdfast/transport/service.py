@@ -141,8 +141,9 @@ class Service:
     calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     #: Who must have acknowledged before anything of a stream is trimmed.
     readers: dict[str, set[str]] = field(default_factory=dict)
-    #: Told after acknowledgements: the stream, and up to where none of its readers needs it.
-    on_ack: list[Callable[[str, int], None]] = field(default_factory=list)
+    #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
+    #: where all of them have had it.
+    on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat_s: float = HEARTBEAT_S
     #: How this replica stands with each of its outputs; a stream that is not here is stable.
@@ -246,14 +247,22 @@ class Service:
         if stream not in log.streams():
             return
         answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
-        # A reader that has not spoken yet needs everything.
-        if self.readers.get(stream, set()) <= set(log.readers(stream)):
+        if self.all_spoke(stream):
             upto, info = log.trimmable(stream), log.info(stream)
             for told in self.on_ack:
-                told(stream, upto)
+                told(stream, upto, log.received(stream))
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
                 with suppress(StorageFull):  # put off: what is kept too long does no harm
                     log.trim(stream, upto)
+
+    def received(self, stream: str) -> int:
+        """The last bucket of a stream that all its readers have had."""
+        log = self._log(stream)
+        return log.received(stream) if self.all_spoke(stream) else log.info(stream).starts_at - 1
+
+    def all_spoke(self, stream: str) -> bool:
+        """A reader that has not spoken yet needs everything."""
+        return self.readers.get(stream, set()) <= set(self._log(stream).readers(stream))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:

@@ -1,0 +1,156 @@
+"""A missing input on Spark: tentative results, UNDO, corrections, REC_DONE (Borealis sections 3.3,
+3.4), and in the end the same rows as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.client import BucketInfo
+from holdfast.engine.session import Sessions
+from holdfast.experiments.failing import Breakable, Watch
+from holdfast.model.schema import arrow_schema
+from holdfast.types import Stability
+from tests.spark.harness import digests, run_network
+
+WIDTH_US = 100_000
+LIMIT_S = 60.0
+SCHEMA = "ts timestamp, key string, x long"
+SOURCES = ("left", "right")
+OUTPUTS = ("rows", "counts", "pairs")
+
+
+def network(**protection: Any) -> hf.Network:
+    """A union and a window over it, which go on with one side, and a join, which does not."""
+    net = hf.Network("missing", bucket="100ms")
+    left, right = (net.source(name, SCHEMA, time="ts", clock="manual") for name in SOURCES)
+    both = net.union(left, right)
+    net.output("rows", both.filter("x > 0"))
+    net.output("counts", both.window("300ms", slide="100ms").group_by("key").agg(n=hf.count()))
+    net.output("pairs", left.join(right.map("ts", "key", y="x"), on=["key"], within="100ms"))
+    net.protect("main", failure="process", **protection)
+    return net
+
+
+def rows(name: str, bucket: int) -> dict[str, Any]:
+    rng = np.random.default_rng([SOURCES.index(name), bucket])
+    times = np.sort(rng.integers(bucket * WIDTH_US, (bucket + 1) * WIDTH_US, 20))
+    keys = np.char.add("k", rng.integers(0, 4, 20).astype(str))
+    return {"ts": times, "key": keys, "x": rng.integers(-9, 99, 20)}
+
+
+def push(run: Breakable, lo: int, hi: int) -> None:
+    for bucket in range(lo, hi):
+        for name in SOURCES:
+            run.source(name).push(rows(name, bucket))
+            run.source(name).advance((bucket + 1) * WIDTH_US)
+
+
+def undisturbed(net: hf.Network, upto: int, sessions: Sessions) -> dict[str, tuple[int, str]]:
+    schema = arrow_schema(SCHEMA)
+    tables = {
+        name: pa.concat_tables(
+            [pa.table(rows(name, bucket)).cast(schema) for bucket in range(upto)]
+        )
+        for name in SOURCES
+    }
+    return digests(run_network(net, tables, sessions))
+
+
+@contextmanager
+def watched(net: hf.Network) -> Iterator[tuple[Breakable, dict[str, Watch]]]:
+    with Breakable(net) as run, ExitStack() as stack:
+        clients = {name: run.client(name, tentative=True) for name in OUTPUTS}
+        yield run, {name: stack.enter_context(Watch(client)) for name, client in clients.items()}
+
+
+def reach(watches: dict[str, Watch], bucket: int) -> None:
+    for watch in watches.values():
+        watch.wait(lambda watch=watch: (watch.client.position or -1) >= bucket, LIMIT_S)
+
+
+def given_upto(watch: Watch, bucket: int) -> None:
+    watch.wait(lambda: watch.client.tentative_upto == bucket, LIMIT_S)
+
+
+def to_the_end(run: Breakable, watches: dict[str, Watch]) -> dict[str, tuple[int, str]]:
+    """What is stable in the end, and as it was given: each row as often as it came."""
+    for name in SOURCES:
+        run.source(name).end()
+    for watch in watches.values():
+        watch.wait(lambda watch=watch: watch.client.ended, LIMIT_S)
+    run.raise_failure()
+    return digests({
+        name: pa.concat_tables(
+            [table for table, info in watch.given if info.stability is Stability.STABLE]
+        )
+        for name, watch in watches.items()
+    })  # fmt: skip
+
+
+def is_tentative(info: BucketInfo) -> bool:
+    return info.stability is Stability.TENTATIVE
+
+
+def told(infos: list[BucketInfo]) -> list[str]:
+    """The story of an output: stretches of the same kind once."""
+    kinds = ["UNDO" if info.undo else "REC_DONE" if info.rec_done else str(info.stability)
+             for info in infos]  # fmt: skip
+    return [kind for at, kind in enumerate(kinds) if kinds[at - 1 : at] != [kind]]
+
+
+@pytest.mark.parametrize("reconcile", ["checkpoint", "undo"])
+def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions: Sessions) -> None:
+    net = network(reconcile=reconcile, x="1s")
+    with watched(net) as (run, watches):
+        given, pairs = watches["rows"], watches["pairs"]
+        push(run, 0, 5)
+        reach(watches, 4)
+        for cut_at in (5, 15):  # a corrected failure leaves nothing that disturbs the next
+            seen = len(given.given)
+            run.cut("right")
+            push(run, cut_at, cut_at + 5)
+            for name in ("rows", "counts"):
+                given_upto(watches[name], cut_at + 4)
+            tentative = [info for info in given.infos() if is_tentative(info)][-5:]
+            assert [info.bucket for info in tentative] == list(range(cut_at, cut_at + 5))
+            assert {info.missing for info in tentative} == {("right",)}
+            assert given.client.position == cut_at - 1, "nothing is stable without its input"
+            assert pairs.client.position == cut_at - 1, "a join waits for both sides"
+            run.heal("right")
+            given.wait(lambda seen=seen: any(i.rec_done for _, i in given.given[seen:]), LIMIT_S)
+            story = [info for _, info in given.given[seen:]]
+            assert told(story)[:3] == ["TENTATIVE", "UNDO", "STABLE"]
+            (undo,) = (info for info in story if info.undo)
+            assert undo.bucket == cut_at - 1 and undo.rows == 0
+            push(run, cut_at + 5, cut_at + 10)
+            reach(watches, cut_at + 9)
+        found = to_the_end(run, watches)
+    assert not any(is_tentative(info) or info.undo for info in pairs.infos())
+    for watch in watches.values():
+        stable = [info.bucket for info in watch.infos() if info.rows and not is_tentative(info)]
+        assert stable == sorted(set(stable)), "a stable bucket is given once, in order"
+    assert found == undisturbed(net, 25, sessions)
+
+
+def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:
+    """Section 5.1: blocking is the first defence."""
+    net = network(x="10min")
+    with watched(net) as (run, watches):
+        push(run, 0, 5)
+        reach(watches, 4)
+        run.cut("right")
+        push(run, 5, 10)
+        paths = run.nodes["main"].performer.core.paths
+        watches["rows"].wait(lambda: paths["rows"].sunion.complete_upto["left"] == 9, LIMIT_S)
+        run.heal("right")
+        reach(watches, 9)
+        found = to_the_end(run, watches)
+    assert [told(watch.infos()) for watch in watches.values()] == [["STABLE"]] * 3
+    assert found == undisturbed(net, 10, sessions)

@@ -136,6 +136,7 @@ class Client:
         then the tentative ones; then the position is durable and acknowledged."""
         if delivery.info is not None:
             self._open(delivery.info)
+            self._said = None  # whoever speaks may be new, and not know how far we are
         stable_news = self.position is None or delivery.upto > self.position
         if self.tentative_upto is not None and (delivery.undone or stable_news):
             self.tentative_upto = None

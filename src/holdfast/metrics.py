@@ -19,6 +19,7 @@ from holdfast.errors import SetupError
 from holdfast.monitor import Monitor
 from holdfast.source import Source
 from holdfast.supervise import NodeProcess
+from holdfast.types import OutputState
 
 if TYPE_CHECKING:
     from holdfast.node import Node
@@ -89,15 +90,21 @@ class Metrics(Collector):
     def _of_nodes(self) -> Iterator[Metric]:
         steps = _counter("node_steps", "Steps of the node", "node")
         seconds = _gauge("node_step_seconds", "Median of the last hundred steps", "node")
+        tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
+        states = _gauge("path_state", "1 for the state the path is in", "node", "path", "state")
         for name, node in list(self._nodes.items()):
             told = node.status()
             steps.add_metric([name], told["steps"])
             if told["step_ms"] is not None:
                 seconds.add_metric([name], told["step_ms"] / 1_000)
+            tentative.add_metric([name], told["tentative_steps"])
+            for path, standing in told["paths"].items():
+                for state in OutputState:
+                    states.add_metric([name, path, state.value], standing["state"] == state)
         restarts = _counter("node_restarts", "Times the process was started again", "node")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
-        return iter((steps, seconds, restarts))
+        return iter((steps, seconds, tentative, states, restarts))
 
 
 def _judged(told: Mapping[str, Any]) -> bool:

@@ -172,6 +172,9 @@ class Node:
                     switched=lambda replica, us: self.switches.append((replica, us)),
                     heartbeat_s=self._options.heartbeat_s,
                 ):  # fmt: skip
+                    if delivery.info is not None and stream in self._positions:
+                        # Whoever speaks may be new, and not know how far we are.
+                        self._acks[stream].put(self._positions[stream][1:])
                     self.performer.receive(delivery)
                 return
             except StorageFull as err:  # what could not be taken is delivered again

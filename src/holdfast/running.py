@@ -136,6 +136,11 @@ class Run:
         self.service.calls["epoch"] = self._epoch
         self.service.calls["register"] = self._register
         self.service.calls["locate"] = self._locate
+        self.service.calls["makers"] = lambda body: {
+            "makers": list(self.makers(body["stream"], "").keys())
+            if body["stream"] in self._producers
+            else []
+        }
         if self.deployment == "local":
             self._start_local()
         self.server = FlightServer(self.service, self.options.host, self.options.port)
@@ -277,7 +282,15 @@ class Run:
             },
             "nodes": nodes,
             "clients": {
-                client.output: {"position": client.position, "reconnects": client.reconnects}
+                client.output: {
+                    "position": client.position,
+                    "tentative_upto": client.tentative_upto,
+                    "tentative_rows": client.tentative_rows,
+                    "undos": client.undos,
+                    "reads": client.switches[-1][0] if client.switches else None,
+                    "switches": max(0, len(client.switches) - 1),
+                    "reconnects": client.reconnects,
+                }
                 for client in self._clients
             },
             "contracts": self.monitor.contracts(),
@@ -378,8 +391,8 @@ class Run:
         return {"current": known, "readers": readers}
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Where a stream is made, or one replica that makes it (`maker`)."""
-        maker: str = body.get("maker") or self._producers[body["stream"]][0]
+        """Where a source, or one replica of whoever makes a stream, is for a reader."""
+        maker: str = body["maker"]
         address: str | None = self.server.address
         if self.deployment == "processes" and maker not in self.sources:
             address = self.controller.address(maker)

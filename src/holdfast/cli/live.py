@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,12 +18,13 @@ from rich.console import Console
 
 from holdfast.cli.find import running, storage_of
 from holdfast.cli.show import show_report
-from holdfast.client import BucketInfo
+from holdfast.client import BEFORE_ALL, BucketInfo
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
-from holdfast.errors import InputError
+from holdfast.errors import InputError, TransportError
 from holdfast.running import Run
 from holdfast.transport.flight import FlightPeer
+from holdfast.types import Stability
 
 SHOWN_ROWS = 3
 
@@ -40,16 +41,14 @@ class Printer:
 
     def __call__(self, table: pa.Table, info: BucketInfo) -> None:
         with self._lock:
-            self.buckets += 1
-            self.rows += info.rows
-            self.delays_ms.append(info.delay_us / 1_000)
             at = datetime.fromtimestamp(info.received_at_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
             self._console.print(
-                f"[dim]{at}[/dim] [bold]{info.output}[/bold] bucket {info.bucket} "
-                f"[green]{info.stability.value}[/green] {info.rows} rows, "
-                f"{info.delay_us / 1_000:.0f} ms after its end",
-                highlight=False,
+                f"[dim]{at}[/dim] [bold]{info.output}[/bold] {told(info)}", highlight=False
             )
+            if info.stability is Stability.STABLE and not (info.undo or info.rec_done):
+                self.buckets += 1
+                self.rows += info.rows
+                self.delays_ms.append(info.delay_us / 1_000)
             for row in table.slice(0, SHOWN_ROWS).to_pylist():
                 text = "  ".join(f"{key}={_text(value)}" for key, value in row.items())
                 self._console.print(
@@ -64,6 +63,20 @@ class Printer:
             self._console.print(
                 f"[dim]{at}[/dim] [{color}]{text}[/{color}]", highlight=False, soft_wrap=True
             )
+
+
+def told(info: BucketInfo) -> str:
+    """What came, in one line."""
+    if info.undo:
+        return f"[yellow]UNDO[/yellow] everything tentative after bucket {info.bucket}"
+    if info.rec_done:
+        return f"[green]REC_DONE[/green] corrected up to bucket {info.bucket}"
+    color = "green" if info.stability is Stability.STABLE else "yellow"
+    without = f", without {', '.join(info.missing)}" if info.missing else ""
+    return (
+        f"bucket {info.bucket} [{color}]{info.stability.value}[/{color}] {info.rows} rows, "
+        f"{info.delay_us / 1_000:.0f} ms after its end{without}"
+    )
 
 
 def _text(value: Any) -> str:
@@ -136,10 +149,15 @@ def run_live(
 
 
 def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
-    client = run.client(op.name, durable=True)
+    protected = run.network.protections.values()
+    client = run.client(
+        op.name, durable=True, tentative=any(one.failure != "block" for one in protected)
+    )
+    wants_all = getattr(op.sink, "tentative", False)
 
     def deliver(table: pa.Table, info: BucketInfo) -> None:
-        if op.sink is not None:
+        final = info.stability is Stability.STABLE and not (info.undo or info.rec_done)
+        if op.sink is not None and (final or wants_all):
             op.sink(table, info)
         if printer is not None:
             printer(table, info)
@@ -155,17 +173,31 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
     return thread
 
 
+def _maker(chief: FlightPeer, output: str) -> FlightPeer:
+    """A node that makes the output and answers."""
+    asked: dict[str, Any] = {"stream": output}
+    for maker in chief.call("makers", asked)["makers"]:
+        address = chief.call("locate", {"maker": maker})["address"]
+        if address is not None:
+            peer = FlightPeer(address)
+            with suppress(TransportError):
+                peer.streams()
+                return peer
+    return chief
+
+
 def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
     chief = running(storage)
-    address = chief.call("locate", {"stream": output})["address"]
-    peer = FlightPeer(address) if address else chief
+    peer = _maker(chief, output)
     info = next((info for info in peer.streams() if info.name == output), None)
     if info is None:
         known = ", ".join(info.name for info in peer.streams())
         raise InputError(f"there is no stream {output!r} (streams: {known})")
     start = None if oldest else info.complete_upto + 1
     seen = 0
-    for delivery in peer.follow(output, start, threading.Event()):
+    for delivery in peer.follow(output, start, threading.Event(), BEFORE_ALL):
+        if delivery.undone and not as_json:
+            print(f"{delivery.since - 1} UNDO", flush=True)
         for number, segment in enumerate(delivery.segments):
             for row in delivery.table(number).to_pylist():
                 shown = {
@@ -173,9 +205,8 @@ def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: 
                     for key, value in row.items()
                 }
                 if as_json:
-                    print(
-                        json.dumps({"bucket": segment.id.bucket, **shown}, default=str), flush=True
-                    )
+                    body = {"bucket": segment.id.bucket, "stability": segment.stability.value}
+                    print(json.dumps({**body, **shown}, default=str), flush=True)
                 else:
                     print(
                         f"{segment.id.bucket} {segment.stability.value} "

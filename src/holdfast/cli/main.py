@@ -1,4 +1,4 @@
-"""`holdfast`: run, check, status, tail, audit, experiment, simulate, chaos, version.
+"""`holdfast`: run, check, status, tail, retire, audit, experiment, simulate, chaos, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
 application or the machine is not right, with one message that says what to do. `--debug` adds stack
@@ -91,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         help="durable whole-state checkpoint every N buckets (default: %(default)s)",
     )
     run.add_argument(
+        "--buffer-buckets",
+        type=int,
+        metavar="N",
+        help="stop taking rows when a reader is N buckets behind (default: never)",
+    )
+    run.add_argument(
         "--no-archive",
         action="store_true",
         help="trim source logs and client receipts; no audit later",
@@ -113,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--json", action="store_true", help="one JSON object per row")
     tail.add_argument("-n", "--buckets", type=int, help="stop after N buckets with rows")
     tail.add_argument("--all", action="store_true", help="from the oldest bucket, not from now")
+
+    retire = _command(commands, "retire", "go on without a source for good", _retire)
+    retire.add_argument("source", metavar="SOURCE")
+    retire.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    _storage(retire)
+    retire.add_argument(
+        "--why", default="it does not come back", help="kept in the log with the decision"
+    )
 
     audit = _command(commands, "audit", "compare what clients received with the ideal", _audit)
     _app(audit)
@@ -209,6 +223,7 @@ def _run(args: argparse.Namespace) -> int:
         archive=not args.no_archive,
         port=args.port,
         metrics_port=args.metrics_port,
+        buffer_buckets=args.buffer_buckets,
     )
     if args.audit and args.no_archive:
         raise HoldfastError("--audit wants the archive; leave out --no-archive")
@@ -239,6 +254,17 @@ def _tail(args: argparse.Namespace) -> int:
     from holdfast.cli.live import tail
 
     return tail(_folder(args), args.output, args.json, args.buckets, args.all)
+
+
+def _retire(args: argparse.Namespace) -> int:
+    from holdfast.cli.find import running
+
+    asked = {"source": args.source, "why": args.why}
+    told = running(_folder(args)).call("retire", asked)
+    print(
+        f"source {args.source}: from bucket {told['from_bucket']} on everybody goes on without it"
+    )
+    return 0
 
 
 def _audit(args: argparse.Namespace) -> int:

@@ -51,7 +51,16 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         )
     console.print(sources)
     nodes = Table(title="nodes")
-    for column in ("node", "path", "position", "waits for", "step ms", "state rows", "checkpoint"):
+    for column in (
+        "node",
+        "path",
+        "state",
+        "position",
+        "waits for",
+        "step ms",
+        "rows kept",
+        "checkpoint",
+    ):
         nodes.add_column(column)
     for node in told["nodes"]:
         if node.get("failure"):
@@ -62,6 +71,7 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
             nodes.add_row(
                 node["node"],
                 name,
+                _state(path),
                 str(path["position"]),
                 ", ".join(path["waiting_for"]),
                 str(node["step_ms"]),
@@ -83,6 +93,13 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         )
     for failure in told["failures"]:
         console.print(f"[red]{failure}[/red]")
+
+
+def _state(path: dict[str, Any]) -> str:
+    color = {"STABLE": "green", "UP_FAILURE": "red"}.get(path["state"], "yellow")
+    upto = path["tentative_upto"]
+    tentative = "" if upto is None else f", tentative up to {upto}"
+    return f"[{color}]{path['state']}[/{color}]{tentative}"
 
 
 def contract_word(contract: dict[str, Any]) -> str:

@@ -22,6 +22,8 @@ EXPERIMENTS = {
     "tentative": "what waiting before results turn tentative buys (Borealis Figure 9)",
     "policies": "new rows during a failure and its correction (Borealis Figure 10)",
     "reconcile": "how long a correction takes (Borealis Figure 12, Table 2)",
+    "chain": "a failure before a chain of nodes (Borealis Figure 11)",
+    "overhead": "what protection costs while nothing fails",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
 }

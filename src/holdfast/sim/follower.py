@@ -101,6 +101,7 @@ class Follower:
         self._trimmed: dict[str, Trimmed] = {}
         #: What is to be said to every replica: received, no longer needed, epoch of the reader.
         self.position: tuple[int, int, int] | None = None
+        self._not_said: Callable[[HoldfastError], None] = lambda err: None
         self.ended = False
         self._paused_until = 0
 
@@ -123,7 +124,7 @@ class Follower:
         self, position: tuple[int, int, int], failed: Callable[[HoldfastError], None]
     ) -> None:
         """Say it to whoever is followed; the others hear it with the next question."""
-        self.position = position
+        self.position, self._not_said = position, failed
         if self._many or self.connection is None:
             return
         self._request(
@@ -278,6 +279,9 @@ class Follower:
             connection.broken = connection.dropped = True
             return
         connection.heard_at = self.reader.world.now
+        if delivery.info is not None and self.position is not None:
+            # Whoever speaks may be new, and not know how far we are.
+            self.acknowledge(self.position, self._not_said)
         try:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)

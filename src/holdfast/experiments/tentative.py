@@ -1,0 +1,130 @@
+"""Borealis Figure 9: how long to wait before results turn tentative.
+
+One stream of three is cut for 5 s. A node that has waited for alpha X either goes on holding every
+row for so long (delay) or catches up and processes new ones as they come (process). While results
+are corrected new rows are suspended, so that what is tentative belongs to the failure alone.
+
+The paper prints curves. What its text says of them (section 5.1): with both, Delay_new rises with X
+one to one; with delay the tentative rows fall in proportion to X, `left * (D - alpha X)`; with
+process they are `left * D` as long as there is time to catch up, a step function; `left` is the
+rate of the streams that stayed and D how long the node was without the third.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+
+from holdfast.experiments.failing import ALPHA, WARM_AGAIN_S, WARM_S, failures, merging
+
+#: Rows a second of all three streams, and the failure.
+RATE, FAILURE_S = 3_000, 5.0
+HELD_S = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+QUICK_HELD_S = (1.0, 3.0)
+
+
+def paper_rows(policy: str, held_s: float, missing_s: float) -> int:
+    if missing_s <= held_s:
+        return 0
+    return round(RATE * 2 / 3 * (missing_s - (held_s if policy == "delay" else 0.0)))
+
+
+def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    runs: list[dict[str, Any]] = []
+    repeats = 1 if quick else 3
+    for policy in ("delay", "process"):
+        for held_s in QUICK_HELD_S if quick else HELD_S:
+            network, made = merging(
+                RATE, window_ms=1_000, failure=policy, stabilization="suspend",
+                x=f"{round(1_000 * held_s / ALPHA)}ms",
+            )  # fmt: skip
+            found, seen = failures(
+                network, [FAILURE_S] * repeats, warm_s=WARM_AGAIN_S if runs else WARM_S
+            )
+            for met in found:
+                runs.append(
+                    {
+                        "policy": policy,
+                        "held_ms": round(1_000 * held_s),
+                        "missing_s": round(met.missing_s, 3),
+                        "delay_new_ms_max": round(
+                            seen.delay_new_ms(met.cut_at_us, met.until_us), 1
+                        ),
+                        "tentative_rows": met.tentative_rows,
+                        "tentative_rows_paper": paper_rows(policy, held_s, met.missing_s),
+                        "stabilization_ms": round(met.stabilization_ms, 1),
+                        "lossless": seen.lossless(made, met.cut_at_us, met.until_us),
+                    }
+                )
+                say(
+                    f"{policy}, alpha X {held_s:.1f} s: new rows at most "
+                    f"{runs[-1]['delay_new_ms_max']:.0f} ms late, {met.tentative_rows} tentative"
+                )
+    return {"runs": runs, "failure_s": FAILURE_S, "rows_per_s": RATE, "repeats": repeats}
+
+
+def points(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Means over the repeats; the longest delay of any."""
+    found = []
+    for policy, held_ms in dict.fromkeys((met["policy"], met["held_ms"]) for met in result["runs"]):
+        mine = [
+            met for met in result["runs"] if (met["policy"], met["held_ms"]) == (policy, held_ms)
+        ]
+        found.append(
+            {
+                "policy": policy,
+                "held_ms": held_ms,
+                "delay_new_ms_max": max(met["delay_new_ms_max"] for met in mine),
+                "tentative_rows": sum(met["tentative_rows"] for met in mine) / len(mine),
+                "tentative_rows_paper": sum(met["tentative_rows_paper"] for met in mine)
+                / len(mine),
+                "lossless": all(met["lossless"] for met in mine),
+            }
+        )
+    return found
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(title="A failure of 5 s (Borealis Figure 9); in brackets as its text has it")
+    for column in ("policy", "alpha X", "delay of new rows", "tentative rows", "lossless"):
+        shown.add_column(column, justify="left" if column == "policy" else "right")
+    for met in points(result):
+        shown.add_row(
+            met["policy"], f"{met['held_ms']:.0f} ms",
+            f"{met['delay_new_ms_max']:.0f} ms",
+            f"{met['tentative_rows']:,.0f} ({met['tentative_rows_paper']:,.0f})",
+            "yes" if met["lossless"] else "NO",
+        )  # fmt: skip
+    return shown
+
+
+def plot(result: dict[str, Any], folder: str) -> list[str]:
+    import matplotlib.pyplot as plt
+
+    figure, delay = plt.subplots(figsize=(6.5, 4.5))
+    rows = delay.twinx()
+    for color, policy in (("C0", "process"), ("C1", "delay")):
+        mine = [met for met in points(result) if met["policy"] == policy]
+        x = [met["held_ms"] / 1_000 for met in mine]
+        delay.plot(x, [met["delay_new_ms_max"] / 1_000 for met in mine], "--", marker="s",
+                   color=color, label=f"{policy}: delay")  # fmt: skip
+        rows.plot(x, [met["tentative_rows"] / 1_000 for met in mine], marker="o", color=color,
+                  label=f"{policy}: tentative rows")  # fmt: skip
+        rows.plot(x, [met["tentative_rows_paper"] / 1_000 for met in mine], ":", color=color,
+                  label=f"{policy}: by the paper's text")  # fmt: skip
+    delay.set_xlabel("alpha X (s)")
+    delay.set_ylabel("longest delay of a new row (s)")
+    rows.set_ylabel("tentative rows (thousands)")
+    delay.set_ylim(bottom=0)
+    rows.set_ylim(bottom=0)
+    drawn = [axes.get_legend_handles_labels() for axes in (delay, rows)]
+    delay.legend(drawn[0][0] + drawn[1][0], drawn[0][1] + drawn[1][1], fontsize="small")
+    delay.grid(alpha=0.3)
+    figure.tight_layout()
+    path = os.path.join(folder, "tentative.png")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return [path]

@@ -1,0 +1,86 @@
+"""Words for transcripts of a path whose inputs fail: a node up to where the story begins.
+
+Times are microseconds: a bucket may be held for 1000 after it came, and for 300 where it was held
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.core.consistency import Policy
+from holdfast.core.progress import (
+    Acknowledge,
+    Action,
+    BoundaryArrived,
+    Change,
+    Event,
+    InputOpened,
+    PathPlan,
+    Progress,
+    StepDone,
+    TentativeDone,
+    Tick,
+)
+from holdfast.model.trees import AnyOf, Tree
+from holdfast.types import OutputState
+
+STABLE = Change("p", OutputState.STABLE)
+UP_FAILURE = Change("p", OutputState.UP_FAILURE)
+STABILIZATION = Change("p", OutputState.STABILIZATION)
+
+UNION: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2"))}
+
+DELAY = Policy("delay", "suspend", patience_us=1_000, own_us=300)
+PROCESS = replace(DELAY, failure="process")
+
+
+def plan_of(
+    policy: Policy, trees: Mapping[str, Tree] = UNION, *inputs: str, convergent: bool = True
+) -> PathPlan:
+    return PathPlan(
+        "p", inputs or ("s1", "s2"), tuple(trees), convergent, extent=3, policy=policy, trees=trees
+    )
+
+
+def stable(*plans: PathPlan, **how: int) -> Progress:
+    """A node that is STABLE up to bucket 4, at time 0."""
+    core = Progress(plans, checkpoint_buckets=0, **how)  # type: ignore[arg-type]
+    streams = dict.fromkeys(stream for plan in plans for stream in plan.inputs)
+    for stream in streams:
+        core.handle(InputOpened(0, stream, 0, -1))
+    for stream in streams:
+        core.handle(BoundaryArrived(0, stream, 4))
+    for plan in plans:
+        actions = core.handle(done(0, 4, plan.name))
+        assert actions[-1] == Change(plan.name, OutputState.STABLE)
+    return core
+
+
+def failed(policy: Policy, *, convergent: bool = True) -> Progress:
+    """s2 was missing for more than X: bucket 5 was given as tentative, at 1100."""
+    core = stable(plan_of(policy, convergent=convergent))
+    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
+    assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
+    return core
+
+
+def done(at: int, hi: int, path: str = "p") -> StepDone:
+    return StepDone(at, path, hi, needs_from=hi + 1, horizon=hi)
+
+
+def guessed(at: int, hi: int | None, line: int = 1) -> TentativeDone:
+    return TentativeDone(at, "p", line, hi)
+
+
+def came(at: int, stream: str, upto: int) -> BoundaryArrived:
+    return BoundaryArrived(at, stream, upto)
+
+
+def said(core: Progress, *events: Event) -> list[Action]:
+    """What the last event gives, without what is said upstream."""
+    actions: list[Action] = []
+    for event in events:
+        actions = [a for a in core.handle(event) if not isinstance(a, Acknowledge)]
+    return actions

@@ -58,6 +58,8 @@ class InputIndex:
                 for bucket in [b for b, file in held.items() if not self._there(file.path)]:
                     del held[bucket]
                     found = True
+                # What a step began to read may have been replaced before it was gone.
+                found |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
         return found
 
     def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:

@@ -35,6 +35,7 @@ from holdfast.model.network import Network
 from holdfast.model.trees import patience, tree_of
 from holdfast.soutput import SOutput
 from holdfast.transport.service import Delivery, Service
+from holdfast.types import OutputState
 
 _log = logging.getLogger("holdfast.node")
 #: A full disk is asked again after so long.
@@ -101,6 +102,7 @@ class Performer:
         }
         for output in fragment.outputs:
             service.logs[output] = log
+            service.states[output] = OutputState.STABILIZATION
         service.on_ack.append(self._on_ack)
 
     @property
@@ -330,7 +332,6 @@ class Performer:
                 if path.name not in self.versions:
                     self.versions[path.name] = self.engine.empty(path, action.bucket)
                 for output in path.outputs:
-                    self._service.states[output] = self.core.paths[path.name].consistency.state
                     self._open_output(output, action)
             case core.Run():
                 version = self.versions[action.path]

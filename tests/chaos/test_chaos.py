@@ -11,16 +11,21 @@ from holdfast.chaos.deployment import Deployment
 from holdfast.chaos.runner import run_scenario
 from holdfast.checkers import check, verdict_table
 from holdfast.engine.session import Sessions
-from holdfast.history import Broke, Given, Healed, Ideal
+from holdfast.history import Broke, Given, Healed, Ideal, Undone
 from holdfast.supervise import EXPLAINED
+from holdfast.types import Stability
 
 #: As they come; stream time and state go on from one to the next.
-ORDER = ("kill", "pause", "wipe", "cut", "replace", "one-way", "kills", "slow", "resets", "silent")
+ORDER = {
+    "chain": ("kill", "pause", "wipe", "cut", "replace", "one-way", "kills", "slow", "resets",
+              "silent"),
+    "pair": ("tentative", "partition", "take-over"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def deployment(sessions: Sessions) -> Iterator[Deployment]:
-    deployment = Deployment("chain", sessions.large)
+def deployment(sessions: Sessions, request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    deployment = Deployment(request.param, sessions.large)
     try:
         yield deployment.start()
     finally:
@@ -30,7 +35,11 @@ def deployment(sessions: Sessions) -> Iterator[Deployment]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ORDER)
+@pytest.mark.parametrize(
+    ("deployment", "name"),
+    [(network, name) for network, names in ORDER.items() for name in names],
+    indirect=["deployment"],
+)
 def test_nothing_is_lost_doubled_or_changed(name: str, deployment: Deployment) -> None:
     history = run_scenario(find(name), deployment)
     verdicts = check(history, monitored=True)
@@ -39,9 +48,13 @@ def test_nothing_is_lost_doubled_or_changed(name: str, deployment: Deployment) -
     assert not failed, f"{deployment.storage}\n{verdict_table(verdicts)}"
     assert len(list(history.of(Broke))) == len(list(history.of(Healed))) > 0
     assert list(history.of(Given)) and list(history.of(Ideal))
+    if name == "tentative":
+        assert any(given.stability == Stability.TENTATIVE for given in history.of(Given))
+        assert list(history.of(Undone))
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("deployment", ["chain"], indirect=True)
 def test_the_instance_that_was_replaced_found_out_by_itself(deployment: Deployment) -> None:
     (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
     assert ended.code == EXPLAINED
@@ -50,4 +63,4 @@ def test_the_instance_that_was_replaced_found_out_by_itself(deployment: Deployme
 
 
 def test_every_scenario_is_run() -> None:
-    assert sorted(ORDER) == sorted(SCENARIOS)
+    assert sorted(name for names in ORDER.values() for name in names) == sorted(SCENARIOS)

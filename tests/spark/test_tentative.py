@@ -70,9 +70,9 @@ def watched(net: hf.Network) -> Iterator[tuple[Breakable, dict[str, Watch]]]:
         yield run, {name: stack.enter_context(Watch(client)) for name, client in clients.items()}
 
 
-def reach(watches: dict[str, Watch], bucket: int) -> None:
-    for watch in watches.values():
-        watch.wait(lambda watch=watch: (watch.client.position or -1) >= bucket, LIMIT_S)
+def stable_upto(watches: dict[str, Watch], bucket: int) -> None:
+    for client, watch in ((watch.client, watch) for watch in watches.values()):
+        watch.wait(lambda c=client: c.position is not None and c.position >= bucket, LIMIT_S)
 
 
 def given_upto(watch: Watch, bucket: int) -> None:
@@ -111,7 +111,7 @@ def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions
     with watched(net) as (run, watches):
         given, pairs = watches["rows"], watches["pairs"]
         push(run, 0, 5)
-        reach(watches, 4)
+        stable_upto(watches, 4)
         for cut_at in (5, 15):  # a corrected failure leaves nothing that disturbs the next
             seen = len(given.given)
             run.cut("right")
@@ -130,7 +130,7 @@ def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions
             (undo,) = (info for info in story if info.undo)
             assert undo.bucket == cut_at - 1 and undo.rows == 0
             push(run, cut_at + 5, cut_at + 10)
-            reach(watches, cut_at + 9)
+            stable_upto(watches, cut_at + 9)
         found = to_the_end(run, watches)
     assert not any(is_tentative(info) or info.undo for info in pairs.infos())
     for watch in watches.values():
@@ -144,13 +144,13 @@ def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:
     net = network(x="10min")
     with watched(net) as (run, watches):
         push(run, 0, 5)
-        reach(watches, 4)
+        stable_upto(watches, 4)
         run.cut("right")
         push(run, 5, 10)
         paths = run.nodes["main"].performer.core.paths
         watches["rows"].wait(lambda: paths["rows"].sunion.complete_upto["left"] == 9, LIMIT_S)
         run.heal("right")
-        reach(watches, 9)
+        stable_upto(watches, 9)
         found = to_the_end(run, watches)
     assert [told(watch.infos()) for watch in watches.values()] == [["STABLE"]] * 3
     assert found == undisturbed(net, 10, sessions)

@@ -80,7 +80,7 @@ class Deployment:
             os.environ["JAVA_TOOL_OPTIONS"] = f"{self._java_options or ''} {JAVA_OPTIONS}".strip()
             self.run.start()
             for op in self.network.outputs:
-                client = self.run.client(op.name)
+                client = self.run.client(op.name, tentative=bool(self.network.protections))
                 self.clients.append(client)
                 self._readers.append(
                     threading.Thread(

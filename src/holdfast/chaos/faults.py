@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.chaos.proxy import Link
 from holdfast.errors import InputError
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import fragments, producers_of, replicas_of
 from holdfast.model.network import Network
 from holdfast.scenario import KINDS, Fault, Scenario, ends_of
 
@@ -24,18 +24,19 @@ REPLACED_S = 60.0
 
 def links_of(network: Network) -> list[tuple[str, str]]:
     """Who sends rows to whom: sources and nodes to nodes, nodes to clients."""
-    makers = {stream: part.name for part in fragments(network) for stream in part.outputs}
+    makers = producers_of(network)
     found = []
     for part in fragments(network):
-        found += [(makers.get(stream, stream), part.name) for stream in part.inputs]
-        if any(op.name in part.outputs for op in network.outputs):
-            found.append((part.name, CLIENT))
+        for node in replicas_of(network, part.name):
+            found += [(maker, node) for stream in part.inputs for maker in makers[stream]]
+            if any(op.name in part.outputs for op in network.outputs):
+                found.append((node, CLIENT))
     return list(dict.fromkeys(found))
 
 
 def check(scenario: Scenario, network: Network) -> None:
     """Raise InputError with the first fault that real processes cannot have."""
-    nodes = [part.name for part in fragments(network)]
+    nodes = [node for part in fragments(network) for node in replicas_of(network, part.name)]
     sources = [op.name for op in network.sources]
     for number, fault in enumerate(scenario.faults, 1):
         where = f"scenario {scenario.name!r}, fault {number} ({fault})"

@@ -64,4 +64,8 @@ chain = hf.Network("chain", bucket="200ms")
 _kept = chain.union(*(tap.on("first") for tap in _taps(chain))).filter("x % 10 <> 0", name="kept")
 _outputs(chain, _kept.on("second"))
 
-NETWORKS: Mapping[str, hf.Network] = {net.name: net for net in (single, chain)}
+pair = hf.Network("pair", bucket="200ms")
+_outputs(pair, pair.union(*_taps(pair)).filter("x % 10 <> 0"))
+pair.protect("main", replicas=2, failure="process", stabilization="process", x="1500ms")
+
+NETWORKS: Mapping[str, hf.Network] = {net.name: net for net in (single, chain, pair)}

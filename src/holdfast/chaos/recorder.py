@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 
 from holdfast.client import BucketInfo, Client
-from holdfast.history import Event, Given, Row, Stopped
+from holdfast.history import Event, Given, Row, Stopped, Undone
 from holdfast.source import now_us
 
 
@@ -34,10 +34,13 @@ def record(client: Client, recorder: Recorder, may_read: threading.Event) -> Non
 
     def take(table: pa.Table, info: BucketInfo) -> None:
         may_read.wait()
-        recorder.add(
-            Given(now_us(), client.name, client.output, info.bucket, rows_of(table),
-                  info.stability.value)
-        )  # fmt: skip
+        if info.undo:
+            recorder.add(Undone(now_us(), client.name, client.output, info.bucket))
+        elif not info.rec_done:
+            recorder.add(
+                Given(now_us(), client.name, client.output, info.bucket, rows_of(table),
+                      info.stability.value)
+            )  # fmt: skip
 
     try:
         client.foreach_bucket(take)

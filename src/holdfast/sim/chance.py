@@ -53,7 +53,7 @@ def options_of(seed: int) -> Options:
 def protect(network: Network, seed: int) -> None:
     """What the fragments do when inputs are missing: also by lot, and nothing without a seed."""
     chance = random.Random(f"protection/{seed}")
-    if not seed or chance.random() < 0.3:
+    if network.protections or not seed or chance.random() < 0.3:
         return
     x, most = chance.choice(["600ms", "800ms", "1500ms"]), chance.choice([1, 1, 2, 2, 3])
     for fragment in fragments(network):

@@ -128,6 +128,16 @@ def taps() -> Network:
     return net
 
 
+def pair() -> Network:
+    """Two replicas of one node that go on when a source is missing: what real processes run."""
+    net = Network("pair", bucket=BUCKET)
+    both = net.union(*_sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "1s", "500ms"), contract=Contract(within="3s"))
+    net.output("totals", _totals(both))
+    net.protect("main", replicas=2, failure="process", stabilization="process", x="1500ms")
+    return net
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "single": single,
     "chain": chain,
@@ -136,4 +146,5 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "fan": fan,
     "tree": tree,
     "taps": taps,
+    "pair": pair,
 }

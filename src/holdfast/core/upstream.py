@@ -16,7 +16,7 @@ from holdfast.core.following import Following
 from holdfast.types import OutputState
 
 #: A stable replica that is so many buckets behind another one is left for it.
-LAG_BUCKETS = 6
+LAG_BUCKETS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Upstream:
                 self.correcting = None
         return self._choose()
 
-    def said(self, state: OutputState, replica: str) -> list[Action]:
-        """What comes with the rows: the state they were made in."""
+    def said(self, replica: str, state: OutputState, upto: int) -> list[Action]:
+        """What comes with the rows: the state they were made in, and how far they go."""
         known = self._known.get(replica)
-        if known is None or known.state is state:
+        if known is None:
             return []
-        self._known[replica] = replace(known, state=state)
-        return self._choose()
+        self._known[replica] = replace(known, state=state, upto=max(upto, known.upto))
+        return self._choose() if known.state is not state else []
 
     def takes_tentative(self, replica: str) -> bool:
         return replica == self.main

@@ -286,7 +286,8 @@ class Follower:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)
             if self._many:
-                self._perform(self.upstream.said(delivery.state, connection.replica))
+                said = self.upstream.said(connection.replica, delivery.state, delivery.upto)
+                self._perform(said)
                 if not self.upstream.takes_tentative(connection.replica):
                     delivery = only_stable(delivery)
             self._take(fresh(self.following, delivery, connection.replica))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from holdfast.core.upstream import LAG_BUCKETS
 from holdfast.history import Expected
 from holdfast.model.fragments import Path, fragment_of, producers_of
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, patience, tree_of
@@ -31,8 +32,10 @@ class Oracle:
         self._network = cast.network
         self._makers = producers_of(cast.network)
         self._said: dict[str, tuple[str, int]] = {}
+        # A replica that lags is left at every stage of the way.
+        lag_us = LAG_BUCKETS * cast.network.width_us
         self._within_us = STEP_US + sum(
-            STEP_US + (0 if known is None else known.own_us)
+            STEP_US + lag_us + (0 if known is None else known.own_us)
             for known in patience(cast.network).values()
         )
 

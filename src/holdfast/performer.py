@@ -86,9 +86,10 @@ class Performer:
         self.tentative_steps = 0
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
+        self._plans = {path.name: self._plan(path) for path in fragment.paths}
         resumed = self._recover()
         self.core = core.Progress(
-            [self._plan(path) for path in fragment.paths],
+            self._plans.values(),
             resumed=resumed,
             recovery=options.recovery,
             checkpoint_buckets=options.checkpoint_buckets,
@@ -140,7 +141,7 @@ class Performer:
                                  self.name, bucket, err)  # fmt: skip
                     continue
                 self.versions[path.name] = self._durable[path.name] = version
-                found[path.name] = (bucket, version.needs_from)
+                found[path.name] = (bucket, self._needs_from(version))
                 break
         self.engine.recovered(list(self.versions.values()))
         return found
@@ -148,7 +149,9 @@ class Performer:
     def _from(self, stream: str) -> int | None:
         """Where to follow an input from: what the recovered versions refer to, or the oldest."""
         readers = [path.name for path in self.fragment.paths if stream in path.inputs]
-        resumed = [self.versions[name].needs_from for name in readers if name in self.versions]
+        resumed = [
+            self._needs_from(self.versions[name]) for name in readers if name in self.versions
+        ]
         return min(resumed) if len(resumed) == len(readers) else None
 
     # -- called by whoever carries --------------------------------------------------------------
@@ -271,7 +274,7 @@ class Performer:
         self._forgotten.discard(run.path)
         self._release(path)
         return self.core.handle(
-            core.StepDone(at, run.path, version.bucket, version.needs_from,
+            core.StepDone(at, run.path, version.bucket, self._needs_from(version),
                           self._horizon(path, version))
         )  # fmt: skip
 
@@ -392,13 +395,16 @@ class Performer:
             return
         self._durable[path.name] = version
         self._carrier.post(
-            core.CheckpointDone(self._clock(), path.name, version.bucket, version.needs_from)
+            core.CheckpointDone(self._clock(), path.name, version.bucket, self._needs_from(version))
         )
 
     def _unreferenced(self, stream: str) -> int:
         """Up to here no running version reads the stream any more; older ones follow it anew."""
         paths = [path for path in self.fragment.paths if stream in path.inputs]
-        return min(self.versions[path.name].needs_from for path in paths) - 1
+        return min(self._needs_from(self.versions[path.name]) for path in paths) - 1
+
+    def _needs_from(self, version: Version) -> int:
+        return self._plans[version.path].needs_from(version.bucket, version.needs_from)
 
 
 def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:

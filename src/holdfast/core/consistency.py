@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.core.sunion import FOREVER, SUnion
+from holdfast.core.sunion import SUnion
 from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
 from holdfast.model.trees import Tree, reach
 from holdfast.types import OutputState
@@ -37,6 +37,9 @@ class Policy:
     #: Other replicas, one of which may go on answering while this one corrects itself.
     partners: tuple[str, ...] = ()
 
+
+#: Partners that refused are asked again after so long.
+ASK_AGAIN_US = 200_000
 
 #: What partners say when asked to postpone their own reconciliation: one of them does and goes on
 #: answering; they are correcting themselves; there is nobody who could.
@@ -142,8 +145,9 @@ class Consistency:
             if awaited and None not in awaited:
                 found.append(min(known for known in awaited if known is not None))
         reached = [to for tree in self.trees.values() if (to := reach(tree, upto)) is not None]
-        newest = [known for known in upto.values() if known is not None and known < FOREVER]
-        return min(max(found), max(reached, default=after), max(newest, default=after))
+        newest = self.sunion.newest()
+        limits = [max(reached, default=after), after if newest is None else newest]
+        return min(max(found), *limits)
 
     def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
         """The line goes on to `hi`: up to where each output does, and what is missing."""

@@ -223,3 +223,13 @@ class PathPlan:
     policy: Policy = field(default_factory=Policy)
     #: For each output, what of the inputs it cannot do without.
     trees: Mapping[str, Tree] = field(default_factory=dict)
+
+    @property
+    def forgets(self) -> bool:
+        """Undo/redo: the state is rebuilt from the inputs that still matter, where that heals."""
+        return self.policy.reconcile == "undo" and self.convergent
+
+    def needs_from(self, bucket: int, referred: int) -> int:
+        """First bucket of the inputs that is needed to go on after `bucket`, with a version that
+        refers to them from `referred` on."""
+        return min(referred, bucket + 1 - self.extent) if self.forgets else referred

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from holdfast.core.consistency import PIECE_BUCKETS, Consistency
+from holdfast.core.consistency import ASK_AGAIN_US, PIECE_BUCKETS, Consistency
 from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
@@ -219,7 +219,7 @@ class Progress:
         actions: list[Action] = []
         self.received[event.stream] = max(event.upto, self.received.get(event.stream, event.upto))
         for path in self._reading(event.stream):
-            path.sunion.boundary(event.stream, FOREVER if event.ended else event.upto, event.at)
+            path.sunion.boundary(event.stream, event.upto, event.at, ended=event.ended)
             if event.tentative_upto is not None:
                 path.sunion.tentative(event.stream, event.tentative_upto, event.at, event.lacked)
             path.waiting = sorted([*path.waiting, *event.rows])
@@ -266,8 +266,8 @@ class Progress:
         consistency.asked = False
         if consistency.state is not OutputState.UP_FAILURE:
             return []
-        if event.answer == "refused":  # asked again at the next opportunity
-            return []
+        if event.answer == "refused":
+            return [Wake(event.at + ASK_AGAIN_US)]
         consistency.answer = event.answer
         return self._next(path, event.at)
 
@@ -310,7 +310,10 @@ class Progress:
             return []
         lo, rebuild_from = path.position + 1, None
         if consistency.state is OutputState.UP_FAILURE:
-            if not consistency.corrected(whole, path.position) or consistency.postponed_for:
+            if not consistency.corrected(whole, path.position):
+                consistency.answer = None  # leave that came too late is asked for again
+                return []
+            if consistency.postponed_for:
                 return []
             if consistency.asks and consistency.answer is None:
                 if consistency.asked:
@@ -318,7 +321,7 @@ class Progress:
                 consistency.asked = True
                 return [Ask(path.plan.name)]
             actions.append(self._change(path, OutputState.STABILIZATION))
-            if self._forgets(path):
+            if path.plan.forgets:
                 rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
         hi, rows, buckets = whole, 0, 0
         for bucket, count in path.waiting:
@@ -376,7 +379,7 @@ class Progress:
         if consistency.position is None:
             consistency.begin(path.position)
             actions.append(self._change(path, OutputState.UP_FAILURE))
-            actions.append(Enter(path.plan.name, consistency.line, self._forgets(path)))
+            actions.append(Enter(path.plan.name, consistency.line, path.plan.forgets))
         outputs, missing = consistency.run(hi)
         line = consistency.line
         return [*actions, RunTentative(path.plan.name, line, after + 1, hi, outputs, missing)]
@@ -392,10 +395,6 @@ class Progress:
     def _change(self, path: _PathState, state: OutputState) -> Change:
         path.consistency.state = state
         return Change(path.plan.name, state)
-
-    def _forgets(self, path: _PathState) -> bool:
-        """Undo/redo: the state is rebuilt from the inputs that still matter, where that heals."""
-        return path.plan.policy.reconcile == "undo" and path.plan.convergent
 
     def _acknowledge(self, path: _PathState) -> list[Action]:
         actions: list[Action] = []
@@ -414,8 +413,6 @@ class Progress:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
-        if self._forgets(path):
-            keep_from = min(keep_from, path.position + 1 - path.plan.extent)
         if self.recovery == "checkpoint":
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
             return keep_from - 1

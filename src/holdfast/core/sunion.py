@@ -35,14 +35,19 @@ class SUnion:
         self.patience_us, self.own_us = patience_us, own_us
         #: Last whole bucket of each input; None until its log has been seen.
         self.complete_upto: dict[str, int | None] = dict.fromkeys(inputs)
+        #: Last bucket of each input that has ended; its boundary is then FOREVER.
+        self.ended_at: dict[str, int] = {}
         #: Last bucket that came as tentative, and what its makers lacked.
         self.tentative_upto: dict[str, int] = {}
         self.lacked: dict[str, tuple[str, ...]] = {}
         #: Arrivals per input of buckets that nobody has run yet, oldest first.
         self._steps: dict[str, list[_Step]] = {stream: [] for stream in inputs}
 
-    def boundary(self, stream: str, upto: int, at: int = 0) -> None:
+    def boundary(self, stream: str, upto: int, at: int = 0, *, ended: bool = False) -> None:
         known = self.complete_upto[stream]
+        if ended:
+            self._arrived(stream, upto, at, self.patience_us)
+            self.ended_at[stream], upto = upto, FOREVER
         if known is not None and upto < known:
             raise ProtocolViolation(f"the boundary of {stream} went back from {known} to {upto}")
         self._arrived(stream, upto, at, self.patience_us)
@@ -61,6 +66,11 @@ class SUnion:
         known = self.available(stream)
         if hold_us is not None and upto < FOREVER and (known is None or upto > known):
             self._steps[stream].append(_Step(upto, at + hold_us))
+
+    def newest(self) -> int | None:
+        """The last bucket of which anything came."""
+        found = [self.ended_at.get(s, self.available(s)) for s in self.complete_upto]
+        return max((upto for upto in found if upto is not None), default=None)
 
     def available(self, stream: str) -> int | None:
         """Last bucket that is there, stable or tentative."""

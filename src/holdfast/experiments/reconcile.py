@@ -38,27 +38,25 @@ class Point:
     varied: str
     rows_per_s: int
     window_ms: int
-    failure_s: float = FAILURE_S
 
     @property
     def state_rows(self) -> int:
         return self.rows_per_s * self.window_ms // 1_000
 
 
-#: A failure of 5 s at 4,500 rows/s with 1,000 rows of state is corrected in a fifth of its duration.
+#: 5 s at 4,500 rows/s with 1,000 rows of state: to be corrected in a fifth of the time it took.
 PROMISED = Point("promise", 4_500, 300)
 POINTS = [
     PROMISED,
     *(Point("state", 1_000, window) for window in (100, 500, 1_000, 2_000, 4_000, 10_000, 100_000)),
     *(Point("failure", rate, 100) for rate in (1_000, 3_000, 5_000, 7_000, 9_000)),
 ]
-QUICK_POINTS = [PROMISED, Point("failure", 1_000, 100, 3.0), Point("failure", 4_500, 100, 3.0)]
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
-    repeats = 1 if quick else 3
-    for point in QUICK_POINTS if quick else POINTS:
+    repeats = 2 if quick else 3
+    for point in POINTS[:1] if quick else POINTS:
         for kind in KINDS:
             network, made = merging(
                 point.rows_per_s, window_ms=point.window_ms, slide_ms=min(point.window_ms, 1_000),
@@ -66,7 +64,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             )  # fmt: skip
             warm_s = WARM_AGAIN_S if runs else WARM_S / (2 if quick else 1)
             found, seen = failures(
-                network, [point.failure_s] * repeats, warm_s=max(warm_s, point.window_ms / 1_000)
+                network, [FAILURE_S] * repeats, warm_s=max(warm_s, point.window_ms / 1_000)
             )
             for met in found:
                 runs.append(
@@ -75,7 +73,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                         "varied": point.varied,
                         "rows_per_s": point.rows_per_s,
                         "state_rows": point.state_rows,
-                        "failure_s": point.failure_s,
+                        "failure_s": FAILURE_S,
                         "failure_rows": round(point.rows_per_s * met.missing_s),
                         "stabilize_ms": round(met.stabilization_ms, 1),
                         "lossless": seen.lossless(made, met.cut_at_us, met.until_us),
@@ -84,7 +82,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             mean_ms = statistics.fmean(met.stabilization_ms for met in found)
             say(
                 f"{kind}, {point.state_rows} rows of state, {point.rows_per_s} rows/s: "
-                f"{point.failure_s:.0f} s corrected in {mean_ms:.0f} ms"
+                f"{FAILURE_S:.0f} s corrected in {mean_ms:.0f} ms"
             )
     promised = {kind: _mean(runs, kind, "promise") for kind in KINDS}
     return {
@@ -121,9 +119,9 @@ def _mean(runs: list[dict[str, Any]], kind: str, varied: str) -> float:
 
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="Time to correct a failure (Borealis Figure 12), ms")
-    for column in ("rows/s", "rows of state", "failure (s)", *KINDS, "lossless"):
+    for column in ("rows/s", "rows of state", *KINDS, "lossless"):
         shown.add_column(column, justify="right")
-    keys = ("rows_per_s", "state_rows", "failure_s", "varied")
+    keys = ("rows_per_s", "state_rows", "varied")
     for point in dict.fromkeys(tuple(met[key] for key in keys) for met in result["runs"]):
         mine = [met for met in result["runs"] if tuple(met[key] for key in keys) == point]
         means = [
@@ -131,7 +129,7 @@ def table(result: dict[str, Any]) -> Table:
             for kind in KINDS
         ]
         shown.add_row(
-            f"{point[0]:,}", f"{point[1]:,}", f"{point[2]:.0f}", *(f"{mean:.0f}" for mean in means),
+            f"{point[0]:,}", f"{point[1]:,}", *(f"{mean:.0f}" for mean in means),
             "yes" if all(met["lossless"] for met in mine) else "NO",
         )  # fmt: skip
     lines = [
@@ -139,10 +137,9 @@ def table(result: dict[str, Any]) -> Table:
         f"1,000 rows of {line['varied']}"
         for line in result["fits"]
     ]
-    shown.caption = "\n".join(
-        [*lines, f"5 s at 4,500 rows/s are corrected {result['speedup']:.1f} times faster than they "
-         f"took (undo: {result['speedup_undo']:.1f})"]
-    )  # fmt: skip
+    promise = "5 s at 4,500 rows/s with 1,350 rows of state are corrected in a"
+    lines.append(f"{promise} {result['speedup']:.1f}th (undo: {result['speedup_undo']:.1f}th)")
+    shown.caption = "\n".join(lines)
     return shown
 
 

@@ -48,11 +48,13 @@ SLACK_BUCKETS = 12
 
 
 def held_buckets(network: Network, options: Options) -> int:
-    """What anybody may hold of a stream while nothing fails."""
-    reach = max(path.extent_us() for part in fragments(network) for path in part.paths)
+    """What anybody may hold of a stream while nothing fails: for a node, and for those behind it,
+    until the last of them has a newer checkpoint."""
+    parts = fragments(network)
+    reach = max(path.extent_us() for part in parts for path in part.paths)
     return (
         -(-reach // network.width_us)
-        + options.checkpoint_buckets
+        + options.checkpoint_buckets * len(parts)
         + TRIM_BUCKETS_MAX
         + SLACK_BUCKETS
     )

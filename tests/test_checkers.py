@@ -16,10 +16,12 @@ from holdfast.history import (
     Broke,
     Closed,
     Event,
+    Expected,
     Finished,
     Given,
     Healed,
     Held,
+    Hinted,
     History,
     Ideal,
     Logged,
@@ -385,6 +387,115 @@ def test_nobody_is_told_less_than_before() -> None:
     found = failed(story(Told(END_US, "c", "out", 12)))
     assert found == {"order": "output out at client c was told 12 after 19"}
     assert failed(story(Told(END_US, "c", "out", 19))) == {}
+
+
+def hint(bucket: int, after_us: int) -> Given:
+    """A tentative bucket, so long after its end."""
+    return Given(end_us(bucket) + after_us, "c", "out", bucket, rows(bucket)[1:], "TENTATIVE")
+
+
+def test_property_2_no_tentative_bucket_is_given_twice() -> None:
+    """Nor one that lies before another: whoever is followed now starts where the last one ended."""
+    assert failed(story(hint(7, 1_000), hint(8, 1_000))) == {}
+    twice = failed(story(hint(7, 1_000), hint(7, 2_000)))
+    assert twice == {"order": "output out at client c got bucket 7 as tentative after 7"}
+    ahead = replace(hint(8, 0), at=end_us(7) + 1_000)
+    before = failed(story(ahead, hint(7, 2_000)))
+    assert before == {"order": "output out at client c got bucket 7 as tentative after 8"}
+
+
+def test_what_was_taken_back_may_be_guessed_again() -> None:
+    undone = Undone(end_us(7) + 2_000, "c", "out", 6)
+    assert failed(story(hint(7, 1_000), undone, hint(7, 3_000))) == {}
+    not_far_enough = replace(undone, bucket=7)
+    found = failed(story(hint(7, 1_000), not_far_enough, hint(7, 3_000)))
+    assert "order" in found
+
+
+def test_nothing_is_tentative_where_something_stable_is() -> None:
+    """Bucket 7 is told at 10 ms after its end."""
+    found = failed(story(hint(7, 12_000), Undone(end_us(7) + 13_000, "c", "out", 7)))
+    assert found["order"] == "output out at client c got bucket 7 as tentative after 7"
+    # Also what was told to be whole and has no rows.
+    empty = Given(end_us(EMPTY) + 12_000, "c", "out", EMPTY, rows(7), "TENTATIVE")
+    found = failed(story(empty, Undone(end_us(EMPTY) + 13_000, "c", "out", EMPTY - 1)))
+    assert "order" in found
+
+
+# -- available ----------------------------------------------------------------------------------
+
+WITHIN_US, SETTLE_US = 30_000, 200_000
+
+
+def expected(at: int, kind: str) -> Expected:
+    return Expected(at, "c", "out", kind, WITHIN_US, SETTLE_US)
+
+
+def hinted(
+    kind: str, *, without: Iterable[int] = (), late: int | None = None, by_us: int = 0
+) -> History:
+    """From bucket 5 to bucket 15 a client has such a tree, and hears of every bucket 20 ms after
+    its end but of some never, and of one later."""
+    hints = [
+        Hinted(end_us(b) + (20_000 if b != late else by_us), "c", "out", b)
+        for b in range(BUCKETS)
+        if b not in without
+    ]
+    return story(expected(end_us(4), kind), expected(end_us(15), "UNKNOWN"), *hints)
+
+
+@pytest.mark.parametrize("kind", ["STABLE", "TENTATIVE"])
+def test_property_1_with_a_tree_every_bucket_is_there_in_time(kind: str) -> None:
+    assert failed(hinted(kind)) == {}
+    assert failed(hinted(kind, late=10, by_us=WITHIN_US)) == {}
+    found = verdict(hinted(kind, late=10, by_us=WITHIN_US + 1), "available")
+    assert (found.outcome, found.at) == ("failed", end_us(10) + WITHIN_US)
+    assert found.why == (
+        "output out at client c: bucket 10 was not there 0.03s after its end, "
+        f"with a {kind} tree since 0.500s"
+    )
+
+
+@pytest.mark.parametrize("kind", ["BLOCKING", "UNKNOWN"])
+def test_property_1_without_a_tree_the_client_may_wait(kind: str) -> None:
+    assert failed(hinted(kind, without=range(5, BUCKETS))) == {}
+
+
+def test_property_1_counts_once_things_have_settled_and_as_long_as_they_last() -> None:
+    """Bucket 7 begins 200 ms after the tree; bucket 14 is due before the tree is gone, 15 not."""
+    asked = [b for b in range(5, 17) if failed(hinted("TENTATIVE", without=[b]))]
+    assert asked == list(range(7, 15))
+    assert failed(hinted("TENTATIVE", without=[14])).keys() == {"available"}
+
+
+def test_property_1_asks_for_the_bucket_not_for_each_step_to_it() -> None:
+    """Whoever has bucket 9 has bucket 8, which may have been empty; UNDO takes nothing of that."""
+    history = hinted("TENTATIVE", without=[8, 9])
+    ahead, undone = (Hinted(end_us(8) + 20_000 + n, "c", "out", (9, 6)[n]) for n in (0, 1))
+    history.events = sorted([*history.events, ahead, undone], key=lambda event: event.at)
+    assert failed(history) == {}
+
+
+def test_property_1_asks_nothing_after_the_sources_are_done() -> None:
+    silent = [b for b in range(BUCKETS) if b >= 12]
+    history = hinted("TENTATIVE", without=silent)
+    assert failed(history).keys() == {"available"}
+    history.events = sorted(
+        [*history.events, Closed(end_us(11), "two", 2**62)], key=lambda event: event.at
+    )
+    assert "available" not in failed(history)
+
+
+def test_property_1_is_asked_of_every_client_by_its_own_tree() -> None:
+    history = hinted("TENTATIVE")
+    other = Expected(end_us(4), "d", "other", "STABLE", WITHIN_US, SETTLE_US)
+    history.events = sorted([*history.events, other], key=lambda event: event.at)
+    found = failed(history)
+    assert found["available"].startswith("output other at client d: bucket 7 was not there")
+
+
+def test_where_nobody_says_what_is_to_be_expected_nothing_is() -> None:
+    assert verdict(story(), "available").outcome == "ok"
 
 
 # -- delay, bounded, reported -------------------------------------------------------------------

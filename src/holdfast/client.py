@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.core.following import Following
-from holdfast.errors import StaleEpoch, TransportError
+from holdfast.errors import StaleEpoch, StorageFull, TransportError
 from holdfast.following import Makers, Position, follow
-from holdfast.log import Ended, Log
+from holdfast.log import Counter, Ended, Log
 from holdfast.log.files import put_file
 from holdfast.model.schema import arrow_schema
 from holdfast.source import now_us
@@ -95,6 +96,8 @@ class Client:
             self.position = log.info(output).complete_upto
             self.following.at = self.position + 1
             self.ended = log.info(output).ended
+            self.tentative_rows = log.counter(f"{output}.tentative_rows")
+            self.undos = log.counter(f"{output}.undos")
 
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """Buckets with rows, in order, until the output ends or `close()` is called."""
@@ -139,9 +142,7 @@ class Client:
             self._said = None  # whoever speaks may be new, and not know how far we are
         stable_news = self.position is None or delivery.upto > self.position
         if self.tentative_upto is not None and (delivery.undone or stable_news):
-            self.tentative_upto = None
-            self.following.undone()
-            self.undos += 1
+            self._take_back()
             yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, undo=True)
         for bucket, stability, table in self._buckets(delivery, Stability.STABLE):
             info = self._info(bucket, stability, table.num_rows)
@@ -157,6 +158,17 @@ class Client:
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
         self._acknowledge()
+
+    def _take_back(self) -> None:
+        self.tentative_upto = None
+        self.following.undone()
+        self.undos += 1
+        if self._log is not None:
+            with suppress(StorageFull):  # said with the next UNDO
+                self._log.append(
+                    Counter(f"{self.output}.tentative_rows", self.tentative_rows),
+                    Counter(f"{self.output}.undos", self.undos),
+                )
 
     def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         upto = delivery.tentative_upto

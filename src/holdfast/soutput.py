@@ -42,7 +42,7 @@ class SOutput:
             # A whole failure may be written here, while the tentative line goes on beside it.
             for output in path.outputs:
                 info = self.log.info(output)
-                version = info.undos + (info.tentative_upto is not None)
+                version = info.undos + (run.path in self.lines)  # a guess may be made meanwhile
                 for bucket, table in results[output]:
                     if bucket < valid_from:
                         continue

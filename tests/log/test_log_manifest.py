@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -25,10 +26,14 @@ from holdfast.log.records import (
     Epoch,
     Note,
     Open,
+    RecDone,
     Record,
+    Retired,
     State,
+    Tentative,
     Token,
     Trim,
+    Undo,
     decode,
     encode,
 )
@@ -45,7 +50,10 @@ APPENDS: list[list[Record]] = [
     [Ack("b", "täp", -7, -8, 2)],
     [Trim("täp", -7), Counter("late", 2**53 + 1)],
     [State("out", 5, {"files": ["state/x"], "n": {"k": [1.5, None]}}), DropState("out", 5)],
+    [Tentative("täp", -6, -5, ("näh", "far")), Tentative("täp", -4, -4, ())],
+    [Undo("täp", -7, 1), RecDone("täp", -7, 1)],
     [Ended("täp")],
+    [Retired("täp", -6, "it is gone")],
 ]
 
 
@@ -74,6 +82,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_all_records_come_back(path: Path) -> None:
     assert recover(path) == list(prefixes())[-1]
+    assert {type(record) for record in recover(path)} == set(get_args(Record))
     for group in APPENDS:
         assert decode(encode(group)) == group
 
@@ -90,6 +99,16 @@ def test_the_words_on_the_disk_stay_what_they_were() -> None:
         b'[{"kind":"state","path":"out","bucket":5,"body":{"n":{"k":[1.5,null]}}},'
         b'{"kind":"ack","reader":"b","stream":"x","received":-7,"needed":-8,"epoch":2}]'
     )
+
+
+def test_what_is_tentative_is_written_in_plain_words() -> None:
+    records = [Tentative("s", 4, 6, ("a", "b")), Undo("s", 3, 2), RecDone("s", 6, 1)]
+    assert encode(records) == (
+        b'[{"kind":"tentative","stream":"s","since":4,"upto":6,"missing":["a","b"]},'
+        b'{"kind":"undo","stream":"s","upto":3,"number":2},'
+        b'{"kind":"rec_done","stream":"s","upto":6,"number":1}]'
+    )
+    assert decode(encode(records)) == records
 
 
 def test_cut_at_every_length_gives_the_appends_that_were_whole(path: Path) -> None:

@@ -14,28 +14,33 @@ from typing import Any
 
 import pytest
 
+import holdfast.core.upstream
 import holdfast.log.manifest
-import holdfast.sim.wire
+import holdfast.sim.follower
 import holdfast.transport.service
 from holdfast.carrying import Again
 from holdfast.client import Client
 from holdfast.controller import Controller
 from holdfast.core import progress
-from holdfast.core.following import Following
+from holdfast.core.consistency import Consistency
+from holdfast.core.following import NOTHING, Following
 from holdfast.core.monitor import Monitor
 from holdfast.core.sunion import FOREVER, SUnion
+from holdfast.core.upstream import Upstream
 from holdfast.errors import StorageFull
-from holdfast.inputs import InputIndex
+from holdfast.inputs import Best, InputIndex
 from holdfast.log import Log
 from holdfast.log.manifest import Manifest
-from holdfast.log.records import State, Trim
+from holdfast.log.records import Added, State, Tentative, Trim
 from holdfast.log.state import StreamState
 from holdfast.performer import Performer
 from holdfast.sim.disk import MemoryDisk
+from holdfast.sim.follower import Follower
 from holdfast.sim.rows import Rows
 from holdfast.source import Source
 from holdfast.soutput import SOutput
 from holdfast.transport.service import Service
+from holdfast.types import OutputState, SegmentId, Stability
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -247,27 +252,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.begin
 
-    def skipping(self: Service, stream: str, from_bucket: int | None) -> Any:
-        first = original(self, stream, from_bucket)
-        if first is None or from_bucket is None or first.upto < from_bucket:
-            return first
+    def skipping(self: Service, stream: str, from_bucket: int | None, *more: Any) -> Any:
+        begun = original(self, stream, from_bucket, *more)
+        if begun is None or from_bucket is None or begun[0].upto < from_bucket:
+            return begun
+        first, cursor = begun
         kept = tuple(s for s in first.segments if s.id.bucket > from_bucket)
-        return replace(first, segments=kept, paths=first.paths[len(first.paths) - len(kept) :])
+        paths = first.paths[len(first.paths) - len(kept) :]
+        return replace(first, segments=kept, paths=paths), cursor
 
     patch.setattr(Service, "begin", skipping)
 
 
 @mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.sim.wire, "verified", lambda table, segment, digest: table)
+    patch.setattr(holdfast.sim.follower, "verified", lambda table, segment, digest: table)
 
 
 @mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.next
 
-    def hasty(self: Service, stream: str, at: int) -> Any:
-        delivery = original(self, stream, at)
+    def hasty(self: Service, stream: str, cursor: Any) -> Any:
+        delivery = original(self, stream, cursor)
         return delivery if delivery.ended else replace(delivery, upto=delivery.upto + 1)
 
     patch.setattr(Service, "next", hasty)
@@ -344,9 +351,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished
 
-    def careless(self: Performer, event: Any, at: int) -> Any:
+    def careless(self: Performer, *event: Any) -> Any:
         self._durable.clear()
-        return original(self, event, at)
+        return original(self, *event)
 
     patch.setattr(Performer, "_finished", careless)
 
@@ -440,6 +447,322 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return int(held[name])
 
     patch.setattr(Controller, "next_epoch", forgetful)
+
+
+# -- results that may be wrong, and are made good -------------------------------------------------
+
+
+@mutation("correct results without saying UNDO", "corrected", "order", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def silent(self: Client, delivery: Any) -> Any:
+        return (given for given in original(self, delivery) if not given[1].undo)
+
+    patch.setattr(Client, "take", silent)
+
+
+@mutation("take what is tentative for stable", "wrong", "undone", "order", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def gullible(self: Client, delivery: Any) -> Any:
+        stable = tuple(replace(s, stability=Stability.STABLE) for s in delivery.segments)
+        yield from original(self, replace(delivery, segments=stable))
+
+    patch.setattr(Client, "take", gullible)
+
+
+@mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def received(self: Following, upto: int) -> None:
+        self.tentative_upto = max(self.tentative_upto, upto)
+        self.taken(upto)
+
+    patch.setattr(Following, "taken_tentative", received)
+
+
+@mutation("correct results from the state that has diverged", "wrong", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._finished_tentative
+
+    def diverged(self: Performer, run: Any, event: Any, at: int) -> Any:
+        if event.version is not None and self.soutput.lines.get(run.path) == run.line:
+            before = self.versions[run.path].bucket
+            self.versions[run.path] = replace(event.version, bucket=before)
+        return original(self, run, event, at)
+
+    patch.setattr(Performer, "_finished_tentative", diverged)
+
+
+@mutation("correct results before every input is", "wrong", "alive", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.step
+
+    def soon(self: SUnion) -> int | None:
+        upto = [self.available(stream) for stream in self.complete_upto]
+        known = [bucket for bucket in upto if bucket is not None]
+        return min(known) if len(known) == len(upto) else None
+
+    def on_what_is_there(self: Performer, work: Any, version: Any) -> Any:
+        held, self.inputs = self.inputs, Best(self.inputs)  # type: ignore[assignment]
+        try:
+            return original(self, work, version)
+        finally:
+            self.inputs = held
+
+    patch.setattr(Best, "best", Best.files, raising=False)
+    patch.setattr(SUnion, "whole_upto", soon)
+    patch.setattr(Performer, "step", on_what_is_there)
+
+
+@mutation("rebuild a state without what came before", "wrong", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._next_stable
+
+    def short(self: progress.Progress, path: Any) -> Any:
+        return [
+            replace(action, lo=action.rebuild_from)
+            if isinstance(action, progress.Run) and action.rebuild_from is not None
+            else action
+            for action in original(self, path)
+        ]
+
+    patch.setattr(progress.Progress, "_next_stable", short)
+
+
+@mutation("give away inputs that a state is rebuilt from", "wrong", "alive", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.PathPlan, "needs_from", lambda self, bucket, referred: referred)
+
+
+@mutation("give results while a state is being rebuilt", "alive", "wrong", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SOutput.stable
+
+    def all_of_it(self: SOutput, run: Any, path: Any, results: Any) -> None:
+        original(self, replace(run, rebuild_from=None), path, results)
+
+    patch.setattr(SOutput, "stable", all_of_it)
+
+
+@mutation("delete the state that a tentative run began from", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._release
+
+    def careless(self: Performer, path: Any, **how: bool) -> None:
+        held, self._tentative = self._tentative, {}
+        read, self._read = self._read, {}
+        original(self, path, **how)
+        self._tentative, self._read = held, read
+
+    patch.setattr(Performer, "_release", careless)
+
+
+@mutation("never go on without an input", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "due", lambda self, at, after: after)
+
+
+@mutation("hold buckets for much longer than X", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion.__init__
+
+    def patient(self: SUnion, inputs: Any, patience_us: int | None, own_us: int) -> None:
+        original(self, inputs, patience_us and 8 * patience_us, 8 * own_us)
+
+    patch.setattr(SUnion, "__init__", patient)
+
+
+@mutation("do not wake up when X is over", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_wake", lambda self, path, after, at: [])
+
+
+@mutation("never leave a failure", "lost", "corrected", "available", "alive", "bounded", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_caught_up", lambda self, path: [])
+
+
+@mutation("never correct anything", "lost", "corrected", "bounded", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "corrected", lambda self, whole, stable: False)
+
+
+@mutation("wait for a partner for ever", "lost", "bounded", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress.handle
+
+    def deaf(self: progress.Progress, event: Any) -> Any:
+        return [] if isinstance(event, progress.Postponed) else original(self, event)
+
+    patch.setattr(progress.Progress, "handle", deaf)
+
+
+@mutation("correct all replicas at once", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "asked_by", lambda self, partner, me: "postponed")
+
+
+@mutation("leave behind what a predecessor guessed", "corrected", "order", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._open_output
+
+    def hasty(self: Performer, output: str, start: Any) -> None:
+        patch.setattr(self.soutput, "take_back", lambda output: None)
+        original(self, output, start)
+        del self.soutput.take_back
+
+    patch.setattr(Performer, "_open_output", hasty)
+
+
+@mutation("end a failure without taking back what is left", "corrected", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def keep(self: SOutput, output: str, *more: Any) -> None:
+        self.log.append(*more)
+
+    patch.setattr(SOutput, "take_back", keep)
+
+
+@mutation("give what an old line computed", "alive", "order", "corrected", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SOutput.tentative
+
+    def any_line(self: SOutput, run: Any, results: Any) -> None:
+        original(self, replace(run, line=self.lines.get(run.path, run.line)), results)
+
+    patch.setattr(SOutput, "tentative", any_line)
+
+
+@mutation("give what the stable line has overtaken", "alive", "order", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def all_of_it(self: SOutput, run: Any, results: Any) -> None:
+        records: list[Any] = []
+        if self.lines.get(run.path) == run.line:
+            for output, upto in run.outputs:
+                undos = self.log.info(output).undos
+                for bucket, table in results[output]:
+                    if bucket <= upto:
+                        id = SegmentId(output, 0, bucket, version=undos)
+                        records.append(Added(self.log.write(table, id, Stability.TENTATIVE)))
+                records.append(Tentative(output, run.lo, upto, run.missing))
+            self.log.append(*records)
+
+    patch.setattr(SOutput, "tentative", all_of_it)
+
+
+# -- replicas -------------------------------------------------------------------------------------
+
+
+@mutation("mix the guesses of replicas", "order", "corrected", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "takes_tentative", lambda self, replica: True)
+
+
+@mutation("take a tentative bucket from every replica", "order", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def young(self: Following, bucket: int) -> bool:
+        return self.tentative and (self.at is None or bucket >= self.at)
+
+    patch.setattr(Following, "is_younger", young)
+    patch.setattr(
+        Following, "tentative_after", property(lambda self: NOTHING if self.tentative else None)
+    )
+
+
+@mutation("prefer a replica that guesses", "available", "delay", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._rank
+
+    def odd(self: Upstream, heard: Any) -> int:
+        return (1, 0, 2, 3)[original(self, heard)]
+
+    patch.setattr(Upstream, "_rank", odd)
+
+
+@mutation("never leave a replica that answers", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._best
+
+    def faithful(self: Upstream) -> str | None:
+        return self.main if self.main in self._known else original(self)
+
+    patch.setattr(Upstream, "_best", faithful)
+
+
+@mutation("stay with a replica that lags", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.core.upstream, "_reached", lambda heard: 0)
+
+
+@mutation("believe a stable replica that is behind", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._rank
+
+    def gullible(self: Upstream, heard: Any) -> int:
+        return 0 if heard.state is OutputState.STABLE else original(self, heard)
+
+    patch.setattr(Upstream, "_rank", gullible)
+
+
+@mutation("take no corrections from who is still correcting", "lost", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "_corrector", lambda self, main: None)
+
+
+@mutation("hold all replicas to one epoch", "available", "lost", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Following.refuses
+
+    def mixed(self: Following, epoch: int, since: int, replica: str = "") -> str | None:
+        return original(self, epoch, since)
+
+    patch.setattr(Following, "refuses", mixed)
+
+
+@mutation("acknowledge only to the replica that is read", "bounded", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Follower._say
+
+    def one(self: Follower, server: Any, position: Any) -> Any:
+        read = self.connection is not None and self.connection.server is server
+        return original(self, server, position if read or not self._many else None)
+
+    patch.setattr(Follower, "_say", one)
+
+
+@mutation("call a replica stable that has just been started", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.__init__
+
+    def proud(self: Performer, *args: Any, **how: Any) -> None:
+        original(self, *args, **how)
+        for output in self.fragment.outputs:
+            self._service.states[output] = OutputState.STABLE
+
+    patch.setattr(Performer, "__init__", proud)
+
+
+@mutation("tell nobody how an output stands", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._perform
+
+    def discreet(self: Performer, action: Any) -> None:
+        if not isinstance(action, progress.Change):
+            original(self, action)
+
+    patch.setattr(Performer, "_perform", discreet)
+
+
+@mutation("go on behind what was undone", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.next
+
+    def further(self: Service, stream: str, cursor: Any) -> Any:
+        cursor.undos = max(cursor.undos, self.logs[stream].info(stream).undos)
+        return original(self, stream, cursor)
+
+    patch.setattr(Service, "next", further)
 
 
 # -- what only grows or only takes longer ---------------------------------------------------------

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import InputError, SetupError, StaleEpoch, TransportError, Trimmed
-from holdfast.log import Ended, Log
+from holdfast.log import Added, Boundary, Ended, Log, RecDone, Tentative, Undo
 from holdfast.transport import flight as flight_module
 from holdfast.transport import wire
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.service import Delivery, InProcess, Peer, Service
-from holdfast.types import SegmentId, Stability
+from holdfast.types import OutputState, SegmentId, Stability
 
 SCHEMA = "ts timestamp, value bigint"
 
@@ -139,6 +139,205 @@ def test_a_zombie_reader_is_refused(log: Log, peer: Peer) -> None:
     peer.acknowledge("s", "reader", received=0, needed=-1, epoch=2)
     with pytest.raises(StaleEpoch, match="epoch 1"):
         peer.acknowledge("s", "reader", received=0, needed=0, epoch=1)
+
+
+# -- tentative buckets (Borealis sections 3.1, 3.4.2) ---------------------------------------------
+
+EVERYTHING = -(2**62)
+
+
+def guess(log: Log, since: int, upto: int, *with_rows: int, missing: str = "far") -> None:
+    undos = log.info("s").undos
+    segments = [
+        log.write(rows(bucket, 2), SegmentId("s", 0, bucket, undos), Stability.TENTATIVE)
+        for bucket in with_rows
+    ]
+    added = [Added(segment) for segment in segments]
+    log.append(*added, Tentative("s", since, upto, (missing,)))
+
+
+def correct(log: Log, *buckets: int) -> None:
+    """As SOutput does: UNDO, corrections and boundary are one append."""
+    info = log.info("s")
+    undone, _ = log.tentative("s")
+    id = SegmentId("s", 0, buckets[-1], info.undos + 1)
+    segment = log.write(rows(buckets[-1]), id, Stability.STABLE)
+    undo = Undo("s", info.complete_upto, info.undos + 1)
+    log.append(undo, Added(segment), Boundary("s", buckets[-1]))
+    log.discard(undone)
+
+
+class Reading:
+    """A reader's end of a connection."""
+
+    def __init__(self, peer: Peer, at: int | None, tentative_after: int | None) -> None:
+        self.stop = threading.Event()
+        self._deliveries = peer.follow("s", at, self.stop, tentative_after)
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._deliveries.close()  # type: ignore[attr-defined]
+
+    def news(self) -> Delivery:
+        """The next delivery that is more than a sign of life."""
+        for delivery in self._deliveries:
+            if (
+                delivery.upto >= delivery.since
+                or delivery.tentative_upto is not None
+                or delivery.undone
+                or delivery.rec_done
+            ):
+                return delivery
+        raise AssertionError("the connection is over")
+
+
+def buckets(delivery: Delivery) -> list[tuple[int, str]]:
+    return [(segment.id.bucket, segment.stability.value) for segment in delivery.segments]
+
+
+def test_3_1_tentative_buckets_come_after_the_stable_ones_and_say_what_they_lack(
+    log: Log, peer: Peer
+) -> None:
+    put(log, 0)
+    guess(log, 1, 2, 2)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        first = reading.news()
+        assert buckets(first) == [(0, "STABLE"), (2, "TENTATIVE")]
+        assert (first.since, first.upto, first.tentative_upto) == (0, 0, 2)
+        assert (first.missing, first.undone, first.rec_done) == (("far",), False, False)
+        assert [t.num_rows for t in tables(first)] == [3, 2]
+        assert tables(first)[1].to_pydict() == rows(2, 2).to_pydict()
+        assert first.info is not None and first.info.tentative_upto == 2
+        guess(log, 3, 3, missing="farther")  # a tentative bucket without rows
+        then = reading.news()
+        assert (buckets(then), then.tentative_upto, then.missing) == ([], 3, ("farther",))
+        assert (then.since, then.upto) == (1, 0)
+
+
+def test_3_4_2_an_undo_and_the_corrections_come_together(log: Log, peer: Peer) -> None:
+    put(log, 0)
+    guess(log, 1, 2, 2)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        reading.news()
+        correct(log, 1, 2)
+        then = reading.news()
+        assert then.undone and not then.rec_done
+        assert (then.since, then.upto, then.tentative_upto) == (1, 2, None)
+        assert buckets(then) == [(2, "STABLE")]
+        assert then.segments[0].id.version == 1
+        assert tables(then)[0].to_pydict() == rows(2).to_pydict()
+        log.append(RecDone("s", 2, 1))
+        last = reading.news()
+        assert last.rec_done and not last.undone
+        assert last.segments == ()
+
+
+def test_after_an_undo_the_buckets_that_were_taken_back_come_again(log: Log, peer: Peer) -> None:
+    """Two failures, one after the other: they are other guesses of the same buckets."""
+    guess(log, 0, 2, 1, 2)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        reading.news()
+        correct(log, 0)
+        assert buckets(reading.news()) == [(0, "STABLE")]
+        guess(log, 1, 1, 1)
+        again = reading.news()
+        assert buckets(again) == [(1, "TENTATIVE")]
+        assert (again.segments[0].id.version, again.tentative_upto) == (1, 1)
+
+
+def test_an_undo_without_anything_stable_is_told_too(log: Log, peer: Peer) -> None:
+    guess(log, 0, 1, 1)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        reading.news()
+        log.append(Undo("s", -1, 1))
+        then = reading.news()
+        assert then.undone and (buckets(then), then.upto) == ([], -1)
+
+
+def test_property_2_3_a_new_reader_gets_only_what_is_younger(log: Log, peer: Peer) -> None:
+    put(log, 0)
+    guess(log, 1, 2, 1, 2)
+    guess(log, 3, 4, 3, 4, missing="farther")
+    with Reading(peer, 1, 2) as reading:
+        first = reading.news()
+        assert buckets(first) == [(3, "TENTATIVE"), (4, "TENTATIVE")]
+        assert (first.tentative_upto, first.missing) == (4, ("farther",))
+    with Reading(peer, 1, 4) as reading:
+        guess(log, 5, 5)
+        assert reading.news().tentative_upto == 5
+
+
+def test_3_1_who_does_not_tolerate_inconsistency_sees_none(log: Log, peer: Peer) -> None:
+    put(log, 0)
+    guess(log, 1, 2, 2)
+    found: list[Delivery] = []
+    with Reading(peer, 0, None) as reading:
+        found.append(reading.news())
+        guess(log, 3, 3, 3)
+        correct(log, 1, 2, 3)
+        while found[-1].upto < 3:
+            found.append(reading.news())
+    assert [b for d in found for b in buckets(d)] == [(0, "STABLE"), (3, "STABLE")]
+    assert {d.tentative_upto for d in found} == {None}
+    assert {d.missing for d in found} == {()}
+
+
+def test_3_3_a_replica_says_how_it_stands_with_each_delivery_and_when_asked(
+    log: Log, service: Service, peer: Peer
+) -> None:
+    ask: dict[str, Any] = {"stream": "s"}
+
+    def stands() -> tuple[str | None, int | None, int | None]:
+        answer = peer.call("stands", ask)
+        return answer["state"], answer["upto"], answer["tentative_upto"]
+
+    put(log, 0)
+    assert stands() == ("STABLE", 0, None)
+    service.states["s"] = OutputState.UP_FAILURE
+    guess(log, 1, 2)
+    assert stands() == ("UP_FAILURE", 0, 2)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        assert reading.news().state is OutputState.UP_FAILURE
+        service.states["s"] = OutputState.STABILIZATION
+        correct(log, 1, 2)
+        assert reading.news().state is OutputState.STABILIZATION
+    assert stands() == ("STABILIZATION", 2, None)
+
+
+def test_a_stream_that_is_not_opened_yet_stands_nowhere(
+    log: Log, service: Service, peer: Peer
+) -> None:
+    service.logs["later"] = log
+    answer = peer.call("stands", {"stream": "later"})
+    assert (answer["state"], answer["upto"], answer["tentative_upto"]) == (None, None, None)
+    with pytest.raises(InputError, match="no stream 'nope'"):
+        peer.call("stands", {"stream": "nope"})
+
+
+def test_rows_that_are_taken_back_before_they_are_read_are_asked_for_again(
+    log: Log, peer: Peer
+) -> None:
+    guess(log, 0, 0, 0)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        delivery = reading.news()
+        correct(log, 0)
+        if delivery.tables:  # they came by value
+            assert tables(delivery)[0].num_rows == 2
+        else:
+            with pytest.raises(TransportError, match="taken back"):
+                tables(delivery)
+
+
+def test_the_end_comes_after_the_corrections(log: Log, peer: Peer) -> None:
+    guess(log, 0, 1, 1)
+    correct(log, 0, 1)
+    log.append(RecDone("s", 1, 1), Ended("s"))
+    *_, last = peer.follow("s", 0, threading.Event(), EVERYTHING)
+    assert last.ended and buckets(last) == [(1, "STABLE")]
+    assert not last.undone  # whoever comes new has nothing to take back
 
 
 def test_unknown_streams_sources_and_actions_are_told(peer: Peer) -> None:

@@ -27,7 +27,6 @@ from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.running import client_folder, source_folder
 from holdfast.source import dead_letters
-from holdfast.types import Stability
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,11 +181,9 @@ def _output(
     made = batch.output(op.name)
     names = [name for name in arrow_schema(stream.schema).names if name != RECEIVED_AT]
     schema = pa.schema([arrow_schema(stream.schema).field(name) for name in names])
-    kept = stream.between(first, upto)
-    stable = [segment for segment in kept if segment.stability is Stability.STABLE]
     tables = [
         log.read(segment).append_column(BUCKET, pa.array([segment.id.bucket] * segment.rows))
-        for segment in stable
+        for segment in stream.between(first, upto)
     ]
     empty = arrow_schema(f"{stream.schema}, {BUCKET} bigint").empty_table()
     received = pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables)])
@@ -204,10 +201,20 @@ def _output(
     if not wall_clock:
         notes.append("a source's clock is manual: delays say nothing and are not judged")
     notes += _blurred(ideal, made.tolerance)
-    broken += [*judge(found, op.contract, wall_clock=wall_clock), *batch.accuracy(op.name)]
+    tentative, undos = (
+        log.state.counters.get(f"{op.name}.{name}", 0) for name in ("tentative_rows", "undos")
+    )
+    if undos:
+        notes.append(
+            f"{tentative} tentative rows were given and taken back, in {undos} corrections; stable "
+            "rows are late by as much as what they waited for, which is not judged here but by the "
+            "monitor while it happens"
+        )
+    timed = wall_clock and not undos
+    broken += [*judge(found, op.contract, wall_clock=timed), *batch.accuracy(op.name)]
     return replace(
         report, broken=tuple(broken), notes=tuple(notes), from_bucket=first, upto=upto,
-        found=found, tentative_rows=sum(segment.rows for segment in kept if segment not in stable),
+        found=found, tentative_rows=tentative,
     )  # fmt: skip
 
 

@@ -213,7 +213,10 @@ class Progress:
             ]
         path.position = bucket
         path.horizon = bucket
-        return [Start(plan.name, bucket, path.origin, valid_from), *self._next(path, at)]
+        actions: list[Action] = [Start(plan.name, bucket, path.origin, valid_from)]
+        if self.buffer_buckets:  # whoever waits for this one to get on must hear where it begins
+            actions += self._acknowledge(path)
+        return [*actions, *self._next(path, at)]
 
     def _boundary(self, event: BoundaryArrived) -> list[Action]:
         actions: list[Action] = []

@@ -193,8 +193,13 @@ def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
 
     at_us = now_us()
     process.kill(before_restart=lose_storage if wipe else None)
-    _wait(lambda: len(reader.client.switches) > before, 10.0, running, "switching")
-    _, first_us, switch_us = reader.client.switches[before]
+
+    def switched() -> list[tuple[str, int, int]]:
+        """Away from the one that was killed."""
+        return [one for one in reader.client.switches[before:] if one[0] != killed]
+
+    _wait(lambda: bool(switched()), 10.0, running, "switching")
+    _, first_us, switch_us = switched()[0]
     _wait(lambda: reader.came[-1] > first_us + 500_000, 10.0, running, "results")
     return {
         "killed": killed,

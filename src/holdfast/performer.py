@@ -380,8 +380,7 @@ class Performer:
             output, self.engine.schema(output), self.engine.time(output), start.origin,
             gone_upto=start.valid_from - 1,
         )  # fmt: skip
-        self.soutput.take_back(output)  # what a predecessor gave
-        if self._service.all_spoke(output):  # to it
+        if self._service.all_spoke(output):  # to a predecessor
             self._on_ack(output, self.log.trimmable(output), self.log.received(output))
 
     def _checkpoint(self, path: Path) -> None:

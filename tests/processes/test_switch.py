@@ -1,5 +1,5 @@
-"""Two replicas on real processes, each with its Spark; the one that is read is killed, then the other
-with its storage. The readers hardly notice."""
+"""Two replicas on real processes, each with its Spark; the one that is read is killed, then the
+other with its storage. The readers hardly notice."""
 
 from __future__ import annotations
 

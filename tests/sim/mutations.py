@@ -609,7 +609,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._open_output
 
     def hasty(self: Performer, output: str, start: Any) -> None:
-        patch.setattr(self.soutput, "take_back", lambda output: None)
+        self.soutput.take_back = lambda output: None  # type: ignore[method-assign]
         original(self, output, start)
         del self.soutput.take_back
 

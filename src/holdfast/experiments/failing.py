@@ -109,10 +109,10 @@ class Numbered:
 
 
 def merging(
-    rate: int, *, window_ms: int, slide_ms: int | None = None, keys: int = 100, **protection: Any
+    rate: int, *, window_ms: int | None = None, **protection: Any
 ) -> tuple[hf.Network, list[Numbered]]:
     """Three sources with `rate` rows a second in all, put together. `merged` gives all rows as they
-    are; `counts` of the same path holds the rows, or counts per key, of a window."""
+    are; with a window, `counts` of the same path holds so many milliseconds of them as state."""
     net = hf.Network("failing", bucket=f"{BUCKET_MS}ms")
     made = [Numbered(number, rate // 3) for number in (1, 2, 3)]
     sources = [
@@ -123,10 +123,11 @@ def merging(
     ]
     merged = net.union(*sources).filter("n >= 0")
     net.output("merged", merged)
-    window = merged.map("ts", key=f"n % {keys}").window(
-        f"{window_ms}ms", slide=None if slide_ms is None else f"{slide_ms}ms"
-    )
-    net.output("counts", window.group_by("key").agg(n=hf.count()))
+    if window_ms is not None:
+        window = merged.map("ts", key="n % 100").window(
+            f"{window_ms}ms", slide=f"{min(window_ms, 1_000)}ms"
+        )
+        net.output("counts", window.group_by("key").agg(n=hf.count()))
     net.protect("main", alpha=ALPHA, **protection)
     return net, made
 
@@ -291,7 +292,6 @@ def failures(
     with (
         run,
         Watch(run.client("merged", tentative=True)) as watch,
-        Watch(run.client("counts", tentative=True)),
     ):
         watch.wait(lambda: watch.client.position is not None)
         threading.Event().wait(warm_s)

@@ -59,7 +59,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for point in POINTS[:1] if quick else POINTS:
         for kind in KINDS:
             network, made = merging(
-                point.rows_per_s, window_ms=point.window_ms, slide_ms=min(point.window_ms, 1_000),
+                point.rows_per_s, window_ms=point.window_ms,
                 failure="process", stabilization="suspend", reconcile=kind, x=X,
             )  # fmt: skip
             warm_s = WARM_AGAIN_S if runs else WARM_S / (2 if quick else 1)

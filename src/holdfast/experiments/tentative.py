@@ -38,7 +38,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for policy in ("delay", "process"):
         for held_s in QUICK_HELD_S if quick else HELD_S:
             network, made = merging(
-                RATE, window_ms=1_000, failure=policy, stabilization="suspend",
+                RATE, failure=policy, stabilization="suspend",
                 x=f"{round(1_000 * held_s / ALPHA)}ms",
             )  # fmt: skip
             found, seen = failures(

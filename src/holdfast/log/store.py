@@ -47,6 +47,7 @@ from holdfast.log.records import (
     State,
     Tentative,
     Trim,
+    Undo,
 )
 from holdfast.log.segment import PARQUET, Segments
 from holdfast.log.state import LogState, StreamState, fold, live_records, rehearse, snapshot
@@ -137,11 +138,17 @@ class Log:
                 sizes = {
                     segment.path: segment.size_bytes
                     for stream in state.streams.values()
-                    for segment in (*stream.segments, *stream.tentative)
+                    for segment in stream.segments
                 }
                 log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
                 log._grown = len(records)
-                log.append(Epoch(state.epoch + 1, owner))
+                # Tentative rows are not synced: what a crash left of them is taken back.
+                undone = [
+                    Undo(stream.name, stream.complete_upto, stream.undos + 1)
+                    for stream in state.streams.values()
+                    if stream.spans or stream.tentative
+                ]
+                log.append(Epoch(state.epoch + 1, owner), *undone)
             except BaseException:
                 manifest.close()
                 raise
@@ -228,12 +235,17 @@ class Log:
     # Writing
 
     def write(self, table: pa.Table, id: SegmentId, stability: Stability) -> Segment:
-        """Makes the rows durable in a file of their own; the log holds them once appended."""
+        """Makes the rows durable in a file of their own; the log holds them once appended. What is
+        tentative need not outlive the process."""
         with self.changed:
             time, epoch = self._stream(id.stream).time, self._state.epoch
         path = folder.segment_path(id, epoch=epoch, attempt=next(self._attempts))
         file = self._encoding.write(
-            table, f"{self._base}/{path}", time=time, fsync=self._fsync, disk=self._disk
+            table,
+            f"{self._base}/{path}",
+            time=time,
+            fsync=self._fsync and stability is Stability.STABLE,
+            disk=self._disk,
         )
         return Segment(
             id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch

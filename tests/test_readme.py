@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.chaos import find
 from holdfast.cli.main import _parser
 from holdfast.model.network import Network
+from holdfast.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -42,6 +44,14 @@ def test_the_query_of_the_readme_is_well_formed() -> None:
     net = names["net"]
     assert isinstance(net, Network)
     net.check()
+
+
+def test_the_session_is_what_the_command_prints() -> None:
+    (session,) = blocks("text")
+    story = simulate(find("tentative")).world.transcript()
+    shown = [line.strip() for line in session.splitlines() if line.strip() not in ("", "…")]
+    told = iter([line.strip() for line in story.splitlines()])
+    assert [line for line in shown if line not in told] == []  # in this order
 
 
 def test_every_file_it_points_to_exists() -> None:

@@ -298,6 +298,8 @@ class Performer:
         if self.soutput.lines.get(run.path) == run.line:
             self._tentative[run.path] = event.version
         self._release(path, tentative=True)
+        if run.path in self._forgotten:  # what only the stable version referred to goes too
+            self._release(path)
         return self.core.handle(done)
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:

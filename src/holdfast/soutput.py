@@ -34,7 +34,9 @@ class SOutput:
     def stable(self, run: moves.Run, path: Path, results: Results) -> None:
         """Results and boundaries of all outputs. What had been logged before is compared instead:
         the same bits, or somebody's code is not deterministic."""
-        valid_from = self.valid_from[run.path] if run.rebuild_from is None else run.rebuild_from
+        valid_from = self.valid_from[run.path]
+        if run.rebuild_from is not None:
+            valid_from = max(valid_from, run.rebuild_from)
         written: dict[str, list[Segment]] = {output: [] for output in path.outputs}
         records: list[Any] = []
         doomed: list[Segment] = []

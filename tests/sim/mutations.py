@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import holdfast.core.consistency
 import holdfast.core.upstream
 import holdfast.log.manifest
 import holdfast.sim.follower
@@ -31,7 +32,7 @@ from holdfast.errors import StorageFull
 from holdfast.inputs import Best, InputIndex
 from holdfast.log import Log
 from holdfast.log.manifest import Manifest
-from holdfast.log.records import Added, State, Tentative, Trim
+from holdfast.log.records import Added, Boundary, State, Tentative, Trim, Undo
 from holdfast.log.state import StreamState
 from holdfast.performer import Performer
 from holdfast.sim.disk import MemoryDisk
@@ -516,36 +517,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "step", on_what_is_there)
 
 
-@mutation("rebuild a state without what came before", "wrong", "converge", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = progress.Progress._next_stable
-
-    def short(self: progress.Progress, path: Any) -> Any:
-        return [
-            replace(action, lo=action.rebuild_from)
-            if isinstance(action, progress.Run) and action.rebuild_from is not None
-            else action
-            for action in original(self, path)
-        ]
-
-    patch.setattr(progress.Progress, "_next_stable", short)
-
-
-@mutation("give away inputs that a state is rebuilt from", "wrong", "alive", "converge", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(progress.PathPlan, "needs_from", lambda self, bucket, referred: referred)
-
-
-@mutation("give results while a state is being rebuilt", "alive", "wrong", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = SOutput.stable
-
-    def all_of_it(self: SOutput, run: Any, path: Any, results: Any) -> None:
-        original(self, replace(run, rebuild_from=None), path, results)
-
-    patch.setattr(SOutput, "stable", all_of_it)
-
-
 @mutation("delete the state that a tentative run began from", "alive", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._release
@@ -649,6 +620,113 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self.log.append(*records)
 
     patch.setattr(SOutput, "tentative", all_of_it)
+
+
+@mutation("log corrections without an UNDO", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.append
+
+    def without(self: Log, *records: Any) -> None:
+        original(self, *(record for record in records if not isinstance(record, Undo)))
+
+    patch.setattr(Log, "append", without)
+
+
+@mutation("log guesses as if they were whole", "wrong", "lost", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def whole(self: SOutput, run: Any, results: Any) -> None:
+        records: list[Any] = []
+        for output, upto in run.outputs:
+            for bucket, table in results[output]:
+                if self.log.info(output).complete_upto < bucket <= upto:
+                    id = SegmentId(output, 0, bucket)
+                    records.append(Added(self.log.write(table, id, Stability.STABLE)))
+            if upto > self.log.info(output).complete_upto:
+                records.append(Boundary(output, upto))
+        self.log.append(*records)
+
+    patch.setattr(SOutput, "tentative", whole)
+
+
+@mutation("count what is tentative as done", "wrong", "lost", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._tentative_done
+
+    def done(self: progress.Progress, event: Any) -> Any:
+        path = self.paths[event.path]
+        if event.hi is not None and path.running_upto is None and path.position is not None:
+            path.position = max(path.position, event.hi)
+        return original(self, event)
+
+    patch.setattr(progress.Progress, "_tentative_done", done)
+
+
+@mutation("checkpoint the state that has diverged", "wrong", "lost", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._checkpoint
+
+    def diverged(self: Performer, path: Any) -> None:
+        held = self.versions[path.name]
+        self.versions[path.name] = self._tentative.get(path.name, held)
+        original(self, path)
+        self.versions[path.name] = held
+
+    patch.setattr(Performer, "_checkpoint", diverged)
+
+
+@mutation("begin to wait anew with every bucket", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion._arrived
+
+    def anew(self: SUnion, stream: str, *more: Any) -> None:
+        held = len(self._steps[stream])
+        original(self, stream, *more)
+        if len(self._steps[stream]) > held:
+            del self._steps[stream][:-1]
+
+    patch.setattr(SUnion, "_arrived", anew)
+
+
+@mutation("stop a union when one of its parts is missing", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def all_of(tree: Any, upto: Any) -> int | None:
+        known = list(upto.values())
+        return None if None in known else min(known)
+
+    patch.setattr(holdfast.core.consistency, "reach", all_of)
+
+
+@mutation("go on with only one of the outputs", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Consistency.run
+
+    def one(self: Consistency, hi: int) -> Any:
+        outputs, missing = original(self, hi)
+        return outputs[:1], missing
+
+    patch.setattr(Consistency, "run", one)
+
+
+@mutation("go on with a correction that cannot", "available", "delay", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._caught_up
+
+    def stubborn(self: progress.Progress, path: Any) -> Any:
+        line = path.consistency.position
+        return [] if line is not None and path.position < line else original(self, path)
+
+    patch.setattr(progress.Progress, "_caught_up", stubborn)
+
+
+@mutation("say nothing of tentative buckets that are empty", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.transport.service._tentative
+
+    def quiet(*args: Any) -> Any:
+        segments, upto, missing = original(*args)
+        return segments, upto if segments else None, missing
+
+    patch.setattr(holdfast.transport.service, "_tentative", quiet)
 
 
 # -- replicas -------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def network(**protection: Any) -> hf.Network:
     left, right = (net.source(name, SCHEMA, time="ts", clock="manual") for name in SOURCES)
     both = net.union(left, right)
     net.output("rows", both.filter("x > 0"))
-    net.output("counts", both.window("300ms", slide="100ms").group_by("key").agg(n=hf.count()))
+    # Long enough to be folded into panes before the failure.
+    net.output("counts", both.window("2s", slide="500ms").group_by("key").agg(n=hf.count()))
     net.output("pairs", left.join(right.map("ts", "key", y="x"), on=["key"], within="100ms"))
     net.protect("main", failure="process", **protection)
     return net
@@ -75,7 +76,7 @@ def stable_upto(watches: dict[str, Watch], bucket: int) -> None:
         watch.wait(lambda c=client: c.position is not None and c.position >= bucket, LIMIT_S)
 
 
-def given_upto(watch: Watch, bucket: int) -> None:
+def tentative_upto(watch: Watch, bucket: int) -> None:
     watch.wait(lambda: watch.client.tentative_upto == bucket, LIMIT_S)
 
 
@@ -110,14 +111,14 @@ def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions
     net = network(reconcile=reconcile, x="1s")
     with watched(net) as (run, watches):
         given, pairs = watches["rows"], watches["pairs"]
-        push(run, 0, 5)
-        stable_upto(watches, 4)
-        for cut_at in (5, 15):  # a corrected failure leaves nothing that disturbs the next
+        push(run, 0, 20)
+        stable_upto(watches, 19)
+        for cut_at in (20, 30):  # a corrected failure leaves nothing that disturbs the next
             seen = len(given.given)
             run.cut("right")
             push(run, cut_at, cut_at + 5)
             for name in ("rows", "counts"):
-                given_upto(watches[name], cut_at + 4)
+                tentative_upto(watches[name], cut_at + 4)
             tentative = [info for info in given.infos() if is_tentative(info)][-5:]
             assert [info.bucket for info in tentative] == list(range(cut_at, cut_at + 5))
             assert {info.missing for info in tentative} == {("right",)}
@@ -136,7 +137,7 @@ def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions
     for watch in watches.values():
         stable = [info.bucket for info in watch.infos() if info.rows and not is_tentative(info)]
         assert stable == sorted(set(stable)), "a stable bucket is given once, in order"
-    assert found == undisturbed(net, 25, sessions)
+    assert found == undisturbed(net, 40, sessions)
 
 
 def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:

@@ -298,8 +298,8 @@ class Performer:
         if self.soutput.lines.get(run.path) == run.line:
             self._tentative[run.path] = event.version
         self._release(path, tentative=True)
-        if run.path in self._forgotten:  # what only the stable version referred to goes too
-            self._release(path)
+        if run.path in self._forgotten and self.core.paths[run.path].running_upto is None:
+            self._release(path)  # what only the stable version referred to goes too
         return self.core.handle(done)
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:

@@ -71,8 +71,6 @@ class Consistency:
         #: Last bucket of the tentative line; None: there is none.
         self.position: int | None = None
         self.running_upto: int | None = None
-        #: Inputs that lacked the newest bucket of the line.
-        self.missing: frozenset[str] = frozenset()
         #: What partners said of the reconciliation at hand.
         self.answer: Answer | None = None
         self.asked = False
@@ -85,14 +83,13 @@ class Consistency:
         """UP_FAILURE: a tentative line starts from the stable one."""
         assert self.position is None
         self.line += 1
-        self.position, self.missing = stable, frozenset()
+        self.position = stable
         self.state = OutputState.UP_FAILURE
         self.answer, self.asked = None, False
 
     def drop(self) -> None:
         """The tentative line is over."""
         self.position = self.running_upto = None
-        self.missing = frozenset()
         self.answer, self.asked = None, False
 
     def corrected(self, whole: int, stable: int) -> bool:
@@ -138,12 +135,12 @@ class Consistency:
         if expired is not None:
             found.append(expired)
         if self.mode == "process":
-            # An input that came back is waited for again.
-            back = {s for s in self.missing if (known := upto[s]) is not None and known >= after}
-            self.missing -= back
-            awaited = [known for s, known in upto.items() if s not in self.missing]
-            if awaited and None not in awaited:
-                found.append(min(known for known in awaited if known is not None))
+            # What lacks a bucket that was held so long is missing, and not waited for with the next
+            # ones; what came back is waited for again.
+            held = max(found)
+            awaited = [known for known in upto.values() if known is not None and known >= held]
+            if awaited:
+                found.append(min(awaited))
         reached = [to for tree in self.trees.values() if (to := reach(tree, upto)) is not None]
         newest = self.sunion.newest()
         limits = [max(reached, default=after), after if newest is None else newest]
@@ -152,10 +149,9 @@ class Consistency:
     def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
         """The line goes on to `hi`: up to where each output does, and what is missing."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
-        self.missing = frozenset(s for s, known in upto.items() if known is None or known < hi)
         self.running_upto = hi
         reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
-        lacked = [*sorted(self.missing)]
+        lacked = sorted(s for s, known in upto.items() if known is None or known < hi)
         for stream in sorted(self.sunion.tentative_upto):
             lacked += self.sunion.lacked[stream]
         return (

@@ -274,13 +274,23 @@ def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> 
 
 
 def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None:
+    plan = plan_of(replace(PROCESS, stabilization="process"))
+    core = stable(plan, group_buckets_max=1)
+    said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    said(core, guessed(1_110, 5), guessed(1_120, 6))
+    assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
+    said(core, came(1_300, "s1", 7))
+    assert said(core, came(1_300, "s2", 7)) == [RunTentative("p", 1, 7, 7, (("out", 7),), ())]
+
+
+def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_for_x() -> None:
     core = failed(replace(PROCESS, stabilization="process"))
-    said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
-    assert said(core, came(1_300, "s2", 6)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ())]
-    # The stable line follows, bucket 6 among it, and overtakes.
-    assert said(core, guessed(1_310, 6)) == []
-    assert said(core, done(1_400, 5)) == [Run("p", 6, 6)]
-    assert said(core, done(1_500, 6)) == [Leave("p"), STABLE]
+    said(core, came(1_200, "s2", 5))  # Run 5..5 is under way, and 5 is all there is to correct
+    assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
+    assert said(core, Tick(2_300)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ())]
+    assert said(core, guessed(2_310, 6)) == []
+    assert said(core, done(2_400, 5)) == [Run("p", 6, 6)]
+    assert said(core, done(2_500, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_5_a_new_failure_during_stabilization_forces_rec_done_between_the_two() -> None:

@@ -127,14 +127,15 @@ class Consistency:
         self.postponed_for = partner
         return "postponed"
 
-    def due(self, at: int, after: int) -> int:
-        """The last bucket behind `after` that may not wait any longer."""
+    def due(self, at: int, after: int, *, overtaken: bool = False) -> int:
+        """The last bucket behind `after` that may not wait any longer. Where the stable line is
+        about to overtake this one, only what has been held as long as may be still runs here."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
         found = [after]
         expired = self.sunion.expired_upto(at)
         if expired is not None:
             found.append(expired)
-        if self.mode == "process":
+        if self.mode == "process" and not overtaken:
             # What lacks a bucket that was held so long is missing, and not waited for with the next
             # ones; what came back is waited for again.
             held = max(found)

@@ -375,7 +375,9 @@ class Progress:
             ):
                 return []
             after = path.position
-        hi = min(consistency.due(at, after), after + self.group_buckets_max)
+        overtaken = path.running_upto is not None and path.running_upto >= after
+        due = consistency.due(at, after, overtaken=overtaken)
+        hi = min(due, after + self.group_buckets_max)
         if hi <= after:
             return self._wake(path, after, at)
         actions: list[Action] = []

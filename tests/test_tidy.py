@@ -58,11 +58,14 @@ ENTRY_POINTS = {
     "holdfast.node_main": "the supervisor, with python -m",
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
+    "holdfast.experiments.chain": "holdfast experiment, by its name",
     "holdfast.experiments.endurance": "holdfast experiment, by its name",
+    "holdfast.experiments.overhead": "holdfast experiment, by its name",
     "holdfast.experiments.policies": "holdfast experiment, by its name",
     "holdfast.experiments.reconcile": "holdfast experiment, by its name",
     "holdfast.experiments.serialization": "holdfast experiment, by its name",
     "holdfast.experiments.tentative": "holdfast experiment, by its name",
+    "holdfast.experiments.switch": "holdfast experiment, by its name",
     "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
 }
 

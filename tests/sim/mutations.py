@@ -32,7 +32,7 @@ from holdfast.errors import StorageFull
 from holdfast.inputs import Best, InputIndex
 from holdfast.log import Log
 from holdfast.log.manifest import Manifest
-from holdfast.log.records import Added, Boundary, State, Tentative, Trim, Undo
+from holdfast.log.records import Added, Boundary, State, Trim, Undo
 from holdfast.log.state import StreamState
 from holdfast.performer import Performer
 from holdfast.sim.disk import MemoryDisk
@@ -41,7 +41,7 @@ from holdfast.sim.rows import Rows
 from holdfast.source import Source
 from holdfast.soutput import SOutput
 from holdfast.transport.service import Service
-from holdfast.types import OutputState, SegmentId, Stability
+from holdfast.types import SegmentId, Stability
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -532,7 +532,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("never go on without an input", "available", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Consistency, "due", lambda self, at, after: after)
+    patch.setattr(Consistency, "due", lambda self, at, after, **how: after)
 
 
 @mutation("hold buckets for much longer than X", "available", seed=1)
@@ -543,11 +543,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
         original(self, inputs, patience_us and 8 * patience_us, 8 * own_us)
 
     patch.setattr(SUnion, "__init__", patient)
-
-
-@mutation("do not wake up when X is over", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(progress.Progress, "_wake", lambda self, path, after, at: [])
 
 
 @mutation("never leave a failure", "lost", "corrected", "available", "alive", "bounded", seed=1)
@@ -568,58 +563,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return [] if isinstance(event, progress.Postponed) else original(self, event)
 
     patch.setattr(progress.Progress, "handle", deaf)
-
-
-@mutation("correct all replicas at once", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Consistency, "asked_by", lambda self, partner, me: "postponed")
-
-
-@mutation("leave behind what a predecessor guessed", "corrected", "order", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._open_output
-
-    def hasty(self: Performer, output: str, start: Any) -> None:
-        self.soutput.take_back = lambda output: None  # type: ignore[method-assign]
-        original(self, output, start)
-        del self.soutput.take_back
-
-    patch.setattr(Performer, "_open_output", hasty)
-
-
-@mutation("end a failure without taking back what is left", "corrected", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: SOutput, output: str, *more: Any) -> None:
-        self.log.append(*more)
-
-    patch.setattr(SOutput, "take_back", keep)
-
-
-@mutation("give what an old line computed", "alive", "order", "corrected", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = SOutput.tentative
-
-    def any_line(self: SOutput, run: Any, results: Any) -> None:
-        original(self, replace(run, line=self.lines.get(run.path, run.line)), results)
-
-    patch.setattr(SOutput, "tentative", any_line)
-
-
-@mutation("give what the stable line has overtaken", "alive", "order", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    def all_of_it(self: SOutput, run: Any, results: Any) -> None:
-        records: list[Any] = []
-        if self.lines.get(run.path) == run.line:
-            for output, upto in run.outputs:
-                undos = self.log.info(output).undos
-                for bucket, table in results[output]:
-                    if bucket <= upto:
-                        id = SegmentId(output, 0, bucket, version=undos)
-                        records.append(Added(self.log.write(table, id, Stability.TENTATIVE)))
-                records.append(Tentative(output, run.lo, upto, run.missing))
-            self.log.append(*records)
-
-    patch.setattr(SOutput, "tentative", all_of_it)
 
 
 @mutation("log corrections without an UNDO", "alive", seed=1)
@@ -661,19 +604,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_tentative_done", done)
 
 
-@mutation("checkpoint the state that has diverged", "wrong", "lost", "alive", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._checkpoint
-
-    def diverged(self: Performer, path: Any) -> None:
-        held = self.versions[path.name]
-        self.versions[path.name] = self._tentative.get(path.name, held)
-        original(self, path)
-        self.versions[path.name] = held
-
-    patch.setattr(Performer, "_checkpoint", diverged)
-
-
 @mutation("begin to wait anew with every bucket", "available", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion._arrived
@@ -707,34 +637,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "run", one)
 
 
-@mutation("go on with a correction that cannot", "available", "delay", "lost", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = progress.Progress._caught_up
-
-    def stubborn(self: progress.Progress, path: Any) -> Any:
-        line = path.consistency.position
-        return [] if line is not None and path.position < line else original(self, path)
-
-    patch.setattr(progress.Progress, "_caught_up", stubborn)
-
-
-@mutation("say nothing of tentative buckets that are empty", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.transport.service._tentative
-
-    def quiet(*args: Any) -> Any:
-        segments, upto, missing = original(*args)
-        return segments, upto if segments else None, missing
-
-    patch.setattr(holdfast.transport.service, "_tentative", quiet)
-
-
 # -- replicas -------------------------------------------------------------------------------------
-
-
-@mutation("mix the guesses of replicas", "order", "corrected", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upstream, "takes_tentative", lambda self, replica: True)
 
 
 @mutation("take a tentative bucket from every replica", "order", seed=1)
@@ -746,16 +649,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Following, "tentative_after", property(lambda self: NOTHING if self.tentative else None)
     )
-
-
-@mutation("prefer a replica that guesses", "available", "delay", "lost", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._rank
-
-    def odd(self: Upstream, heard: Any) -> int:
-        return (1, 0, 2, 3)[original(self, heard)]
-
-    patch.setattr(Upstream, "_rank", odd)
 
 
 @mutation("never leave a replica that answers", "available", "delay", seed=1)
@@ -773,31 +666,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.core.upstream, "_reached", lambda heard: 0)
 
 
-@mutation("believe a stable replica that is behind", "available", "delay", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._rank
-
-    def gullible(self: Upstream, heard: Any) -> int:
-        return 0 if heard.state is OutputState.STABLE else original(self, heard)
-
-    patch.setattr(Upstream, "_rank", gullible)
-
-
-@mutation("take no corrections from who is still correcting", "lost", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upstream, "_corrector", lambda self, main: None)
-
-
-@mutation("hold all replicas to one epoch", "available", "lost", "delay", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Following.refuses
-
-    def mixed(self: Following, epoch: int, since: int, replica: str = "") -> str | None:
-        return original(self, epoch, since)
-
-    patch.setattr(Following, "refuses", mixed)
-
-
 @mutation("acknowledge only to the replica that is read", "bounded", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Follower._say
@@ -807,40 +675,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return original(self, server, position if read or not self._many else None)
 
     patch.setattr(Follower, "_say", one)
-
-
-@mutation("call a replica stable that has just been started", "available", "delay", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer.__init__
-
-    def proud(self: Performer, *args: Any, **how: Any) -> None:
-        original(self, *args, **how)
-        for output in self.fragment.outputs:
-            self._service.states[output] = OutputState.STABLE
-
-    patch.setattr(Performer, "__init__", proud)
-
-
-@mutation("tell nobody how an output stands", "available", "delay", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._perform
-
-    def discreet(self: Performer, action: Any) -> None:
-        if not isinstance(action, progress.Change):
-            original(self, action)
-
-    patch.setattr(Performer, "_perform", discreet)
-
-
-@mutation("go on behind what was undone", "available", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Service.next
-
-    def further(self: Service, stream: str, cursor: Any) -> Any:
-        cursor.undos = max(cursor.undos, self.logs[stream].info(stream).undos)
-        return original(self, stream, cursor)
-
-    patch.setattr(Service, "next", further)
 
 
 # -- what only grows or only takes longer ---------------------------------------------------------

@@ -42,7 +42,7 @@ DELAY_US = 1 * S
 RECOVERY_US = 6 * S
 #: Faults that only take something away.
 CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
-LOOK_US = 100_000
+LOOK_US = 250_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
 SLACK_BUCKETS = 12
 

@@ -143,8 +143,10 @@ def accepted(runs: list[dict[str, Any]]) -> dict[str, bool]:
 
 def table(result: dict[str, Any]) -> Table:
     """Narrow enough for 80 columns."""
-    shown = Table(title="Borealis Figure 10, X = 3 s: seconds of failure, ms of delay of new rows")
-    for column in ("policy", "s", "delay", "(text)", "tentative", "(text)", "fixed in", "lost"):
+    shown = Table(
+        title="Borealis Figure 10, X = 3 s: failure (s), delay of new rows and correction (R) in ms"
+    )
+    for column in ("policy", "s", "delay", "(text)", "tentative", "(text)", "R", "lost"):
         shown.add_column(column, justify="left" if column == "policy" else "right")
     for met in result["runs"]:
         shown.add_row(

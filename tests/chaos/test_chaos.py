@@ -1,4 +1,5 @@
-"""Ten scenarios on one chain of node processes with Spark: nothing lost, doubled or changed."""
+"""Scenarios on node processes with Spark, a chain of two and two replicas: nothing lost, doubled or
+changed, and what is tentative is corrected."""
 
 from __future__ import annotations
 
@@ -11,21 +12,18 @@ from holdfast.chaos.deployment import Deployment
 from holdfast.chaos.runner import run_scenario
 from holdfast.checkers import check, verdict_table
 from holdfast.engine.session import Sessions
-from holdfast.history import Broke, Given, Healed, Ideal, Undone
+from holdfast.history import Broke, Given, Healed, History, Ideal, Undone
 from holdfast.supervise import EXPLAINED
 from holdfast.types import Stability
 
 #: As they come; stream time and state go on from one to the next.
-ORDER = {
-    "chain": ("kill", "pause", "wipe", "cut", "replace", "one-way", "kills", "slow", "resets",
-              "silent"),
-    "pair": ("tentative", "partition", "take-over"),
-}  # fmt: skip
+CHAIN = ("kill", "pause", "wipe", "cut", "replace", "one-way", "kills", "slow", "resets", "silent")
+PAIR = ("tentative", "partition", "take-over")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def deployment(sessions: Sessions, request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    deployment = Deployment(request.param, sessions.large)
+    deployment = Deployment(request.cls.network, sessions.large)
     try:
         yield deployment.start()
     finally:
@@ -33,14 +31,7 @@ def deployment(sessions: Sessions, request: pytest.FixtureRequest) -> Iterator[D
     assert deployment.left() == []
 
 
-@pytest.mark.processes
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    ("deployment", "name"),
-    [(network, name) for network, names in ORDER.items() for name in names],
-    indirect=["deployment"],
-)
-def test_nothing_is_lost_doubled_or_changed(name: str, deployment: Deployment) -> None:
+def judged(name: str, deployment: Deployment) -> History:
     history = run_scenario(find(name), deployment)
     verdicts = check(history, monitored=True)
     if failed := [verdict for verdict in verdicts if verdict.outcome == "failed"]:
@@ -48,19 +39,39 @@ def test_nothing_is_lost_doubled_or_changed(name: str, deployment: Deployment) -
     assert not failed, f"{deployment.storage}\n{verdict_table(verdicts)}"
     assert len(list(history.of(Broke))) == len(list(history.of(Healed))) > 0
     assert list(history.of(Given)) and list(history.of(Ideal))
-    if name == "tentative":
-        assert any(given.stability == Stability.TENTATIVE for given in history.of(Given))
-        assert list(history.of(Undone))
+    return history
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("deployment", ["chain"], indirect=True)
-def test_the_instance_that_was_replaced_found_out_by_itself(deployment: Deployment) -> None:
-    (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
-    assert ended.code == EXPLAINED
-    assert "was replaced" in ended.last_words or "the older one must stop" in ended.last_words
-    assert deployment.run.failures == []
+@pytest.mark.timeout(180)
+class TestTwoNodesInARow:
+    network = "chain"
+
+    @pytest.mark.parametrize("name", CHAIN)
+    def test_nothing_is_lost_doubled_or_changed(self, name: str, deployment: Deployment) -> None:
+        judged(name, deployment)
+
+    def test_the_instance_that_was_replaced_found_out_by_itself(
+        self, deployment: Deployment
+    ) -> None:
+        (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
+        assert ended.code == EXPLAINED
+        assert "was replaced" in ended.last_words or "the older one must stop" in ended.last_words
+        assert deployment.run.failures == []
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+class TestTwoReplicas:
+    network = "pair"
+
+    @pytest.mark.parametrize("name", PAIR)
+    def test_nothing_is_lost_doubled_or_changed(self, name: str, deployment: Deployment) -> None:
+        history = judged(name, deployment)
+        if name == "tentative":
+            assert any(given.stability == Stability.TENTATIVE for given in history.of(Given))
+            assert list(history.of(Undone))
 
 
 def test_every_scenario_is_run() -> None:
-    assert sorted(name for names in ORDER.values() for name in names) == sorted(SCENARIOS)
+    assert sorted((*CHAIN, *PAIR)) == sorted(SCENARIOS)

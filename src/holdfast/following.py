@@ -28,6 +28,8 @@ Makers = Mapping[str, Callable[[], Peer]]
 Position = tuple[str, int, int, int]
 #: Deliveries of one connection that wait to be taken.
 WAITING = 8
+#: Attempts to tell a replica that a stream was read to its end.
+LAST_WORDS = 50
 
 
 def only_stable(delivery: Delivery) -> Delivery:
@@ -139,6 +141,7 @@ class _Replicas:
     _lines: dict[bool, _Line] = field(init=False)
     _peers: dict[str, Peer] = field(init=False)
     _trimmed: dict[str, Trimmed] = field(init=False)
+    _ended: bool = False
     #: Since when another replica than the one that was read is wanted.
     _wanted_at: int | None = None
 
@@ -157,6 +160,7 @@ class _Replicas:
                     for delivery in self._handle(event):
                         yield delivery
                         if delivery.ended:
+                            self._ended = True
                             return
         finally:
             self._over.set()
@@ -236,7 +240,10 @@ class _Replicas:
     def _ask(self, replica: str) -> None:
         """How does the replica stand? It is told on the occasion how far this reader is."""
         said: Position | None = None
-        while not self._over.is_set():
+        tries = LAST_WORDS
+        # Where the stream has ended, every replica hears so; one that is gone will ask by itself.
+        while not self._over.is_set() or (self._ended and said != self.position() and tries):
+            tries -= self._over.is_set()
             try:
                 peer = self._peers.get(replica)
                 if peer is None:
@@ -259,7 +266,9 @@ class _Replicas:
                 self._peers.pop(replica, None)
                 said = None
                 self._events.put(Gone(now_us(), replica))
-            self._over.wait(self.heartbeat_s)
+            threading.Event().wait(self.heartbeat_s) if self._ended else self._over.wait(
+                self.heartbeat_s
+            )
 
     def _read(self, line: _Line, at: int | None, after: int | None) -> None:
         try:

@@ -102,6 +102,8 @@ class Follower:
         #: What is to be said to every replica: received, no longer needed, epoch of the reader.
         self.position: tuple[int, int, int] | None = None
         self._not_said: Callable[[HoldfastError], None] = lambda err: None
+        #: What each replica was told last: where a stream has ended, all of them hear it.
+        self._said: dict[str, tuple[int, int, int] | None] = {}
         self.ended = False
         self._paused_until = 0
 
@@ -153,7 +155,7 @@ class Follower:
     # -- many replicas: how do they stand? ------------------------------------------------------
 
     def _ask(self, replica: str) -> None:
-        if self.ended:
+        if self.ended and self._said.get(replica) == self.position:
             return
         if self.reader.world.now < self._paused_until:
             self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
@@ -175,6 +177,7 @@ class Follower:
             if stands is None:
                 self._away(replica)
                 return
+            self._said[replica] = position
             self._perform(self.upstream.handle(Heard(self.reader.world.now, replica, *stands)))
             self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
 
@@ -197,7 +200,7 @@ class Follower:
         self._perform(self.upstream.handle(Gone(self.reader.world.now, replica)))
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
+        for action in () if self.ended else actions:
             if isinstance(action, Drop):
                 self._close(action.correcting)
             else:

@@ -37,7 +37,7 @@ def test_run_status_tail_and_audit(tmp_path: Path) -> None:
         tail = holdfast("tail", "top_talkers", "-n", "1", "--json", cwd=tmp_path)
         assert tail.returncode == 0, tail.stderr
         row = json.loads(tail.stdout.splitlines()[0])
-        assert set(row) == {"bucket", "src", "bytes", "flows", "window_start", "ts"}
+        assert set(row) == {"bucket", "src", "bytes", "flows", "window_start", "ts", "stability"}
         status = holdfast("status", "--json", cwd=tmp_path)
         assert status.returncode == 0, status.stderr
         told = json.loads(status.stdout)

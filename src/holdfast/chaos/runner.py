@@ -20,6 +20,7 @@ from holdfast.history import (
     Finished,
     Given,
     Healed,
+    Hinted,
     History,
     Ideal,
     Logged,
@@ -111,7 +112,7 @@ def _belongs(event: Event, first: int, upto: int) -> bool:
     match event:
         case Given() | Made() | Logged() | Ideal():
             return first <= event.bucket <= upto
-        case Told() | Closed():
+        case Told() | Closed() | Hinted():
             return event.upto >= first
         case Accepted():
             return bool(event.rows)

@@ -15,7 +15,7 @@ import psutil
 from holdfast.chaos.recorder import Recorder
 from holdfast.client import Client
 from holdfast.errors import HoldfastError
-from holdfast.history import Held, Made, Stopped, Told
+from holdfast.history import Held, Hinted, Made, Stopped, Told
 from holdfast.log import Added, read_only
 from holdfast.log.folder import MANIFEST
 from holdfast.log.manifest import read_records
@@ -33,6 +33,7 @@ class Watcher:
     def __init__(self, run: Run, clients: list[Client], recorder: Recorder) -> None:
         self._run, self._clients, self._recorder = run, clients, recorder
         self._told: dict[str, int | None] = {}
+        self._hinted: dict[str, int] = {}
         self._stopped = 0
         self._exits: dict[str, int] = {}
         #: Of every segment of the run, as the log of its maker says, by that log and the file.
@@ -85,6 +86,10 @@ class Watcher:
             if at is not None and at != self._told.get(client.output):
                 self._told[client.output] = at
                 self._recorder.add(Told(now_us(), client.name, client.output, at))
+            known = client.known_upto
+            if known is not None and known != self._hinted.get(client.output):
+                self._hinted[client.output] = known
+                self._recorder.add(Hinted(now_us(), client.name, client.output, known))
         for name, process in self._run.processes.items():
             known = self._exits.get(name, 0)
             self._exits[name] = len(process.exits)

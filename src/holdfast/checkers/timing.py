@@ -100,14 +100,16 @@ def bounded(story: Story) -> Verdict:
 
 
 def reported(story: Story) -> Verdict:
-    """A promise that is broken does not go unnoticed: two buckets later the monitor has said so.
-    A report that was not taken back speaks for what follows, too."""
+    """A promise that is broken does not go unnoticed: two buckets later the monitor has said so. A
+    tentative answer is one; a report that was not taken back speaks for what follows, too."""
     faults = []
     width_us = story.began.width_us
     for promise in story.promises:
         if promise.within_us is None:
             continue
         buckets, _, known_us = _moments(story, promise)
+        hinted = [(event.at, event.upto) for event in story.reader(promise).hinted]
+        known_us = np.minimum(known_us, _first_reaching(hinted, buckets))
         broken_us = (buckets + 1) * width_us + promise.within_us
         told_by_us = broken_us + 2 * width_us
         reports = story.reports.get(promise.output, [])

@@ -94,7 +94,7 @@ class Reader:
         replicas: dict[str, Replica],
         *,
         at: int | None = 0,
-        position: Callable[[], Position | None] = lambda: None,
+        position: Callable[[Following], Position | None] = lambda following: None,
     ) -> None:
         self.following = Following(at, tentative=True)
         self.stop = threading.Event()
@@ -113,7 +113,7 @@ class Reader:
         try:
             for delivery in follow(
                 "s", self.following, self._makers, self.stop,
-                position=self._position, heartbeat_s=0.02,
+                position=lambda: self._position(self.following), heartbeat_s=0.02,
                 switched=lambda replica, us: self.switches.put(replica),
             ):  # fmt: skip
                 self.following.taken(delivery.upto)
@@ -298,7 +298,7 @@ def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> N
     said: list[Position] = [("reader", 2, 1, 7)]
     for replica in replicas.values():
         replica.put(0, 1, 2, 3)
-    with reading(replicas, at=4, position=lambda: said[-1]):
+    with reading(replicas, at=4, position=lambda following: said[-1]):
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (1, 2)
         said.append(("reader", 3, 3, 7))
@@ -312,7 +312,7 @@ def test_who_was_replaced_is_told_by_any_replica(replicas: dict[str, Replica]) -
         replica.put(0)
     b.log.acknowledge("s", "reader", 0, 0, epoch=8)
     with (
-        reading(replicas, position=lambda: ("reader", 0, 0, 7)) as reader,
+        reading(replicas, position=lambda following: ("reader", 0, 0, 7)) as reader,
         pytest.raises(StaleEpoch, match="epoch 7"),
     ):
         reader.until(upto(99))
@@ -368,6 +368,23 @@ def test_the_end_is_the_end_whoever_tells_of_it(replicas: dict[str, Replica]) ->
         assert reader.until(lambda delivery: delivery.ended).upto == 1
         reader.ends()
     assert (1, 1) in reader.taken
+
+
+def test_when_a_stream_was_read_to_its_end_every_replica_hears_so(
+    replicas: dict[str, Replica],
+) -> None:
+    """Also one that nobody asks any more how it stands: else it would keep the last buckets."""
+
+    def position(following: Following) -> Position | None:
+        return ("reader", 1, -1, 7) if following.at == 2 else None
+
+    for replica in replicas.values():
+        replica.put(0, 1)
+        replica.log.append(Ended("s"))
+    with reading(replicas, position=position) as reader:
+        reader.ends()
+        for replica in replicas.values():
+            assert replica.acks.get(timeout=LIMIT_S) == (-1, 1)
 
 
 def test_of_a_single_maker_nothing_is_asked_and_all_is_taken(tmp_path: Path) -> None:

@@ -641,6 +641,14 @@ def test_a_broken_promise_is_reported() -> None:
         assert failed(broken_promise(report)).keys() == {"reported"}
 
 
+def test_a_tentative_answer_in_time_keeps_the_promise() -> None:
+    """Nobody has to be told of buckets that the client has, be it as tentative."""
+    hints = [Hinted(end_us(b) + 20_000, "c", "out", b) for b in range(BUCKETS)]
+    assert failed(broken_promise(*hints), monitored=True) == {}
+    too_late = [replace(hint, at=hint.at + WIDTH_US + DELAY_US) for hint in hints]
+    assert failed(broken_promise(*too_late), monitored=True).keys() == {"reported"}
+
+
 def test_a_promise_is_not_yet_broken_at_its_last_instant_nor_told_of_after_the_run() -> None:
     def known_at(us: int) -> History:
         """Bucket 19, the last; the run ends two buckets after its promise is broken."""

@@ -139,6 +139,15 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Deserted:
+    """All replicas of a fragment correct themselves at once, each counting on another to answer."""
+
+    at: int
+    fragment: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """Everything a client was given after this bucket is taken back."""
 
@@ -214,14 +223,14 @@ class Finished:
 
 
 Event = (
-    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Hinted | Expected | Undone
-    | Held | Broke | Healed | Stopped | Reported | Ideal | Finished
+    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Hinted | Expected
+    | Deserted | Undone | Held | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
     for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Hinted, Expected,
-                 Undone, Held, Broke, Healed, Stopped, Reported, Ideal, Finished)
+                 Deserted, Undone, Held, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 
 

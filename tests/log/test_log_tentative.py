@@ -67,6 +67,8 @@ def test_what_is_tentative_is_no_part_of_what_is_whole() -> None:
         (Undo("tap", 2, 0), "known already"),
         (RecDone("tap", 1, 1), "no other bucket is corrected"),
         (RecDone("tap", 2, 0), "are known"),
+        (RecDone("tap", 2, 1), "tentative buckets stand"),
+        (Ended("tap"), "tentative buckets stand"),
         (guess(5, 6), "was given up to 5"),
         (guess(2, 6), "was given up to 5"),
         (guess(7, 6), "was given up to 5"),
@@ -152,9 +154,9 @@ def test_tentative_buckets_are_taken_back_when_the_log_is_opened_again(
 ) -> None:
     """They are not synced, so nobody can rely on what a crash left of them."""
     log = start(tmp_path)
+    log.append(RecDone("tap", -1, 3))
     put_guess(log, rows, 0)
     lost = put_guess(log, rows, 1)
-    log.append(RecDone("tap", -1, 3))
     before = log.info("tap")
     assert (before.tentative_upto, before.complete_upto, before.rec_dones) == (1, -1, 3)
     log.close()

@@ -32,7 +32,7 @@ from holdfast.errors import StorageFull
 from holdfast.inputs import Best, InputIndex
 from holdfast.log import Log
 from holdfast.log.manifest import Manifest
-from holdfast.log.records import Added, Boundary, State, Trim, Undo
+from holdfast.log.records import Added, Boundary, Epoch, State, Trim, Undo
 from holdfast.log.state import StreamState
 from holdfast.performer import Performer
 from holdfast.sim.disk import MemoryDisk
@@ -41,7 +41,7 @@ from holdfast.sim.rows import Rows
 from holdfast.source import Source
 from holdfast.soutput import SOutput
 from holdfast.transport.service import Service
-from holdfast.types import SegmentId, Stability
+from holdfast.types import OutputState, SegmentId, Stability
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -675,6 +675,133 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return original(self, server, position if read or not self._many else None)
 
     patch.setattr(Follower, "_say", one)
+
+
+@mutation("rebuild without what came before", "wrong", "alive", "converge", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._next_stable
+
+    def short(self: progress.Progress, path: Any) -> Any:
+        actions = original(self, path)
+        return [
+            replace(a, lo=a.rebuild_from)
+            if isinstance(a, progress.Run) and a.rebuild_from is not None
+            else a
+            for a in actions
+        ]
+
+    patch.setattr(progress.Progress, "_next_stable", short)
+
+
+@mutation("give away the inputs that rebuild the state", "wrong", "alive", "converge", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.PathPlan, "needs_from", lambda self, bucket, referred: referred)
+
+
+@mutation("keep what a predecessor guessed", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.append
+
+    def gullible(self: Log, *records: Any) -> None:
+        opened = isinstance(records[0], Epoch) if records else False
+        original(self, *(r for r in records if not (opened and isinstance(r, Undo))))
+
+    patch.setattr(Log, "append", gullible)
+
+
+@mutation("checkpoint the state that has diverged", "wrong", "lost", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._checkpoint
+
+    def diverged(self: Performer, path: Any) -> None:
+        held = self.versions[path.name]
+        self.versions[path.name] = self._tentative.get(path.name, held)
+        original(self, path)
+        self.versions[path.name] = held
+
+    patch.setattr(Performer, "_checkpoint", diverged)
+
+
+@mutation("say nothing of tentative buckets that are empty", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.transport.service._tentative
+
+    def quiet(*args: Any) -> Any:
+        segments, upto, missing = original(*args)
+        return segments, upto if segments else None, missing
+
+    patch.setattr(holdfast.transport.service, "_tentative", quiet)
+
+
+@mutation("tell nobody how an output stands", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._perform
+
+    def discreet(self: Performer, action: Any) -> None:
+        if not isinstance(action, progress.Change):
+            original(self, action)
+
+    patch.setattr(Performer, "_perform", discreet)
+
+
+@mutation("correct all replicas at once", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "asked_by", lambda self, partner, me: "postponed")
+
+
+@mutation("end a failure without taking back what is left", "corrected", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def keep(self: SOutput, output: str, *more: Any) -> None:
+        self.log.append(*more)
+
+    patch.setattr(SOutput, "take_back", keep)
+
+
+@mutation("prefer a replica that guesses", "available", "delay", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._rank
+
+    def odd(self: Upstream, heard: Any) -> int:
+        return (1, 0, 2, 3)[original(self, heard)]
+
+    patch.setattr(Upstream, "_rank", odd)
+
+
+@mutation("believe a stable replica that is behind", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._rank
+
+    def gullible(self: Upstream, heard: Any) -> int:
+        return 0 if heard.state is OutputState.STABLE else original(self, heard)
+
+    patch.setattr(Upstream, "_rank", gullible)
+
+
+@mutation("hold all replicas to one epoch", "available", "lost", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Following.refuses
+
+    def mixed(self: Following, epoch: int, since: int, replica: str = "") -> str | None:
+        return original(self, epoch, since)
+
+    patch.setattr(Following, "refuses", mixed)
+
+
+@mutation("call a replica stable that has just been started", "available", "delay", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.__init__
+
+    def proud(self: Performer, *args: Any, **how: Any) -> None:
+        original(self, *args, **how)
+        for output in self.fragment.outputs:
+            self._service.states[output] = OutputState.STABLE
+
+    patch.setattr(Performer, "__init__", proud)
+
+
+@mutation("do not wake up when X is over", "available", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_wake", lambda self, path, after, at: [])
 
 
 # -- what only grows or only takes longer ---------------------------------------------------------

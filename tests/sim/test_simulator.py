@@ -138,7 +138,7 @@ def test_a_failing_seed_shrinks_to_a_story_one_can_read(monkeypatch: pytest.Monk
         Fault(3 * S, "damage", "third->client-counts", 4 * S),
         Fault(4 * S, "pause", "client-counts", S),
         Fault(5 * S, "full", "third", S),
-    ), 7)  # fmt: skip
+    ), 1)  # fmt: skip
     assert fails(whole)
     assert parse_scenario(whole.toml()) == whole
     small = shrink(whole, fails)

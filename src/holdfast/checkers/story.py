@@ -141,6 +141,11 @@ class Reader:
         return [event for event in self.readings if type(event) is Hinted]
 
     @cached_property
+    def tentative(self) -> list[Given]:
+        given = (event for event in self.readings if type(event) is Given)
+        return [event for event in given if event.stability == Stability.TENTATIVE]
+
+    @cached_property
     def told_upto(self) -> int:
         return max((event.upto for event in self.told), default=-NEVER_US)
 

@@ -4,13 +4,13 @@ said so where a promise was broken. Nothing is demanded while something is broke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from holdfast.checkers.story import NEVER_US, Story
 from holdfast.checkers.verdict import Fault, Verdict, judged
-from holdfast.history import Expected, Held, Promised, Reported
+from holdfast.history import Deserted, Expected, Held, Promised, Reported
 from holdfast.model.levels import Ints
 from holdfast.model.trees import Kind
 
@@ -42,8 +42,12 @@ def delay(story: Story) -> Verdict:
 
 def available(story: Story) -> Verdict:
     """Property 1 (Borealis section 3.5): in a static state of failure a client that has a stable
-    tree, or else a tentative one, gets every bucket in time, be it as tentative."""
-    faults = []
+    tree, or else a tentative one, gets every bucket in time, be it as tentative; and with a stable
+    one nothing tentative. Replicas do not leave it to each other to answer."""
+    faults = [
+        Fault(event.at, f"all replicas of {event.fragment} correct {event.path} at once")
+        for event in story.of(Deserted)
+    ]
     width_us = story.began.width_us
     for promise in story.promises:
         reader = story.reader(promise)
@@ -52,6 +56,13 @@ def available(story: Story) -> Verdict:
             if expected.kind not in (Kind.STABLE, Kind.TENTATIVE):
                 continue
             first = -(-(since_us + expected.settle_us) // width_us)
+            if expected.kind == Kind.STABLE:
+                faults += [
+                    Fault(given.at, f"{reader}: bucket {given.bucket} came as tentative, with a "
+                          f"stable tree since {since_us / 1e6:.3f}s")
+                    for given in reader.tentative
+                    if given.bucket >= first and given.at <= until_us
+                ]  # fmt: skip
             last = (until_us - expected.within_us) // width_us - 1
             if first > last:
                 continue
@@ -70,7 +81,8 @@ def available(story: Story) -> Verdict:
 
 
 def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
-    """From, to and what was to be expected all the time between; not after the sources are done."""
+    """From, to and what was to be expected while nothing broke or healed; not after the sources are
+    done."""
     mine = [
         e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
     ]
@@ -83,7 +95,9 @@ def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expe
     )
     for expected, after in zip_longest(mine, mine[1:]):
         until_us = over_us if after is None else min(after.at, over_us)
-        yield expected.at, until_us, expected
+        cuts = [event.at for event in story.changes if expected.at < event.at < until_us]
+        for since_us, to_us in pairwise([expected.at, *cuts, until_us]):
+            yield since_us, to_us, expected
 
 
 def bounded(story: Story) -> Verdict:

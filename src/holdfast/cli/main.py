@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from holdfast import __version__
+from holdfast.cli.reliability import reliability_arguments, run_reliability
 from holdfast.config import Options
 from holdfast.errors import HoldfastError
 
@@ -162,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     chaos.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
     chaos.add_argument("--history", metavar="FILE", help="write what happened there")
+
+    about = "mean time to failure of a cluster whose work runs twice"
+    reliability_arguments(_command(commands, "reliability", about, run_reliability))
 
     version = _command(commands, "version", "print the versions", _version)
     version.set_defaults(call=_version)

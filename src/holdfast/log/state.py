@@ -146,9 +146,12 @@ def fold(state: LogState, record: Record) -> None:
             stream = state.stream(record.stream)
             _require(record.upto == stream.complete_upto, record, "no other bucket is corrected")
             _require(record.number > stream.rec_dones, record, f"{stream.rec_dones} are known")
+            _require(not stream.spans, record, "tentative buckets stand")
             stream.rec_dones = record.number
         case Ended():
-            state.stream(record.stream).ended = True
+            stream = state.stream(record.stream)
+            _require(not stream.spans, record, "tentative buckets stand")
+            stream.ended = True
         case Retired():
             stream = state.stream(record.stream)
             whole = record.from_bucket == stream.complete_upto + 1
@@ -205,10 +208,10 @@ def snapshot(state: LogState) -> list[Record]:
         records.append(Trim(stream.name, stream.trimmed_upto))
         if stream.undos:
             records.append(Undo(stream.name, stream.complete_upto, stream.undos))
-        records += [Added(segment) for segment in stream.tentative]
-        records += stream.spans
         if stream.rec_dones:
             records.append(RecDone(stream.name, stream.complete_upto, stream.rec_dones))
+        records += [Added(segment) for segment in stream.tentative]
+        records += stream.spans
         if stream.ended:
             records.append(stream.retired or Ended(stream.name))
         records += stream.acks.values()

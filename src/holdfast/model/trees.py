@@ -130,7 +130,7 @@ def patience(network: Network) -> dict[str, Patience | None]:
     longest. Fragments that block, or have no X, add nothing to it.
     """
     names = [fragment.name for fragment in fragments(network)]
-    k = _longest(network, dict.fromkeys(names, 1))
+    k = longest(network, dict.fromkeys(names, 1))
     promises = promised(network)
     own: dict[str, int | None] = {}
     for name in names:
@@ -140,14 +140,14 @@ def patience(network: Network) -> dict[str, Patience | None]:
         if protection.failure == "block":
             own[name] = None
     total = {name: x_us or 0 for name, x_us in own.items()}
-    ways = _longest(network, total)
+    ways = longest(network, total)
     for op in network.operators:
         if not isinstance(op, ops.Source):
             total[op.fragment] = max(total[op.fragment], ways[op.name])
     return {name: None if us is None else Patience(us, total[name]) for name, us in own.items()}
 
 
-def _longest(network: Network, weight: Mapping[str, int]) -> dict[str, int]:
+def longest(network: Network, weight: Mapping[str, int]) -> dict[str, int]:
     """By operator, the heaviest way to it from where rows come in: sources, ends of feedback edges.
     A way takes on the weight of a fragment each time it enters one, through an SUnion."""
     found: dict[str, int] = {}

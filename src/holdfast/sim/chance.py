@@ -7,7 +7,7 @@ deleted, and the storage of sources, clients and the controller never is.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.config import Options
 from holdfast.model.fragments import fragments, replicas_of
@@ -25,10 +25,13 @@ def scenario_of(seed: int) -> Scenario:
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     wipes = options_of(seed).recovery == "replay"
     targets = _Targets.of(network, seed, wipes=wipes, chance=chance)
-    if chance.random() < 0.3:
-        # A failure that lasts, as the trees of Borealis section 3.5 speak of.
+    if chance.random() < 0.5:
+        # Failures that last, as the trees of Borealis section 3.5 speak of; and half of the time
+        # something that finds their traces: before, meanwhile, or when they heal.
         seconds = 25
         drawn = [_lasting(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
+        for _ in range(chance.choice([0, 0, 1, 2, 3, 4])):
+            drawn.append(_beside(chance, targets, chance.choice(drawn)))
     else:
         # Half of the time nothing breaks in the second half, so that there is calm to be judged.
         until_s = seconds if chance.random() < 0.5 else seconds / 2
@@ -53,13 +56,14 @@ def options_of(seed: int) -> Options:
 def protect(network: Network, seed: int) -> None:
     """What the fragments do when inputs are missing: also by lot, and nothing without a seed."""
     chance = random.Random(f"protection/{seed}")
-    if network.protections or not seed or chance.random() < 0.3:
+    if network.protections or not seed or chance.random() < 0.2:
         return
-    x, most = chance.choice(["600ms", "800ms", "1500ms"]), chance.choice([1, 1, 2, 2, 3])
+    x, most = chance.choice(["700ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
+    blocks = ["block"] if chance.random() < 0.3 else []
     for fragment in fragments(network):
         network.protect(
             fragment.name,
-            failure=chance.choice(["process", "delay", "process", "delay", "block"]),
+            failure=chance.choice(["process", "delay", *blocks]),
             stabilization=chance.choice(["suspend", "delay", "process"]),
             reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
             x=x,
@@ -73,6 +77,7 @@ class _Targets:
 
     nodes: list[str]
     sources: list[str]
+    clients: list[str]
     everybody: list[str]
     #: Hit again and again: what one fault leaves behind is what the next one finds.
     unlucky: str
@@ -88,7 +93,7 @@ class _Targets:
         clients = [f"client-{op.name}" for op in network.outputs]
         everybody = [*nodes, *sources, *clients, "controller"]
         unlucky = chance.choice(chance.choice([nodes, sources, clients, ["controller"]]))
-        return _Targets(nodes, sources, everybody, unlucky, wipes)
+        return _Targets(nodes, sources, clients, everybody, unlucky, wipes)
 
     def one_of(self, names: list[str], chance: random.Random) -> str:
         return self.unlucky if self.unlucky in names and chance.random() < 0.5 else (
@@ -132,15 +137,44 @@ def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
 
 def _lasting(chance: random.Random, targets: _Targets) -> Fault:
     """Something is gone for long, and that is all."""
-    do = chance.choice(["silent", "silent", "cut", "cut", "kill", "pause", "kill"])
+    do = chance.choice(
+        ["silent", "silent", "silent", "cut", "cut", "cut", "kill", "pause", "delay"]
+    )
     on = chance.choice(targets.sources if do == "silent" else targets.nodes + targets.sources)
-    if do == "cut":
-        others = [name for name in targets.nodes if name != on]
-        number = chance.choice([1, len(others)])
-        on = f"{on}<->{','.join(chance.sample(others, min(number, len(others))))}" if others else (
-            f"{on}<->controller"
-        )  # fmt: skip
-    return Fault(chance.randrange(2_000, 9_000) * MS, do, on, chance.randrange(5, 14) * 1_000 * MS)
+    if do in ("cut", "delay"):
+        others = [name for name in targets.nodes + targets.sources if name != on]
+        number = chance.choice([1, 1, 2, len(others)])
+        on = f"{on}<->{','.join(chance.sample(others, min(number, len(others))))}"
+    at_us, for_us = chance.randrange(2_000, 9_000) * MS, chance.randrange(5, 14) * 1_000 * MS
+    return Fault(at_us, do, on, for_us, 3_000.0 if do == "delay" else 0.0)
+
+
+def _beside(chance: random.Random, targets: _Targets, lasting: Fault) -> Fault:
+    """Something short that meets a failure which lasts, or the traces of it."""
+    over_us = lasting.at_us + lasting.for_us
+    for_us = chance.choice([300, 900, 2_000, 4_000]) * MS
+    if chance.random() < 0.4 and lasting.do != "kill":
+        # It comes back before it was made good.
+        return replace(lasting, at_us=over_us + chance.randrange(20, 600) * MS, for_us=for_us)
+    at_us = chance.choice(
+        [
+            chance.randrange(500 * MS, lasting.at_us),
+            chance.randrange(lasting.at_us, over_us + 1),
+            chance.randrange(over_us - 500 * MS, over_us + 2_000 * MS),
+        ]
+    )
+    wipes = ["wipe", "replace"] if targets.wipes else []
+    do = chance.choice([*wipes, "kill", "kill", "kill", "torn", "pause", "reset", "slow"])
+    same = lasting.on in targets.nodes and chance.random() < 0.4
+    on = lasting.on if same else chance.choice(targets.nodes)
+    if do in ("kill", "pause") and chance.random() < 0.25:
+        on = chance.choice(targets.clients)
+    if do == "reset":
+        on = _link(chance, targets.everybody)
+    value = {"torn": float(chance.randint(1, 14)), "slow": chance.choice([3.0, 10.0, 40.0])}
+    if do == "reset":
+        for_us = 0
+    return Fault(at_us - at_us % MS, do, on, for_us, value.get(do, 0.0))
 
 
 def _link(chance: random.Random, everybody: list[str]) -> str:

@@ -1,8 +1,10 @@
 """The engine's twin: what Spark computes in production, as a plain function over small tables.
 
 It keeps to the same contract: bucket by bucket or many at once gives the same rows, a version is
-immutable and names its files, and files are durable only once a checkpoint has synced them. So what
-a node does wrong with versions, inputs or files shows here as it would there.
+immutable and names its files, and files are durable only once a checkpoint has synced them. What
+windows and joins look back on is now and then folded into state, after which a version refers to
+no inputs before it. So what a node does wrong with versions, inputs or files shows here as it would
+there.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.engine.inputs import InputFile, StepResult
-from holdfast.engine.state import Shard, Version
+from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.errors import LogCorrupted, StorageFull
 from holdfast.inputs import InputIndex
 from holdfast.log.disk import Disk
@@ -25,6 +27,10 @@ from holdfast.sim.disk import MemoryDisk
 from holdfast.sim.rows import Row, Rows, rows_digest
 
 State = dict[int, int]
+#: Rows by bucket.
+History = dict[int, list[Row]]
+#: Inputs are read again for so many buckets before what is needed of them is folded into state.
+FOLD_BUCKETS = 3
 
 
 class MemoryInputs(InputIndex):
@@ -108,12 +114,7 @@ class EngineTwin:
                 if rows:
                     outputs[name].append((bucket, Rows(rows)))
             step.advance(bucket)
-        reach = -(-path.extent_us() // self.width_us)
-        after = Version(
-            path.name, hi, shards=step.save(), plan=version.plan,
-            needs_from=max(version.needs_from, hi + 1 - reach),
-        )  # fmt: skip
-        return StepResult(outputs, after, 1)
+        return StepResult(outputs, step.after(), 1)
 
     def check(self, version: Version) -> None:
         for name in version.files():
@@ -136,7 +137,7 @@ class EngineTwin:
                 self._disk.delete(f"{self.folder}/{name}")
         self._made[line] = [name for name in made if name in needed]
 
-    def save(self, line: str, op: str, bucket: int, state: State) -> str:
+    def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
         self._number += 1
         name = f"{op}.{bucket}.{self._number}.{len(state)}"
         while self._disk.exists(f"{self.folder}/{name}"):
@@ -147,7 +148,7 @@ class EngineTwin:
         self._made.setdefault(line, []).append(name)
         return name
 
-    def load(self, name: str) -> State:
+    def load(self, name: str) -> Any:
         path = os.path.join(self.folder, name)
         if not self._disk.exists(path):
             raise LogCorrupted(f"state file {path} is missing")
@@ -170,6 +171,7 @@ class _Step:
         self.engine, self.path, self.inputs, self.line = engine, path, inputs, line
         self._known: dict[tuple[str, int], list[Row]] = {}
         self._states: dict[str, State] = {}
+        self._histories: dict[str, History] = {}
         self._before = version
         self._bucket = version.bucket
 
@@ -191,13 +193,13 @@ class _Step:
             case ops.Apply():
                 return list(op.fn(self.rows(above[0], bucket)))
             case ops.TimeWindow():
-                return self._window(op, above[0], bucket)
+                return self._window(op, bucket)
             case ops.Join():
                 width = self.engine.width_us
                 first = (bucket * width - op.within_us) // width
+                inside = range(first, bucket + 1)
                 sides = [
-                    [row for inside in range(first, bucket + 1) for row in self.rows(up, inside)]
-                    for up in above
+                    [row for b in inside for row in self._past(op, port, b)] for port in (0, 1)
                 ]
                 return [row for row in _joined(op, *sides) if row[0] // width == bucket]
             case ops.Stateful():
@@ -209,7 +211,7 @@ class _Step:
             case _:
                 raise NotImplementedError(f"the simulator has no {op.kind}")
 
-    def _window(self, op: ops.TimeWindow, above: ops.Operator, bucket: int) -> list[Row]:
+    def _window(self, op: ops.TimeWindow, bucket: int) -> list[Row]:
         """The window that ends with this bucket; simulated slides are whole buckets."""
         width = self.engine.width_us
         end = (bucket + 1) * width
@@ -217,10 +219,22 @@ class _Step:
             return []
         sums: dict[int, tuple[int, int]] = {}
         for inside in range((end - op.size_us) // width, bucket + 1):
-            for _, key, value in self.rows(above, inside):
+            for _, key, value in self._past(op, 0, inside):
                 n, total = sums.get(key, (0, 0))
                 sums[key] = n + 1, total + value
         return [(end - 1, key, n, total) for key, (n, total) in sums.items()]
+
+    def _past(self, op: ops.Operator, port: int, bucket: int) -> list[Row]:
+        """What an operator looks back on: folded into state, or computed from inputs again."""
+        above = op.inputs[port]
+        assert above is not None
+        if bucket >= self._before.needs_from:
+            return self.rows(above, bucket)
+        edge = f"{op.name}:{port}"
+        if edge not in self._histories:
+            held = self._before.edges.get(edge, ())
+            self._histories[edge] = self.engine.load(held[0].file) if held else {}
+        return self._histories[edge].get(bucket, [])
 
     def state(self, op: ops.Stateful) -> State:
         if op.name not in self._states:
@@ -235,11 +249,35 @@ class _Step:
                 self.rows(op, bucket)
         self._bucket = bucket
 
-    def save(self) -> dict[str, dict[int, Shard]]:
-        return {
-            name: {0: Shard(self.engine.save(self.line, name, self._bucket, state), len(state))}
+    def after(self) -> Version:
+        """The version that this run leaves."""
+        before, hi = self._before, self._bucket
+        reach = -(-self.path.extent_us() // self.engine.width_us)
+        needs_from, edges = max(before.needs_from, hi + 1 - reach), before.edges
+        if hi + 1 - needs_from >= min(reach, FOLD_BUCKETS):
+            edges = {
+                f"{op.name}:{port}": chunks
+                for op in self.path.operators
+                if isinstance(op, ops.TimeWindow | ops.Join)
+                for port in range(len(op.inputs))
+                if (chunks := self._fold(op, port, hi + 1 - reach))
+            }
+            needs_from = hi + 1
+        shards = {
+            name: {0: Shard(self.engine.save(self.line, name, hi, state), len(state))}
             for name, state in self._states.items()
         }
+        return Version(
+            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan
+        )
+
+    def _fold(self, op: ops.Operator, port: int, first: int) -> tuple[Chunk, ...]:
+        buckets = range(first, self._bucket + 1)
+        past = {b: rows for b in buckets if (rows := self._past(op, port, b))}
+        if not past:
+            return ()
+        name = self.engine.save(self.line, f"{op.name}-{port}", self._bucket, past)
+        return (Chunk(name, min(past), max(past), len(past)),)
 
 
 def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int, list[Row]]]:

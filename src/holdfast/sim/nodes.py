@@ -41,6 +41,8 @@ class NodeProcess(Member):
         self.chance = world.rng(f"steps/{self.name}")
         #: Steps take so many times as long.
         self.slowness = 1.0
+        #: Each bucket more in a step costs so much.
+        self._bucket_us = self.chance.choice([5_000, 30_000, 70_000])
         self.followers: dict[str, Follower] = {}
         self._kept_for_ever = kept_for_ever(network, options)
         self._watching = 0
@@ -84,6 +86,7 @@ class NodeProcess(Member):
 
     def run(self, work: Work, version: Version) -> None:
         took_us = int((20_000 + 60_000 * self.chance.random()) * self.slowness)
+        took_us += self._bucket_us * min(work.hi - work.lo, 20)
         self.after(took_us, lambda: self._work(work, version, took_us))
 
     def _work(self, work: Work, version: Version, took_us: int) -> None:
@@ -103,7 +106,9 @@ class NodeProcess(Member):
                         Made(self.world.now, self.name, self.log.epoch, stream, segment.id.bucket,
                              segment.stability.value, segment.checksum)
                     )  # fmt: skip
-        self.performer.take(Finished(work, after, took_us / 1e6, error))
+        # The loop hears of it a little later than the log.
+        finished = Finished(work, after, took_us / 1e6, error)
+        self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
 
     def ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from functools import cache
 
-from holdfast.core.upstream import LAG_BUCKETS
-from holdfast.history import Expected
-from holdfast.model.fragments import Path, fragment_of, producers_of
-from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, patience, tree_of
+from holdfast.history import Deserted, Expected
+from holdfast.model.fragments import Path, fragment_of, fragments, producers_of, replicas_of
+from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
 from holdfast.sim.cast import Cast
 from holdfast.sim.nodes import NodeProcess
 from holdfast.sim.sources import SourceProcess
 from holdfast.sim.wire import Server
 
 #: On the way through a fragment beside what it may wait: steps, links and a spike or two.
-STEP_US = 700_000
-
-
-#: Until a failure is noticed and everybody has found another replica, or none.
-SETTLE_US = 3_000_000
+STEP_US = 200_000
+#: Until a failure is noticed and everybody has found another replica, or none; and until everybody
+#: has caught up and corrected what it gave.
+SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 5_000_000}
 
 
 class Oracle:
@@ -31,25 +29,45 @@ class Oracle:
         self._cast = cast
         self._network = cast.network
         self._makers = producers_of(cast.network)
-        self._said: dict[str, tuple[str, int]] = {}
-        # A replica that lags is left at every stage of the way.
-        lag_us = LAG_BUCKETS * cast.network.width_us
-        self._within_us = STEP_US + sum(
-            STEP_US + lag_us + (0 if known is None else known.own_us)
-            for known in patience(cast.network).values()
-        )
+        self._said: dict[str, str] = {}
+        self._within_us: dict[tuple[str, str], int] = {}
+        for kind in (Kind.STABLE, Kind.TENTATIVE):
+            ways = longest(cast.network, self._steps_us(kind))
+            for op in cast.network.outputs:
+                self._within_us[kind, op.name] = STEP_US + ways[op.name]
+
+    def _steps_us(self, kind: Kind) -> dict[str, int]:
+        """How long each fragment may take: one that always waits for X waits in a failure."""
+        found = {}
+        for name, known in patience(self._network).items():
+            waits = kind is Kind.TENTATIVE and self._network.protection(name).failure == "delay"
+            found[name] = STEP_US + (known.own_us if waits and known else 0)
+        return found
 
     def expect(self, now: int, *, clear: bool) -> list[Expected]:
         """What has changed; with `clear` nothing is broken that the trees do not speak of."""
         found = []
         for client in self._cast.clients:
             up = clear and client.alive and not client.paused and self._reach(client, None)
-            kind = self._best(client, client.output, {}) if up else "UNKNOWN"
-            if self._said.get(client.name) != (kind, self._within_us):
-                self._said[client.name] = (kind, self._within_us)
-                found.append(
-                    Expected(now, client.name, client.output, kind, self._within_us, SETTLE_US)
-                )
+            kind = str(self._best(client, client.output, {})) if up else "UNKNOWN"
+            if self._said.get(client.name) != kind:
+                self._said[client.name] = kind
+                within_us = self._within_us.get((kind, client.output), 0)
+                settle_us = SETTLE_US.get(kind, 0)
+                found.append(Expected(now, client.name, client.output, kind, within_us, settle_us))
+        return found
+
+    def deserted(self, now: int) -> list[Deserted]:
+        """Replicas correct themselves one after the other, unless nobody could answer meanwhile."""
+        found = []
+        for part in fragments(self._network):
+            nodes = [self._cast.by_name[name] for name in replicas_of(self._network, part.name)]
+            up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
+            for path in part.paths:
+                lines = [node.performer.core.paths[path.name].consistency for node in up]
+                trusting = [c.correcting and c.answer == "postponed" for c in lines]
+                if len(lines) > 1 and all(trusting):
+                    found.append(Deserted(now, part.name, path.name))
         return found
 
     def _reach(self, a: Server, b: Server | None) -> bool:

@@ -182,6 +182,8 @@ class Simulation:
         clear = not self._unclear and self.options.buffer_buckets is None
         for expected in self._oracle.expect(self.world.now, clear=clear):
             self.history.add(expected)
+        for deserted in self._oracle.deserted(self.world.now):
+            self.history.add(deserted)
         self.world.at(self.world.now + LOOK_US, self._expect)
 
     # -- the ideal ------------------------------------------------------------------------------

@@ -176,10 +176,19 @@ def test_while_stable_rows_come_nobody_is_followed_beside() -> None:
 def test_a_stable_replica_that_has_less_than_the_reader_is_not_preferred() -> None:
     """It was cut off, and does not know yet: what it would give is old."""
     upstream = reader(at=10)
-    stands(upstream, "a", UP_FAILURE, 9, 14)
+    stands(upstream, "a", UP_FAILURE, 9, 11)
     assert stands(upstream, "b", STABLE, 8) == [corrects("b")]
     assert upstream.main == "a"
     assert stands(upstream, "b", STABLE, 9) == [Drop(correcting=True), follows("b")]
+
+
+def test_a_replica_that_was_cut_off_from_all_its_inputs_is_left() -> None:
+    """It knows of no failure, so it calls itself stable, and does not get on."""
+    upstream = reader(at=10)
+    stands(upstream, "a", STABLE, 9)
+    stands(upstream, "b", UP_FAILURE, 9, 9 + LAG_BUCKETS - 1)
+    assert upstream.main == "a"
+    assert stands(upstream, "b", UP_FAILURE, 9, 9 + LAG_BUCKETS) == [follows("b"), corrects("a")]
 
 
 def test_a_stable_replica_that_is_behind_is_still_better_than_one_in_stabilization() -> None:
@@ -188,9 +197,9 @@ def test_a_stable_replica_that_is_behind_is_still_better_than_one_in_stabilizati
     assert stands(upstream, "b", STABLE, 5) == [follows("b")]
 
 
-def test_a_reader_that_has_nothing_finds_nobody_behind() -> None:
+def test_a_reader_that_has_nothing_finds_nobody_behind_itself() -> None:
     upstream = reader(at=None)
-    stands(upstream, "a", UP_FAILURE, 9, 14)
+    stands(upstream, "a", UP_FAILURE, 0, 2)
     assert stands(upstream, "b", STABLE, 0) == [follows("b")]
 
 
@@ -307,10 +316,16 @@ def test_the_best_that_is_known_is_followed_and_nobody_twice(
             continue
         assert upstream.main in known and upstream.main != upstream.correcting
         reached = upstream.following.at
+        furthest = max(
+            heard.upto if heard.tentative_upto is None else heard.tentative_upto
+            for heard in known.values()
+        )
         stable = [
             heard.replica
             for heard in known.values()
-            if heard.state is STABLE and (reached is None or heard.upto >= reached - 1)
+            if heard.state is STABLE
+            and (reached is None or heard.upto >= reached - 1)
+            and furthest - heard.upto < LAG_BUCKETS
         ]
         assert not (stable and chosen) or upstream.main in stable
         if upstream.correcting is not None:

@@ -1,8 +1,9 @@
 """Deliberate bugs, planted one at a time: what the simulator is worth.
 
 Each is a mistake somebody could make in the code as it is, with the checkers that may report it and
-the first seed that does. The list is kept and grows with every protocol. A mutation that no seed
-catches is a hole in the simulator, not a proof that the mistake is harmless.
+the first seed that does, or a scenario written for it where it takes more of a coincidence than the
+lot brings. The list is kept and grows with every protocol. A mutation that nothing catches is a
+hole in the simulator, not a proof that the mistake is harmless.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from holdfast.log.manifest import Manifest
 from holdfast.log.records import Added, Boundary, Epoch, State, Trim, Undo
 from holdfast.log.state import StreamState
 from holdfast.performer import Performer
+from holdfast.scenario import Fault, Scenario
+from holdfast.sim.chance import scenario_of
 from holdfast.sim.disk import MemoryDisk
 from holdfast.sim.follower import Follower
 from holdfast.sim.rows import Rows
@@ -51,17 +54,27 @@ class Mutation:
     name: str
     #: Any of these may be the one that sees it.
     caught_by: tuple[str, ...]
-    #: The first seed at which one of them does.
+    #: The first seed at which one of them does; 0: what is in `faults`, on the network `pair`.
     seed: int
+    faults: tuple[Fault, ...]
     plant: Patch
 
+    @property
+    def scenario(self) -> Scenario:
+        if self.seed:
+            return scenario_of(self.seed)
+        return Scenario(self.name, "pair", 20, self.faults, 1)
 
+
+S = 1_000_000
 MUTATIONS: list[Mutation] = []
 
 
-def mutation(name: str, *caught_by: str, seed: int) -> Callable[[Patch], Patch]:
+def mutation(
+    name: str, *caught_by: str, seed: int = 0, faults: tuple[Fault, ...] = ()
+) -> Callable[[Patch], Patch]:
     def add(plant: Patch) -> Patch:
-        MUTATIONS.append(Mutation(name, caught_by, seed, plant))
+        MUTATIONS.append(Mutation(name, caught_by, seed, faults, plant))
         return plant
 
     return add
@@ -767,7 +780,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upstream, "_rank", odd)
 
 
-@mutation("believe a stable replica that is behind", "available", "delay", seed=1)
+@mutation(
+    "believe a stable replica that is behind", "available", "delay",
+    faults=(
+        Fault(3 * S, "cut", "main<->s1,s2", 12 * S),
+        Fault(3 * S, "silent", "s2", 12 * S),
+    ),
+)  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Upstream._rank
 
@@ -777,7 +796,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upstream, "_rank", gullible)
 
 
-@mutation("hold all replicas to one epoch", "available", "lost", "delay", seed=1)
+@mutation(
+    "hold all replicas to one epoch", "available", "lost", "delay",
+    faults=(
+        Fault(2 * S, "kill", "main", S // 2),
+        Fault(4 * S, "kill", "main", S // 2),
+        Fault(6 * S, "kill", "main@2", S // 2),
+        Fault(8 * S, "kill", "main", 9 * S),
+    ),
+)  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Following.refuses
 
@@ -785,18 +812,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return original(self, epoch, since)
 
     patch.setattr(Following, "refuses", mixed)
-
-
-@mutation("call a replica stable that has just been started", "available", "delay", seed=1)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer.__init__
-
-    def proud(self: Performer, *args: Any, **how: Any) -> None:
-        original(self, *args, **how)
-        for output in self.fragment.outputs:
-            self._service.states[output] = OutputState.STABLE
-
-    patch.setattr(Performer, "__init__", proud)
 
 
 @mutation("do not wake up when X is over", "available", seed=1)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import chain
 
 import pytest
 
@@ -77,8 +78,9 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.plant(monkeypatch)
-    for seed in [mutation.seed, *range(1, SEEDS + 1)]:
-        failed = {verdict.checker for verdict in simulate(scenario_of(seed)).failed}
+    others = range(1, SEEDS + 1) if mutation.seed else ()
+    for scenario in chain([mutation.scenario], map(scenario_of, others)):
+        failed = {verdict.checker for verdict in simulate(scenario).failed}
         if failed & set(mutation.caught_by):
             return
     pytest.fail(f"{mutation.name}: no checker of {mutation.caught_by} saw it in {SEEDS} seeds")
@@ -87,7 +89,13 @@ def test_a_planted_bug_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyP
 def test_the_list_of_planted_bugs_is_long_enough() -> None:
     names = [mutation.name for mutation in MUTATIONS]
     assert len(set(names)) == len(names) >= 15
-    assert all(1 <= mutation.seed <= SEEDS for mutation in MUTATIONS)
+    assert all(0 <= mutation.seed <= SEEDS for mutation in MUTATIONS)
+    assert all(bool(mutation.seed) != bool(mutation.faults) for mutation in MUTATIONS)
+
+
+@pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.faults], ids=lambda m: m.name)
+def test_a_scenario_written_for_a_bug_is_survived_without_it(mutation: Mutation) -> None:
+    assert simulate(mutation.scenario).failed == []
 
 
 def test_what_a_seed_once_found_stays_mended(monkeypatch: pytest.MonkeyPatch) -> None:

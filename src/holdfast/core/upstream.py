@@ -121,9 +121,11 @@ class Upstream:
 
     def _rank(self, heard: Heard) -> int:
         if heard.state is OutputState.STABLE:
-            # One that has less than the reader itself is no better than one that catches up.
+            # One that has less than the reader itself is no better than one that catches up; and
+            # one that was cut off from all its inputs knows of no failure, and does not get on.
             behind = self.following.at is not None and heard.upto < self.following.at - 1
-            return 2 if behind else 0
+            furthest = max(_reached(known) for known in self._known.values())
+            return 2 if behind or furthest - heard.upto >= LAG_BUCKETS else 0
         return 1 if heard.state is OutputState.UP_FAILURE else 3
 
     def _corrector(self, main: str | None) -> str | None:

@@ -161,7 +161,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    panels[0].set_xscale("symlog")
+    panels[0].set_xscale("log")
     figure.tight_layout()
     path = os.path.join(folder, "reconcile.png")
     figure.savefig(path, dpi=120)

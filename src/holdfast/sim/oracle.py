@@ -18,7 +18,7 @@ from holdfast.sim.sources import SourceProcess
 from holdfast.sim.wire import Server
 
 #: On the way through a fragment beside what it may wait: steps, links and a spike or two.
-STEP_US = 200_000
+STEP_US = 150_000
 #: Until a failure is noticed and everybody has found another replica, or none; and until everybody
 #: has caught up and corrected what it gave.
 SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 5_000_000}
@@ -32,17 +32,20 @@ class Oracle:
         self._said: dict[str, str] = {}
         self._within_us: dict[tuple[str, str], int] = {}
         for kind in (Kind.STABLE, Kind.TENTATIVE):
-            ways = longest(cast.network, self._steps_us(kind))
+            waits_us = longest(cast.network, self._waits_us(kind))
+            steps_us = longest(cast.network, dict.fromkeys(patience(cast.network), STEP_US))
             for op in cast.network.outputs:
-                self._within_us[kind, op.name] = STEP_US + ways[op.name]
+                # Who waits does so from the start of a bucket on, and this counts from its end.
+                since_end_us = max(0, waits_us[op.name] - cast.network.width_us)
+                self._within_us[kind, op.name] = STEP_US + steps_us[op.name] + since_end_us
 
-    def _steps_us(self, kind: Kind) -> dict[str, int]:
-        """How long each fragment may take: one that always waits for X waits in a failure."""
-        found = {}
-        for name, known in patience(self._network).items():
-            waits = kind is Kind.TENTATIVE and self._network.protection(name).failure == "delay"
-            found[name] = STEP_US + (known.own_us if waits and known else 0)
-        return found
+    def _waits_us(self, kind: Kind) -> dict[str, int]:
+        """In a failure a fragment that delays always waits: for its X, and for that of those before
+        it where it reads a source beside them."""
+        known = patience(self._network)
+        delays = any(self._network.protection(name).failure == "delay" for name in known)
+        waits = delays and kind is Kind.TENTATIVE
+        return {name: x.own_us if waits and x else 0 for name, x in known.items()}
 
     def expect(self, now: int, *, clear: bool) -> list[Expected]:
         """What has changed; with `clear` nothing is broken that the trees do not speak of."""

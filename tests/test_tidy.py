@@ -27,7 +27,7 @@ LAYERS = {
     "log": "log",
     "engine": "engine",
     "transport": "transport",
-    "shells": "app carrying client controller feeds following inputs metrics monitor node "
+    "shells": "app carrying client controller feeds following inputs metrics monitor moving node "
     "node_main performer running source soutput supervise",
     "face": "__init__",
     "stories": "history scenario checkers",

@@ -13,6 +13,7 @@ from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
+from holdfast.moving import Moving
 
 #: What takes a step.
 Work = core.Run | core.RunTentative
@@ -51,6 +52,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The partner is being made anew, and asks for the state."""
+
+    partner: str
+    reply: Callable[[list[Moving] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time has come that was asked for."""
 
@@ -69,7 +78,7 @@ class Again:
     step: core.Run | None = None
 
 
-Event = Arrived | Finished | Refused | Again | Asked | Woken | core.Event
+Event = Arrived | Finished | Refused | Again | Asked | Wanted | Woken | core.Event
 
 
 class StepEngine(Protocol):

@@ -74,6 +74,7 @@ def follow(
     position: Callable[[], Position | None] = lambda: None,
     switched: Callable[[str, int], None] = lambda replica, us: None,
     heartbeat_s: float = 0.1,
+    home: str | None = None,
 ) -> Iterator[Delivery]:
     """Deliveries until the stream has ended or `stop` is set. The reader calls `following.taken`
     when it has one; whatever it could not take is delivered again.
@@ -82,7 +83,7 @@ def follow(
     another one is read than before: with its name, and the microseconds since that was decided.
     """
     if len(makers) > 1:
-        replicas = _Replicas(stream, following, makers, lost, position, switched, heartbeat_s)
+        replicas = _Replicas(stream, following, makers, lost, position, switched, heartbeat_s, home)
         yield from replicas.deliveries(stop)
         return
     (connect,) = makers.values()
@@ -135,6 +136,7 @@ class _Replicas:
     position: Callable[[], Position | None]
     switched: Callable[[str, int], None]
     heartbeat_s: float
+    home: str | None = None
     upstream: Upstream = field(init=False)
     _events: queue.Queue[Heard | Gone | _Came | _Ended] = field(init=False)
     _over: threading.Event = field(init=False)
@@ -146,7 +148,7 @@ class _Replicas:
     _wanted_at: int | None = None
 
     def __post_init__(self) -> None:
-        self.upstream = Upstream(tuple(self.makers), self.following)
+        self.upstream = Upstream(tuple(self.makers), self.following, self.home)
         self._events, self._over = queue.Queue(), threading.Event()
         self._lines, self._peers, self._trimmed = {}, {}, {}
 

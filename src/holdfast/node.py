@@ -11,11 +11,13 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from holdfast.carrying import Asked, Event, Finished, Refused, Work
+from holdfast.carrying import Asked, Event, Finished, Refused, Wanted, Work
 from holdfast.config import Options
+from holdfast.controller import Standing
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
 from holdfast.engine.engine import Engine
@@ -25,6 +27,7 @@ from holdfast.following import Makers, Position, follow
 from holdfast.inputs import InputIndex
 from holdfast.log import Log
 from holdfast.model.fragments import Fragment
+from holdfast.moving import Moving, moving_body
 from holdfast.performer import FULL_S, Performer
 from holdfast.source import now_us
 from holdfast.transport.service import Peer, Service
@@ -45,10 +48,11 @@ class Node:
         upstream: Mapping[str, Makers],
         options: Options,
         partners: Makers | None = None,
+        homes: Mapping[str, str | None] | None = None,
     ) -> None:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.upstream, self._partners = upstream, partners or {}
-        self._options = options
+        self._options, self._homes = options, homes or {}
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
@@ -70,6 +74,8 @@ class Node:
             partners=tuple(self._partners),
         )  # fmt: skip
         service.calls["postpone"] = self._asked
+        service.calls["give"] = self._wanted
+        service.calls["given"] = self._given
         service.calls["correcting"] = lambda body: {
             "correcting": self.performer.correcting(body["path"])
         }
@@ -170,7 +176,7 @@ class Node:
                     connected=connected, lost=lost,
                     position=lambda: self._positions.get(stream),
                     switched=lambda replica, us: self.switches.append((replica, us)),
-                    heartbeat_s=self._options.heartbeat_s,
+                    heartbeat_s=self._options.heartbeat_s, home=self._homes.get(stream),
                 ):  # fmt: skip
                     if delivery.info is not None and stream in self._positions:
                         # Whoever speaks may be new, and not know how far we are.
@@ -212,6 +218,30 @@ class Node:
             return {"answer": answers.get(timeout=self._options.silence_s)}
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
+
+    def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The partner is made anew, from what this one knows now."""
+        answers: queue.Queue[list[Moving] | None] = queue.Queue()
+        self.post(Wanted(body["partner"], answers.put))
+        try:
+            found = answers.get(timeout=self._options.silence_s)
+        except queue.Empty:
+            raise TransportError(f"node {self.name!r} does not answer") from None
+        if found is None:
+            raise TransportError(f"node {self.name!r} has not begun yet")
+        return {"paths": [moving_body(moving) for moving in found]}
+
+    def _given(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.performer.given()
+        return {}
+
+    def heard(self, standings: Mapping[str, Standing], service: Service) -> None:
+        """What the controller says of those that are one of a pair."""
+        with suppress(StorageFull):
+            service.lost({n: s.dead for n, s in standings.items() if s.dead >= s.epoch > 0})
+        for partner in self._partners:
+            if known := standings.get(partner):
+                self.post(core.Alone(now_us(), known.dead >= known.epoch > 0))
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []

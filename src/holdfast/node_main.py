@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+import pyarrow as pa
+
 from holdfast.app import load
 from holdfast.config import Options
+from holdfast.controller import Standing
 from holdfast.errors import (
     HoldfastError,
     InputsLost,
@@ -22,24 +28,35 @@ from holdfast.errors import (
     StaleEpoch,
     StorageFull,
     TransportError,
+    Trimmed,
 )
 from holdfast.log import Log
+from holdfast.log.segment import read_segment
 from holdfast.model.fragments import (
     fragment_of,
     fragments,
+    home_of,
+    is_pair,
     partners_of,
     producers_of,
     readers_of,
 )
+from holdfast.model.partitions import physical
+from holdfast.moving import Moving, install, moving_of
 from holdfast.supervise import AGAIN, EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
-from holdfast.transport.service import Peer, Service
+from holdfast.transport.service import Service
+from holdfast.types import Segment
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.node")
 #: A node whose supervisor is gone for so long ends itself.
 ORPHANED_S = 10.0
 REGISTER_S = 0.5
+#: So often one of a pair asks its partner for state before it takes its own.
+REFUSALS = 8
+#: If nothing was to be had anywhere by then, there is nothing.
+LOST_S = 120.0
 
 
 def main(argv: list[str]) -> int:
@@ -63,14 +80,13 @@ def _run(
     from holdfast.node import Node
 
     sessions = session.start(options, name=f"holdfast-{name}", jvm_log=f"{folder}.spark.log")
-    network = load(app)
+    network = physical(load(app))
     fragment = next(f for f in fragments(network) if f.name == fragment_of(name))
     log = _patiently(lambda: Log.open(folder, name, fsync=options.fsync), stop)
     chief = FlightPeer(supervisor)
     asked = {"name": name, "at_least": log.epoch}
     epoch = _patiently(lambda: chief.call("epoch", asked)["epoch"], stop)
     _patiently(lambda: log.raise_epoch(epoch), stop)
-    engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
     service = Service(heartbeat_s=options.heartbeat_s)
     for stream, readers in readers_of(network).items():
         if stream in fragment.outputs:
@@ -78,7 +94,7 @@ def _run(
 
     known: dict[str, str] = {}
 
-    def connect(maker: str) -> Peer:
+    def connect(maker: str) -> FlightPeer:
         try:
             address = chief.call("locate", {"maker": maker, "reader": name})["address"]
             if address is None:
@@ -94,7 +110,12 @@ def _run(
     made_by = producers_of(network)
     upstream = {s: {m: partial(connect, m) for m in made_by[s]} for s in fragment.inputs}
     partners = {partner: partial(connect, partner) for partner in partners_of(network, name)}
-    node = Node(name, fragment, engine, log, service, upstream, options, partners)
+    pair = is_pair(network, fragment.name)
+    if pair and epoch > 1:
+        log = _made_anew(name, epoch, folder, log, upstream, partners, options, stop)
+    engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
+    homes = {s: home_of(name, made_by[s]) if pair else None for s in fragment.inputs}
+    node = Node(name, fragment, engine, log, service, upstream, options, partners, homes)
     service.calls["node-status"] = lambda _: node.status()
     server = FlightServer(service, options.host, 0)
     if log.epoch == 1:  # a node that comes back has buckets waiting to warm up on
@@ -107,11 +128,16 @@ def _run(
         try:
             told = {"node": name, "address": server.address, "epoch": log.epoch}
             answer = chief.call("register", told)
+            if not answer["current"] and pair:
+                node.stop()
+                return AGAIN  # declared dead; a new one is made from the partner
             if not answer["current"]:
                 raise StaleEpoch(f"node {name!r} of epoch {log.epoch} was replaced; it stops")
             service.readers.update(
                 {stream: set(names) for stream, names in answer["readers"].items()}
             )
+            standings = {n: Standing(*told) for n, told in answer.get("standings", {}).items()}
+            node.heard(standings, service)
             alone_s = 0.0
         except TransportError:
             # Time in which this process itself stood still does not count.
@@ -123,12 +149,81 @@ def _run(
     server.stop()
     log.close()
     if node.failure is not None:
-        if isinstance(node.failure, InputsLost):
+        if isinstance(node.failure, InputsLost) or (
+            pair and isinstance(node.failure, StaleEpoch | Trimmed)
+        ):
             return AGAIN
         if isinstance(node.failure, HoldfastError):
             raise node.failure
         return 1
     return 0
+
+
+def _made_anew(
+    name: str,
+    epoch: int,
+    folder: str,
+    log: Log,
+    upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]],
+    partners: Mapping[str, Callable[[], FlightPeer]],
+    options: Options,
+    stop: threading.Event,
+) -> Log:
+    """One of a pair comes back with what its partner knows, in a storage that begins with that. If
+    nothing is to be had there, what is on its own disk has to do."""
+    (partner,) = partners
+    refusals, began = 0, time.monotonic()
+    while True:
+        for stream, makers in upstream.items():
+            for connect in makers.values():
+                with suppress(HoldfastError):
+                    connect().call("hold", {"stream": stream, "reader": name, "epoch": epoch})
+        try:
+            peer = partners[partner]()
+            told = peer.call("give", {"partner": name})["paths"]
+            moving = [moving_of(body) for body in told]
+            # From here on it begins anew, as often as it takes.
+            log.close()
+            shutil.rmtree(folder)
+            log = _patiently(lambda: Log.open(folder, name, fsync=options.fsync), stop)
+            log.raise_epoch(epoch)
+            for path in moving:
+                _fetch(path, peer, log)
+            with suppress(HoldfastError):
+                peer.call("given", {})
+            _log.info("node %s has the state of %s after bucket %s", name, partner,
+                      max(path.bucket for path in moving))  # fmt: skip
+            return log
+        except (TransportError, StorageFull) as err:
+            refusals += 1
+            if refusals == 1:
+                _log.info("node %s waits for the state of %s: %s", name, partner, err)
+            if time.monotonic() - began > LOST_S:
+                raise HoldfastError(
+                    f"node {name!r}: both of the pair are gone and neither has what it knew on its "
+                    "disk; start the network afresh, or give the fragment read='switch' to survive "
+                    "the loss of both"
+                ) from None
+            if refusals >= REFUSALS and log.has_states():
+                _log.warning("node %s comes back from its own disk: %s", name, err)
+                return log
+        if stop.wait(REGISTER_S):
+            raise SetupError("stopped before it was up")
+
+
+def _fetch(path: Moving, peer: FlightPeer, log: Log) -> None:
+    for file in path.files:
+        into = os.path.join(str(log.root), "state", file)
+        os.makedirs(os.path.dirname(into), exist_ok=True)
+        peer.fetch(os.path.join("state", file), into)
+    with tempfile.TemporaryDirectory(prefix="holdfast-move-") as folder:
+
+        def rows(segment: Segment) -> pa.Table:
+            file = os.path.join(folder, "segment.parquet")
+            peer.fetch(segment.path, file)
+            return read_segment(file, rows=segment.rows, checksum=segment.checksum)
+
+        install(log, path, rows)
 
 
 def _patiently(act: Callable[[], T], stop: threading.Event) -> T:

@@ -19,6 +19,7 @@ from holdfast.carrying import (
     Finished,
     Refused,
     StepEngine,
+    Wanted,
     Woken,
     Work,
 )
@@ -30,9 +31,10 @@ from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, StorageFull
 from holdfast.inputs import Best, InputIndex
 from holdfast.log import Ended, Log
-from holdfast.model.fragments import Fragment, Path
+from holdfast.model.fragments import Fragment, Path, is_pair
 from holdfast.model.network import Network
 from holdfast.model.trees import patience, tree_of
+from holdfast.moving import Moving, describe
 from holdfast.soutput import SOutput
 from holdfast.transport.service import Delivery, Service
 from holdfast.types import OutputState
@@ -72,6 +74,8 @@ class Performer:
         self._tentative: dict[str, Version] = {}
         #: What tentative runs under way began from: a line may be over while one still runs.
         self._read: dict[tuple[str, int], Version] = {}
+        #: What a partner is being made from.
+        self._given: list[Version] = []
         #: Paths whose stable version was not kept: it is rebuilt when needed.
         self._forgotten: set[str] = set()
         self.soutput = SOutput(log, engine.digest)
@@ -88,10 +92,12 @@ class Performer:
         self.step_seconds: deque[float] = deque(maxlen=1_000)
         self._plans = {path.name: self._plan(path) for path in fragment.paths}
         resumed = self._recover()
+        # Alone in its process it is not one of a pair.
+        pair = bool(partners) and is_pair(engine.network, fragment.name)
         self.core = core.Progress(
             self._plans.values(),
             resumed=resumed,
-            recovery=options.recovery,
+            recovery="pairs" if pair else options.recovery,
             checkpoint_buckets=options.checkpoint_buckets,
             group_buckets_max=options.group_buckets_max,
             group_rows_max=options.group_rows_max,
@@ -158,6 +164,22 @@ class Performer:
 
     def correcting(self, path: str) -> bool:
         return self.core.paths[path].consistency.correcting
+
+    def give(self, partner: str) -> list[Moving] | None:
+        """All paths as they are now, to make the partner anew; None before they have begun. The
+        files stay until the next time, or until `given`."""
+        if any(state.position is None for state in self.core.paths.values()):
+            return None
+        self._given = list(self.versions.values())
+        found = [describe(self.log, v, self.paths[v.path].outputs) for v in self._given]
+        files = [os.path.join("state", name) for moving in found for name in moving.files]
+        files += [s.path for moving in found for r in moving.results for s in r.segments]
+        self._service.offered = {name: os.path.join(str(self.log.root), name) for name in files}
+        return found
+
+    def given(self) -> None:
+        self._given = []
+        self._service.offered = {}
 
     def receive(self, delivery: Delivery) -> None:
         """Take what is new in a delivery; it counts once its rows are in the index."""
@@ -249,6 +271,9 @@ class Performer:
                 if answer == "postponed":
                     self._carrier.watch(event.path, event.partner)
                 return []
+            case Wanted():
+                event.reply(self.give(event.partner))
+                return []
             case Woken():
                 return self.core.handle(core.Tick(at))
             case Refused():
@@ -307,6 +332,7 @@ class Performer:
         kept = [self.versions[path.name]] if path.name not in self._forgotten else []
         kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
         kept += [version for (name, _), version in self._read.items() if name == path.name]
+        kept += [version for version in self._given if version.path == path.name]
         self.engine.release(path, kept, tentative=tentative)
 
     def _wait_for_space(self, err: StorageFull) -> None:

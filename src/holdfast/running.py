@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
@@ -28,15 +29,29 @@ from holdfast.client import Client
 from holdfast.config import Options
 from holdfast.controller import Controller
 from holdfast.core.monitor import Action
-from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    SetupError,
+    StorageFull,
+    TransportError,
+)
 from holdfast.feeds import tick_wall
 from holdfast.following import Makers
 from holdfast.log import Log
 from holdfast.metrics import Metrics
-from holdfast.model.fragments import Fragment, fragments, producers_of, replicas_of
+from holdfast.model.fragments import (
+    Fragment,
+    fragments,
+    is_pair,
+    partners_of,
+    producers_of,
+    replicas_of,
+)
 from holdfast.model.network import Network
+from holdfast.model.partitions import physical
 from holdfast.monitor import Monitor
-from holdfast.source import Source
+from holdfast.source import Source, now_us
 from holdfast.supervise import NodeProcess
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.service import InProcess, Peer, Service
@@ -78,6 +93,7 @@ class Run:
                 "process imports the network by itself"
             )
         network.check()
+        network = physical(network)
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
         self._temporary = storage is None
@@ -115,8 +131,12 @@ class Run:
     def _start(self) -> None:
         if self.options.metrics_port is not None:
             self.metrics.serve(self.options.host, self.options.metrics_port)
+        pairs = [part.name for part in self.fragments if is_pair(self.network, part.name)]
+        names = [name for part in pairs for name in replicas_of(self.network, part)]
         self.controller = Controller(
-            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False)
+            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
+            {name: partners_of(self.network, name)[0] for name in names},
+            now_us(),
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -154,6 +174,8 @@ class Run:
             if feed is not None:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
         self._thread(partial(self.monitor.run, self._stop), "monitor")
+        if pairs and self.deployment == "processes":
+            self._thread(self._judge, "controller")
 
     def _start_local(self) -> None:
         from holdfast.engine import session
@@ -381,14 +403,25 @@ class Run:
 
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
         """A node is told who reads its outputs here: nothing is given up before they all spoke."""
-        known = self.controller.register(body["node"], body["address"], body["epoch"])
+        known = self.controller.register(body["node"], body["address"], body["epoch"], now_us())
         outputs = [op.name for op in self.network.outputs]
         readers = {
             stream: sorted(names)
             for stream, names in self.service.readers.items()
             if stream in outputs and body["node"] in self._producers[stream]
         }
-        return {"current": known, "readers": readers}
+        standings = self.controller.standings()
+        return {"current": known, "readers": readers, "standings": standings}
+
+    def _judge(self) -> None:
+        """Who has not been heard of for long is dead, and not waited for."""
+        silence_us = int(1e6 * self.options.silence_s)
+        while not self._stop.wait(self.options.heartbeat_s):
+            with suppress(StorageFull):
+                for name in self.controller.judge(now_us(), silence_us):
+                    _log.warning("node %s is dead: nothing was heard of it", name)
+                dead = self.controller.standings().items()
+                self.service.lost({n: s.dead for n, s in dead if s.dead >= s.epoch > 0})
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

@@ -96,13 +96,21 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """Of a pair: the partner is gone, or there is one again."""
+
+    at: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     at: int
 
 
 Event = (
     InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged | TentativeDone
-    | Answered | Postponed | Tick
+    | Answered | Postponed | Alone | Tick
 )  # fmt: skip
 
 # -- actions ------------------------------------------------------------------------------------

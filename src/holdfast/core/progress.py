@@ -10,7 +10,8 @@ What is no longer needed depends on what must be survived:
 `replay`      an empty node can rebuild its state and every output its readers lack, so inputs are
               kept for the reach of the windows before the slowest reader, and from the first
               bucket on where an operator is not convergent;
-`checkpoint`  the newest durable state version suffices.
+`checkpoint`  the newest durable state version suffices;
+`pairs`       the partner's state suffices, and while there is none the newest durable version.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
     Action,
+    Alone,
     Answered,
     Ask,
     BoundaryArrived,
@@ -54,6 +56,7 @@ __all__ = [
     "Acknowledge",
     "Acknowledged",
     "Action",
+    "Alone",
     "Answered",
     "Ask",
     "BoundaryArrived",
@@ -77,6 +80,10 @@ __all__ = [
     "Tick",
     "Wake",
 ]
+
+
+#: One of a pair that is alone keeps a checkpoint at least so often.
+PAIR_CHECKPOINT_BUCKETS = 20
 
 
 @dataclass(slots=True)
@@ -126,6 +133,8 @@ class Progress:
     ) -> None:
         self.buffer_buckets = buffer_buckets
         self.recovery = recovery
+        #: One of a pair whose partner is gone.
+        self.alone = False
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         known = resumed or {}
@@ -172,6 +181,8 @@ class Progress:
                 path = self.paths[event.path]
                 path.consistency.postponed_for = event.partner
                 return self._next(path, event.at)
+            case Alone():
+                return self._alone(event.alone)
             case Tick():
                 return [a for path in self.paths.values() for a in self._tick(path, event.at)]
             case _:
@@ -214,7 +225,9 @@ class Progress:
         path.position = bucket
         path.horizon = bucket
         actions: list[Action] = [Start(plan.name, bucket, path.origin, valid_from)]
-        if self.buffer_buckets:  # whoever waits for this one to get on must hear where it begins
+        if self.buffer_buckets or self.recovery == "pairs":
+            # Whoever waits for this one to get on, or keeps for it what it needs, must hear where
+            # it begins.
             actions += self._acknowledge(path)
         return [*actions, *self._next(path, at)]
 
@@ -246,6 +259,8 @@ class Progress:
         path.waiting = [(bucket, rows) for bucket, rows in path.waiting if bucket > event.hi]
         actions: list[Action] = []
         every = self.checkpoint_buckets
+        if self.recovery == "pairs":
+            every = (every or PAIR_CHECKPOINT_BUCKETS) if self.alone else 0
         last = path.durable[0] if path.durable else path.origin - 1
         if every and event.hi - last >= every:
             actions.append(Checkpoint(event.path, event.hi))
@@ -281,6 +296,19 @@ class Progress:
         if consistency.wake_at is not None and consistency.wake_at <= at:
             consistency.wake_at = None
         return self._next(path, at)
+
+    def _alone(self, alone: bool) -> list[Action]:
+        """The partner is gone, or there is one again. Who is alone keeps what it knows on disk:
+        that is all there is of it."""
+        before, self.alone = self.alone, alone
+        if not alone or before:
+            return []
+        return [
+            Checkpoint(name, path.position)
+            for name, path in self.paths.items()
+            if path.position is not None
+            and (path.durable is None or path.durable[0] < path.position)
+        ]
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -418,7 +446,9 @@ class Progress:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
-        if self.recovery == "checkpoint":
+        if self.recovery == "pairs" and not self.alone:
+            return keep_from - 1
+        if self.recovery in ("checkpoint", "pairs"):
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
             return keep_from - 1
         if not path.plan.convergent:

@@ -62,8 +62,12 @@ Action = Follow | Drop
 class Upstream:
     """Of one reader and one stream."""
 
-    def __init__(self, replicas: Sequence[str], following: Following) -> None:
+    def __init__(
+        self, replicas: Sequence[str], following: Following, home: str | None = None
+    ) -> None:
         self.replicas, self.following = tuple(replicas), following
+        #: The one in the same dataflow, where replicas are pairs: read when it is as good.
+        self.home = home
         self._known: dict[str, Heard] = {}
         #: Who is followed, and who is read for corrections; never the same.
         self.main: str | None = None
@@ -109,7 +113,12 @@ class Upstream:
     def _best(self) -> str | None:
         """The replica to follow; the one that is followed where nothing speaks for another."""
         known = [self._known[name] for name in self.replicas if name in self._known]
-        ranked = sorted(known, key=lambda heard: (self._rank(heard), heard.replica != self.main))
+        ranked = sorted(
+            known,
+            key=lambda heard: (
+                self._rank(heard), heard.replica != self.home, heard.replica != self.main,
+            ),
+        )  # fmt: skip
         if not ranked:
             return None
         first = ranked[0]

@@ -57,6 +57,8 @@ def _send_by_value(fn: Callable[..., Any]) -> None:
 
 def compile_network(network: Network, spark: SparkSession) -> Compiled:
     network.check()
+    if network.logical is not network:
+        return _partitioned(network, compile_network(network.logical, spark))
     for op in network.operators:
         if isinstance(op, ops.Stateful | ops.Apply):
             _send_by_value(op.fn)
@@ -78,6 +80,27 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
                 violations.append(str(err))
     if violations:
         raise NetworkError(violations)
+    return made
+
+
+def _partitioned(network: Network, known: Compiled) -> Compiled:
+    """What holds for an operator holds for its copy in every partition, and rows that only go from
+    one to another stay what they are."""
+    made = Compiled(network)
+    for op in topological(network):
+        like = op.name if op.name in known.schema else op.name.rpartition(".")[0]
+        if isinstance(op, ops.Part | ops.Union) and like not in known.schema:
+            up = op.inputs[0]
+            assert up is not None
+            made.schema[op.name], made.time[op.name] = made.schema[up.name], made.time[up.name]
+            continue
+        made.schema[op.name], made.time[op.name] = known.schema[like], known.time[like]
+        if like in known.plans:
+            made.plans[op.name] = known.plans[like]
+        if like in known.panes:
+            made.panes[op.name] = known.panes[like]
+        if like in known.from_nothing:
+            made.from_nothing.add(op.name)
     return made
 
 

@@ -43,11 +43,16 @@ PANE_FILES = 16
 FOLD_ROWS_MAX = 500_000
 
 
-def put_together(files: Sequence[str], into: str) -> None:
-    """The rows of all files in one, which is there whole or not at all."""
+def together_of(files: Sequence[str]) -> pa.Table:
+    """The rows of small files."""
     tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
     # Merged panes say that a count may be null where fresh ones say it is not.
-    together = pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def put_together(files: Sequence[str], into: str) -> None:
+    """The rows of all files in one, which is there whole or not at all."""
+    together = together_of(files)
     try:
         with storage(into):
             pq.write_table(
@@ -263,6 +268,24 @@ class History:
                 f"{self.lo} to {self.hi}"
             )
         return [(bucket, table.slice(start, end - start)) for bucket, start, end in found]
+
+    def _passed_on(self, op: ops.Operator) -> bool:
+        """Nothing is computed between this stream and the inputs."""
+        plain = op.name not in self.mine or isinstance(op, ops.Union)
+        ups = op.inputs if op.name in self.mine else []
+        return plain and all(self._passed_on(up) for up in ups if up is not None)
+
+    def _pass_on(self, end: ops.Operator) -> list[tuple[int, pa.Table]]:
+        """Rows of inputs as they are, bucket by bucket: no work for Spark."""
+        time = self.compiled.time[end.name]
+        files: dict[int, list[str]] = {}
+        for stream in self._streams(end):
+            for file in self.inputs.files(stream, self.lo, self.hi):
+                files.setdefault(file.bucket, []).append(file.path)
+        return [
+            (bucket, sort_canonical(together_of(paths), time))
+            for bucket, paths in sorted(files.items())
+        ]
 
     # -- what the next step still needs ------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from holdfast.engine.inputs import StepResult
 from holdfast.engine.sql import query
 from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.errors import InputError
+from holdfast.log.rows import part_of
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
 
@@ -24,29 +25,31 @@ class Step(History):
     # -- the run ---------------------------------------------------------------------------
 
     def run(self) -> StepResult:
+        ends = {output: self._end(output) for output in self.path.outputs}
+        operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
+        if all(self._passed_on(end) for end in ends.values()):
+            operators = []
         readers: dict[str, int] = {}
-        for op in self.path.operators:
+        for op in operators:
             for up in op.inputs:
                 assert up is not None
                 readers[up.name] = readers.get(up.name, 0) + 1
-        for output in self.path.outputs:
-            op = self.engine.network.named(output)
-            up = op.inputs[0] if isinstance(op, ops.Output) else op
-            assert up is not None
-            readers[up.name] = readers.get(up.name, 0) + 1
-        for op in self.path.operators:
+        for name in {end.name for end in ends.values()}:
+            readers[name] = readers.get(name, 0) + 1
+        for op in operators:
             frame = self._frame(op)
             fans_out = readers.get(op.name, 0) > 1 and not self._by_reference(op)
             splits = isinstance(op, ops.Stateful) and self._into_union(op)
             if frame is not None and (fans_out or splits or self._feeds_history(op)):
                 frame = self._materialise(op, frame)
             self.frames[op.name] = frame
-        outputs = {}
-        for output in self.path.outputs:
-            op = self.engine.network.named(output)
-            source = op.inputs[0] if isinstance(op, ops.Output) else op
-            assert source is not None
-            outputs[output] = self._collect(self.frames[source.name], output)
+        collected = {
+            end.name: self._collect(self.frames[end.name], end.name)
+            if end.name in self.frames
+            else self._pass_on(end)
+            for end in ends.values()
+        }
+        outputs = {output: self._part(output, collected[end.name]) for output, end in ends.items()}
         self._take_shards()
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
@@ -57,6 +60,20 @@ class Step(History):
             min(self.needs_from, self.hi + 1), self.before.plan,
         )  # fmt: skip
         return StepResult(outputs, version, self.jobs)
+
+    def _end(self, output: str) -> ops.Operator:
+        """Whose rows an output stream has, all of them or a part."""
+        op = self.engine.network.named(output)
+        end = op.inputs[0] if isinstance(op, ops.Output | ops.Part) else op
+        assert end is not None
+        return end
+
+    def _part(self, output: str, rows: list[tuple[int, pa.Table]]) -> list[tuple[int, pa.Table]]:
+        op = self.engine.network.named(output)
+        if not isinstance(op, ops.Part):
+            return rows
+        parts = ((bucket, part_of(table, op.keys, op.number, op.of)) for bucket, table in rows)
+        return [(bucket, table) for bucket, table in parts if table.num_rows]
 
     def _frame(self, op: ops.Operator) -> DataFrame | None:
         match op:

@@ -7,6 +7,8 @@ and zones of timestamps, dictionaries) and the order of rows. Both get one canon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -16,6 +18,7 @@ from pyarrow import types as at
 from holdfast.errors import InputError
 from holdfast.log.hashing import as_list, hash_array, starts_of, table_digest
 
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 #: What Spark calls `timestamp`. Times without a zone are taken as UTC.
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -55,6 +58,15 @@ def sort_canonical(table: pa.Table, time: str) -> pa.Table:
         sort_keys=[(key, "ascending", "at_start") for key in keys],
     )
     return table.take(order).combine_chunks()
+
+
+def part_of(table: pa.Table, keys: Sequence[str], number: int, of: int) -> pa.Table:
+    """The rows whose keys belong to partition `number`, in their order. Equal keys belong to one
+    partition, on every machine."""
+    hashes = np.zeros(table.num_rows, dtype=np.uint64)
+    for key in keys:
+        hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
+    return table.filter(pa.array(hashes % np.uint64(of) == np.uint64(number)))
 
 
 def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:

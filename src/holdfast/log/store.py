@@ -355,6 +355,17 @@ class Log:
         with self.changed:
             return list(self._stream(stream).acks)
 
+    def has_states(self) -> bool:
+        """Whether there is a durable version of any path."""
+        with self.changed:
+            return bool(self._state.states)
+
+    def reader_epoch(self, stream: str, reader: str) -> int:
+        """Of the newest instance of a reader that spoke; 0 if none did."""
+        with self.changed:
+            last = self._stream(stream).acks.get(reader)
+            return 0 if last is None else last.epoch
+
     def trimmable(self, stream: str) -> int:
         """The last bucket that no reader that ever acknowledged anything still needs."""
         with self.changed:

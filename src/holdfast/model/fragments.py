@@ -6,6 +6,7 @@ state versions go per path, so a missing input never delays an output that does 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.model import operators as ops
@@ -72,6 +73,17 @@ def fragment_of(node: str) -> str:
 def partners_of(network: Network, node: str) -> tuple[str, ...]:
     """The other replicas of what a node runs."""
     return tuple(name for name in replicas_of(network, fragment_of(node)) if name != node)
+
+
+def is_pair(network: Network, fragment: str) -> bool:
+    return network.protection(fragment).read == "pairs"
+
+
+def home_of(reader: str, makers: Sequence[str]) -> str | None:
+    """Of the makers of a stream, the one in the same dataflow as its reader."""
+    copy = reader.partition("@")[2]
+    found = [maker for maker in makers if maker.partition("@")[2] == copy]
+    return found[0] if len(found) == 1 and len(makers) > 1 else None
 
 
 def producers_of(network: Network) -> dict[str, tuple[str, ...]]:

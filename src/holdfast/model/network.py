@@ -17,6 +17,9 @@ from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
 from holdfast.model.protection import Protection
 
+#: Every partition sends to every partition of the next fragment, a file per bucket each.
+PARTITIONS_MAX = 64
+
 
 class Network:
     """Operators and the streams between them; the unit that is checked, run and audited."""
@@ -31,6 +34,8 @@ class Network:
         #: Shards of keyed state. A constant of the network, never of the machine.
         self.partitions = partitions
         self.operators: list[ops.Operator] = []
+        #: The network as it was written, where this is what is run of it (`partitions.physical`).
+        self.logical: Network = self
         #: By fragment, what `protect` was told; read it with `protection`.
         self.protections: dict[str, Protection] = {}
 
@@ -276,9 +281,29 @@ class Stream:
             )
         )
 
-    def on(self, fragment: str) -> Stream:
-        """What follows runs in `fragment`, on a node of its own."""
-        self._then(moved := ops.Apply(name=self._named("on", None), fn=_same))
+    def on(
+        self,
+        fragment: str,
+        *,
+        by: str | list[str] | tuple[str, ...] | None = None,
+        partitions: int | None = None,
+    ) -> Stream:
+        """What follows runs in `fragment`, on a node of its own. With `by`, the fragment is split
+        into `partitions`, each of which gets the rows whose keys belong to it."""
+        moved: ops.Apply
+        if by is None and partitions is None:
+            moved = ops.Apply(name=self._named("on", None), fn=_same)
+        elif by is None or partitions is None:
+            raise InputError(f"on({fragment!r}): by= and partitions= are given together")
+        elif not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+            raise InputError(
+                f"on({fragment!r}): partitions={partitions}: from 1 to {PARTITIONS_MAX}"
+            )
+        else:
+            moved = ops.Exchange(
+                name=self._named("on", None), fn=_same, keys=_keys(by, "on"), partitions=partitions
+            )
+        self._then(moved)
         moved.fragment = fragment
         return Stream(self.network, moved)
 

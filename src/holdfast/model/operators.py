@@ -78,6 +78,24 @@ class Apply(Operator):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
+class Exchange(Apply):
+    """Rows move to a fragment that is split into partitions, each to the one its keys belong to
+    (Flux, section 4.1)."""
+
+    keys: tuple[str, ...]
+    partitions: int
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Part(Apply):
+    """The rows that belong to one partition of the fragment they go to."""
+
+    keys: tuple[str, ...]
+    number: int
+    of: int
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class Union(Operator):
     pass
 

@@ -12,8 +12,14 @@ from holdfast.errors import InputError
 FailurePolicy = Literal["block", "delay", "process"]
 HealingPolicy = Literal["suspend", "delay", "process"]
 Reconcile = Literal["checkpoint", "undo"]
+Reading = Literal["switch", "pairs"]
 
-_CHOICES = {"failure": FailurePolicy, "stabilization": HealingPolicy, "reconcile": Reconcile}
+_CHOICES = {
+    "failure": FailurePolicy,
+    "stabilization": HealingPolicy,
+    "reconcile": Reconcile,
+    "read": Reading,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,10 @@ class Protection:
     alpha: float = 0.9
     #: X of this fragment by hand; None: divided from `within` of the outputs downstream.
     x: str | None = None
+    #: How replicas stand to each other. `switch`: each can come back by itself, from its storage or
+    #: from the sources. `pairs` (Flux): two of them, and one that is lost is made anew from the
+    #: other while both go on; nothing is kept upstream for that.
+    read: Reading = "switch"
 
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or self.replicas < 1:
@@ -42,6 +52,16 @@ class Protection:
             if (value := getattr(self, option)) not in get_args(choice):
                 known = ", ".join(map(repr, get_args(choice)))
                 raise InputError(f"protection {option}={value!r}: one of {known}")
+        if self.read == "pairs" and self.replicas != 2:
+            raise InputError(
+                f"protection read='pairs': a pair has replicas=2, not {self.replicas}; with more "
+                "of them use read='switch'"
+            )
+        if self.read == "pairs" and self.failure != "block":
+            raise InputError(
+                f"protection read='pairs': failure={self.failure!r} is for read='switch'; a pair "
+                "gives stable results or none"
+            )
         if not 0.0 < self.alpha <= 1.0:
             raise InputError(f"protection alpha={self.alpha}: must be above 0 and at most 1")
         if self.x is not None:

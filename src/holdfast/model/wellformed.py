@@ -3,7 +3,8 @@
 1. every input port is fed exactly once; 2. every output port is used; 3. schemas are equal along
 an edge (the engine checks what user functions give, with Spark); 4. sources and outputs are never
 joined directly; 5. delays are feasible. Cycles only along a `feedback` edge of at least a bucket;
-what is protected exists and can know its X (Borealis section 2.3).
+what is protected exists and can know its X (Borealis section 2.3); rows that belong together meet
+in one partition (Flux section 4.1).
 Each violation names the operator, the port and the remedy.
 """
 
@@ -25,6 +26,7 @@ def check(network: Network) -> None:
         *_schemas(network),
         *_delays(network),
         *_protections(network),
+        *_partitions(network),
     ]
     if violations:
         raise NetworkError(violations)
@@ -208,4 +210,74 @@ def _protections(network: Network) -> list[str]:
                 "for a missing input, and no output downstream promises a delay; give one a "
                 "Contract(within='5s'), or give the fragment its own with protect(..., x='2s')"
             )
+    return found
+
+
+def _partitions(network: Network) -> list[str]:
+    found = []
+    split: dict[str, int] = {}
+    for op in network.operators:
+        if isinstance(op, ops.Exchange):
+            known = split.setdefault(op.fragment, op.partitions)
+            if known != op.partitions:
+                found.append(
+                    f"{op.name}: fragment {op.fragment!r} is split into {op.partitions} partitions "
+                    f"here and into {known} elsewhere; give one number"
+                )
+    if not split:
+        return []
+    found += [
+        f"fragment {op.fragment!r}: the name stands for the way into and out of partitions; take "
+        "another"
+        for op in network.operators
+        if op.fragment in RESERVED
+    ]
+    for op in network.operators:
+        if op.fragment not in split or isinstance(op, ops.Exchange | ops.Output):
+            continue
+        for up in inputs_of(op):
+            if up.fragment != op.fragment or isinstance(up, ops.Source):
+                found.append(
+                    f"{op.name}: {up.name} enters the partitions of fragment {op.fragment!r} "
+                    f"without saying where its rows belong; use .on({op.fragment!r}, by=..., "
+                    f"partitions={split[op.fragment]})"
+                )
+        by = _exchanged_by(op)
+        keys = _keys_of(op)
+        if keys is not None and not by <= set(keys):
+            found.append(
+                f"{op.name}: rows that it puts together are in different partitions of fragment "
+                f"{op.fragment!r}, which is split by {', '.join(sorted(by))}; "
+                + (
+                    f"its keys are {', '.join(keys)}: split by some of those"
+                    if keys
+                    else "it has no keys: run it in another fragment"
+                )
+            )
+    return found
+
+
+#: Fragments that `partitions.physical` makes.
+RESERVED = ("ingress", "egress")
+
+
+def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
+    """The columns whose values rows must share to be put together; None: row by row."""
+    match op:
+        case ops.TimeWindow() | ops.CountWindow() | ops.Stateful():
+            return op.keys
+        case ops.Join():
+            return op.on if isinstance(op.on, tuple) else ()
+        case _:
+            return None
+
+
+def _exchanged_by(op: ops.Operator) -> set[str]:
+    """The keys by which what an operator reads was sent to its partition."""
+    found: set[str] = set()
+    for up in inputs_of(op):
+        if isinstance(up, ops.Exchange):
+            found |= set(up.keys)
+        elif up.fragment == op.fragment and not isinstance(up, ops.Source):
+            found |= _exchanged_by(up)
     return found

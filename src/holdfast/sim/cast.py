@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from holdfast.config import Options
 from holdfast.history import History
-from holdfast.model.fragments import fragments, producers_of, replicas_of
+from holdfast.model.fragments import (
+    fragments,
+    is_pair,
+    partners_of,
+    producers_of,
+    replicas_of,
+)
 from holdfast.model.network import Network
 from holdfast.sim.clients import ClientProcess
 from holdfast.sim.members import ControllerProcess
@@ -20,7 +26,10 @@ class Cast:
         self.network, self.options, self.world, self.history = network, options, world, history
         self.wire = Wire(world)
         parts = fragments(network)
-        self.wire.controller = ControllerProcess(world, self.wire, producers_of(network))
+        pairs = [part.name for part in parts if is_pair(network, part.name)]
+        names = [name for part in pairs for name in replicas_of(network, part)]
+        partners = {name: partners_of(network, name)[0] for name in names}
+        self.wire.controller = ControllerProcess(world, self.wire, producers_of(network), partners)
         self.sources = [
             SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
         ]
@@ -47,6 +56,7 @@ class Cast:
     def replace(self, node: NodeProcess) -> None:
         """A successor on another machine, while the old instance stands still."""
         node.pause()
+        node.replaced = True
         self.zombies.append(node)
         successor = NodeProcess(
             self.world, self.wire, self.network, node.fragment, node.name, self.options,

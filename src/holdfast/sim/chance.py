@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 from holdfast.config import Options
-from holdfast.model.fragments import fragments, replicas_of
+from holdfast.model.fragments import fragment_of, fragments, is_pair, replicas_of
 from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim.networks import NETWORKS
@@ -25,7 +25,9 @@ def scenario_of(seed: int) -> Scenario:
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     wipes = options_of(seed).recovery == "replay"
     targets = _Targets.of(network, seed, wipes=wipes, chance=chance)
-    if chance.random() < 0.5:
+    if hosts := hosts_of(NETWORKS[network]()):
+        seconds, drawn = 30, _hosts_fail(chance, targets, hosts)
+    elif chance.random() < 0.5:
         # Failures that last, as the trees of Borealis section 3.5 speak of; and half of the time
         # something that finds their traces: before, meanwhile, or when they heal.
         seconds = 25
@@ -175,6 +177,60 @@ def _beside(chance: random.Random, targets: _Targets, lasting: Fault) -> Fault:
     if do == "reset":
         for_us = 0
     return Fault(at_us - at_us % MS, do, on, for_us, value.get(do, 0.0))
+
+
+def hosts_of(network: Network) -> list[list[str]]:
+    """Chained declustering (Flux section 5.4): the copy of what a host runs is on the next one."""
+    pairs = [part.name for part in fragments(network) if is_pair(network, part.name)]
+    places = [(name, int(name.rpartition(".")[2])) for name in pairs]
+    number = max([2, *(place + 1 for _, place in places)]) if places else 0
+    hosts: list[list[str]] = [[] for _ in range(number)]
+    for name, place in places:
+        first, second = replicas_of(network, name)
+        hosts[place % number].append(first)
+        hosts[(place + 1) % number].append(second)
+    return hosts
+
+
+#: After so long a host that came back is as good as any other, and the next one may fail.
+CAUGHT_UP_MS = 9_000
+
+
+def _hosts_fail(chance: random.Random, targets: _Targets, hosts: list[list[str]]) -> list[Fault]:
+    """One host after the other, each with time to be made anew: what pairs promise to survive.
+    Meanwhile anybody else may fail who can come back alone, and the newcomer again and again."""
+    others = [name for name in targets.everybody if not any(name in host for host in hosts)]
+    found: list[Fault] = []
+    at_ms = chance.randrange(1_500, 6_000)
+    for _ in range(chance.choice([1, 2, 2])):
+        host = chance.choice(hosts)
+        gone = host if chance.random() < 0.6 else [chance.choice(host)]
+        how = chance.choice(["kill", "kill", "wipe", "wipe", "torn", "pause", "replace"])
+        for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
+        for name in gone:
+            found.append(_death(chance, how, name, at_ms, for_ms))
+        back_ms = at_ms + for_ms
+        for _ in range(chance.choice([0, 0, 1, 2, 3])):
+            when_ms = chance.randrange(at_ms, back_ms + 2_000)
+            do, on = chance.choice(["kill", "torn", "pause"]), chance.choice(others)
+            found.append(_death(chance, do, on, when_ms, chance.choice([50, 300, 900])))
+        if chance.random() < 0.5:
+            # The newcomer dies while it is being made, at any of its writes or between them.
+            again = chance.choice(["kill", "torn", "torn", "wipe"])
+            when_ms = back_ms + chance.randrange(1, 250)
+            found.append(_death(chance, again, chance.choice(gone), when_ms, 300))
+        if for_ms == 7_000 and how in ("kill", "wipe") and chance.random() < 0.5:
+            # Who is left alone has what it knows on its disk, and comes back with that.
+            both = [name for name in targets.nodes if fragment_of(name) == fragment_of(gone[0])]
+            (partner,) = [name for name in both if name != gone[0]]
+            found.append(_death(chance, "kill", partner, at_ms + 5_000, chance.choice([50, 900])))
+        at_ms = back_ms + CAUGHT_UP_MS + chance.randrange(2_000)
+    return found
+
+
+def _death(chance: random.Random, do: str, on: str, at_ms: int, for_ms: int) -> Fault:
+    value = float(chance.randint(1, 40)) if do == "torn" else 0.0
+    return Fault(at_ms * MS, do, on, for_ms * MS, value)
 
 
 def _link(chance: random.Random, everybody: list[str]) -> str:

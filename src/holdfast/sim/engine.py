@@ -190,6 +190,8 @@ class _Step:
         match op:
             case ops.Union():
                 return [row for up in above for row in self.rows(up, bucket)]
+            case ops.Part():
+                return [r for r in self.rows(above[0], bucket) if belongs(r[1], op.of) == op.number]
             case ops.Apply():
                 return list(op.fn(self.rows(above[0], bucket)))
             case ops.TimeWindow():
@@ -278,6 +280,11 @@ class _Step:
             return ()
         name = self.engine.save(self.line, f"{op.name}-{port}", self._bucket, past)
         return (Chunk(name, min(past), max(past), len(past)),)
+
+
+def belongs(key: int, of: int) -> int:
+    """To which partition a key belongs."""
+    return (key * 2_654_435_761 >> 7) % of
 
 
 def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int, list[Row]]]:

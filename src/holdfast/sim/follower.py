@@ -87,10 +87,11 @@ class Follower:
         following: Following,
         take: Callable[[Delivery], None],
         replicas: tuple[str, ...],
+        home: str | None = None,
     ) -> None:
         self.reader, self.wire, self.stream = reader, wire, stream
         self.following, self._take = following, take
-        self.upstream = Upstream(replicas, following)
+        self.upstream = Upstream(replicas, following, home)
         self.life = reader.life
         #: The connection that is followed, and the one that only corrects.
         self.connections: dict[bool, Connection] = {}

@@ -4,9 +4,10 @@ controller that hands it out. Around the production classes is what threads and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from holdfast.config import Options
-from holdfast.controller import Controller
+from holdfast.controller import Controller, Standing
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
 from holdfast.history import Held, History
 from holdfast.log import Log
@@ -20,6 +21,8 @@ from holdfast.transport.service import answered
 FOREVER = 2**62
 FULL_US = 1_000_000
 REGISTER_US = 500_000
+#: One of a pair that was not heard of for so long is dead.
+DEAD_US = 2_000_000
 TRIM_BUCKETS_MAX = 6
 
 
@@ -53,16 +56,32 @@ def memory_log(process: Server, owner: str) -> Log:
 class ControllerProcess(Server):
     """Hands out epochs and knows where everybody is; `producers` is the layout."""
 
-    def __init__(self, world: World, wire: Wire, producers: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        world: World,
+        wire: Wire,
+        producers: dict[str, tuple[str, ...]],
+        partners: dict[str, str],
+    ) -> None:
         super().__init__(world, "controller", wire)
-        self._producers = producers
+        self._producers, self._partners = producers, partners
         self.controller: Controller | None = None
 
     def boot(self) -> None:
         try:
-            self.controller = Controller(memory_log(self, "controller"))
+            log = memory_log(self, "controller")
         except StorageFull:
             self.after(FULL_US, self.boot)
+            return
+        self.controller = Controller(log, self._partners, self.world.now)
+        self._judge()
+
+    def _judge(self) -> None:
+        assert self.controller is not None
+        with suppress(StorageFull):
+            for name in self.controller.judge(self.world.now, DEAD_US):
+                self.world.say("controller", "declares dead", name)
+        self.after(HEARTBEAT_US, self._judge)
 
     def forget(self) -> None:
         super().forget()
@@ -71,8 +90,11 @@ class ControllerProcess(Server):
     def next_epoch(self, name: str, at_least: int) -> int:
         return answered(lambda: self._up().next_epoch(name, at_least))
 
-    def register(self, name: str, address: str, epoch: int) -> bool:
-        return answered(lambda: self._up().register(name, address, epoch))
+    def register(self, name: str, address: str, epoch: int) -> dict[str, Standing] | None:
+        """How those stand that are one of a pair; None for whoever was replaced."""
+        at, known = self.world.now, self._up()
+        current = answered(lambda: known.register(name, address, epoch, at))
+        return known.standings() if current else None
 
     def _up(self) -> Controller:
         if self.controller is None:
@@ -139,9 +161,10 @@ class Member(Server):
         """Whoever is followed says again and again where it is, and so finds out that it was
         replaced; a controller that comes back knows no addresses."""
 
-        def told(current: bool) -> None:
-            if not current:
+        def told(standings: dict[str, Standing] | None) -> None:
+            if standings is None:
                 raise StaleEpoch(f"{self.name} of epoch {self.log.epoch} was replaced; it stops")
+            self.heard(standings)
             if self.serves:
                 self.after(REGISTER_US, self._register)
 
@@ -154,6 +177,11 @@ class Member(Server):
         self.wire.ask_controller(
             self, lambda c: c.register(self.name, address, epoch), told, failed
         )
+
+    def heard(self, standings: dict[str, Standing]) -> None:
+        """From the controller: who is dead is not waited for."""
+        with suppress(StorageFull, TransportError):
+            self.service.lost({n: s.dead for n, s in standings.items() if s.dead >= s.epoch > 0})
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
         """How much of each stream the log holds, where a bound is promised."""

@@ -7,10 +7,12 @@ the simulator (time, key, value) instead of DataFrames, because its engine is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from holdfast.model.aggregates import count, sum
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network, Stream
+from holdfast.model.partitions import physical
 from holdfast.sim.rows import Row
 
 BUCKET = "500ms"
@@ -138,6 +140,19 @@ def pair() -> Network:
     return net
 
 
+def pairs(lower: int, upper: int) -> Network:
+    """Flux, section 2.4: keyed state in partitions, sent on by key to the windows of others; every
+    partition twice."""
+    net = Network("pairs", bucket=BUCKET)
+    sources = [s.on("lower", by="key", partitions=lower) for s in _sources(net, 2)]
+    running = _totals(net.union(*sources).apply(small))
+    upper_end = _windows(running.on("upper", by="key", partitions=upper), "1s", "500ms")
+    net.output("windows", upper_end, contract=Contract(within="4s"))
+    for fragment in ("lower", "upper"):
+        net.protect(fragment, replicas=2, read="pairs")
+    return physical(net)
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "single": single,
     "chain": chain,
@@ -147,4 +162,8 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "tree": tree,
     "taps": taps,
     "pair": pair,
+    "pairs-1": partial(pairs, 1, 1),
+    "pairs-2": partial(pairs, 2, 2),
+    "pairs-3": partial(pairs, 4, 3),
+    "pairs-8": partial(pairs, 8, 8),
 }

@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.carrying import Asked, Event, Finished, Refused, Work
 from holdfast.config import Options
+from holdfast.controller import Standing
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputsLost,
+    StaleEpoch,
+    StorageFull,
+    TransportError,
+    Trimmed,
+)
 from holdfast.history import Held, History, Made
-from holdfast.model.fragments import Fragment, partners_of, producers_of, readers_of
+from holdfast.log.files import put_file
+from holdfast.model.fragments import (
+    Fragment,
+    home_of,
+    is_pair,
+    partners_of,
+    producers_of,
+    readers_of,
+)
 from holdfast.model.network import Network
+from holdfast.moving import Moving
+from holdfast.moving import install as moved
 from holdfast.performer import Performer
 from holdfast.sim.engine import EngineTwin, MemoryInputs
 from holdfast.sim.follower import Follower
-from holdfast.sim.members import Member, kept_for_ever
+from holdfast.sim.members import FULL_US, REGISTER_US, Member, kept_for_ever, memory_log
+from holdfast.sim.rows import Rows
 from holdfast.sim.wire import HEARTBEAT_US, SILENCE_US, Wire
 from holdfast.sim.world import World
+from holdfast.types import Segment, SegmentId
+
+
+class Given(NamedTuple):
+    """A path on its way to a partner: all of it in one message."""
+
+    moving: Moving
+    state: dict[str, bytes]
+    rows: dict[SegmentId, Rows]
+
+    def read(self, segment: Segment) -> Rows:
+        return self.rows[segment.id]
 
 
 class NodeProcess(Member):
@@ -46,6 +77,138 @@ class NodeProcess(Member):
         self.followers: dict[str, Follower] = {}
         self._kept_for_ever = kept_for_ever(network, options)
         self._watching = 0
+        self.pair = is_pair(network, fragment.name)
+        #: A successor runs in its place.
+        self.replaced = False
+        #: It has no state, and waits for its partner's.
+        self.moving = False
+        self._refusals = 0
+
+    def forget(self) -> None:
+        super().forget()
+        self.moving = False
+
+    def give_up(self, err: BaseException) -> None:
+        """One of a pair that was declared dead, and so finds itself replaced or without inputs, is
+        made anew: its supervisor starts it again."""
+        if self.pair and not self.replaced and isinstance(err, StaleEpoch | Trimmed | InputsLost):
+            self.world.say(self.name, "starts anew:", f"{type(err).__name__}: {err}")
+            self.die("it was declared dead")
+            self.world.at(self.world.now + REGISTER_US, self.start)
+        else:
+            super().give_up(err)
+
+    # -- one of a pair is made anew ---------------------------------------------------------------
+
+    def _ready(self) -> None:
+        if self.pair and self.log.epoch > 1:
+            self.moving, self._refusals = True, 0
+            self._hold()
+        else:
+            super()._ready()
+
+    def _hold(self) -> None:
+        """Ask all producers to keep what may be needed, then the partner for its state."""
+        made_by = producers_of(self.network)
+        asked = [(stream, maker) for stream in self.fragment.inputs for maker in made_by[stream]]
+        waiting = set(asked)
+
+        def hold(stream: str, maker: str) -> None:
+            def over(_: Any = None) -> None:
+                waiting.discard((stream, maker))
+                if not waiting:
+                    self._ask_state()
+
+            epoch = self.log.epoch
+            self._ask_node(maker, lambda s: s.service.hold(stream, self.name, epoch), over, over)
+
+        for stream, maker in asked:
+            hold(stream, maker)
+
+    def _ask_state(self) -> None:
+        (partner,) = partners_of(self.network, self.name)
+
+        def told(given: list[Given] | None) -> None:
+            if given is not None:
+                self._install(given)
+            else:
+                alone("there is nothing to be had from its partner either")
+
+        def alone(why: str) -> None:
+            # What it has on its own disk will do, if the inputs behind it are there.
+            if all(self.log.states(path.name) for path in self.fragment.paths):
+                self.world.say(self.name, "comes back from its own disk:", why)
+                self.moving = False
+                super(NodeProcess, self)._ready()
+            else:
+                self.after(REGISTER_US, self._hold)
+
+        def unreachable() -> None:
+            self._refusals += 1
+            if self._refusals >= 4:
+                alone("its partner cannot be reached")
+            else:
+                self.after(REGISTER_US, self._hold)
+
+        self._ask_node(partner, lambda node: node.give(self.name), told, unreachable)
+
+    def give(self, partner: str) -> list[Given] | None:
+        """To a partner that is made anew; None when this one waits for state itself."""
+        if self.moving:
+            return None
+        if not self.is_up:
+            raise TransportError(f"{self.name} is not up yet")
+        found = self.performer.give(partner)
+        if found is None:
+            raise TransportError(f"{self.name} has not begun yet")
+        state = {
+            name: self.disk.read(f"/{self.name}/state/{name}")
+            for path in found
+            for name in path.files
+        }
+        rows = {s.id: self.log.read(s) for path in found for r in path.results for s in r.segments}
+        self.performer.given()
+        return [Given(path, state, rows) for path in found]
+
+    def _install(self, given: list[Given]) -> None:
+        epoch, crash_after = self.log.epoch, self.disk.crash_after
+        self.disk.wipe()
+        self.disk.crash_after = crash_after
+
+        def install() -> None:
+            self.log = memory_log(self, self.name)
+            self.log.raise_epoch(epoch)
+            for path in given:
+                for name in path.moving.files:
+                    put_file(
+                        f"/{self.name}/state/{name}", path.state[name], fsync=False, disk=self.disk
+                    )
+                moved(self.log, path.moving, path.read)
+            self.world.say(self.name, "has the state of its partner at", given[0].moving.bucket)
+            self.moving = False
+
+        try:
+            install()
+        except StorageFull:
+            self.after(FULL_US, lambda: self._install(given))
+            return
+        super()._ready()
+
+    def _ask_node(
+        self,
+        name: str,
+        ask: Callable[[Any], Any],
+        told: Callable[[Any], None],
+        failed: Callable[[], None],
+    ) -> None:
+        def located(address: str | None) -> None:
+            server = self.wire.resolve(address)
+            if server is None:
+                failed()
+            else:
+                self.wire.request(self, server, ask, told, lambda err: failed())
+
+        self.wire.ask_controller(self, lambda c: c.where(name), located, lambda err: failed())
 
     def up(self) -> None:
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
@@ -59,13 +222,26 @@ class NodeProcess(Member):
         made_by = producers_of(self.network)
         self.followers = {
             stream: Follower(
-                self, self.wire, stream, following, self.performer.receive, made_by[stream]
+                self,
+                self.wire,
+                stream,
+                following,
+                self.performer.receive,
+                made_by[stream],
+                home_of(self.name, made_by[stream]) if self.pair else None,
             )
             for stream, following in self.performer.following.items()
         }
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
+
+    def heard(self, standings: dict[str, Standing]) -> None:
+        super().heard(standings)
+        if self.pair and self.is_up:
+            (partner,) = partners_of(self.network, self.name)
+            known = standings[partner]
+            self.performer.take(core.Alone(self.clock(), known.dead >= known.epoch > 0))
 
     def _watch(self) -> None:
         for follower in self.followers.values():
@@ -155,14 +331,7 @@ class NodeProcess(Member):
                 raise TransportError(f"{node.name} is not up yet")
             return ask(node)
 
-        def located(address: str | None) -> None:
-            node = self.wire.resolve(address)
-            if node is None:
-                failed()
-            else:
-                self.wire.request(self, node, asked, told, lambda err: failed())
-
-        self.wire.ask_controller(self, lambda c: c.where(partner), located, lambda err: failed())
+        self._ask_node(partner, asked, told, failed)
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1

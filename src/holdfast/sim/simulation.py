@@ -190,7 +190,7 @@ class Simulation:
 
     def _ideal(self) -> None:
         logged = {source.name: source.logged for source in self.cast.sources}
-        for output, buckets in ideal(self.network, logged).items():
+        for output, buckets in ideal(self.network.logical, logged).items():
             for bucket, rows in sorted(buckets.items()):
                 end_us = (bucket + 1) * self.network.width_us
                 self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))

@@ -28,6 +28,8 @@ from holdfast.types import Segment, StreamInfo
 
 #: So long a peer may say nothing, unless the run has an option for it.
 SILENCE_S = 5.0
+#: The largest file should have come by then.
+FETCH_S = 300.0
 #: Pushed rows are durable before they are answered, and there may be many.
 PUSH_S = 60.0
 #: Rows are sent in pieces of about this size: on a slow link each is a sign of life.
@@ -51,6 +53,16 @@ def machine_id() -> str:
     except OSError:
         namespace = ""
     return f"{socket.gethostname()}/{boot}/{namespace}"
+
+
+_BYTES = pa.schema([("data", pa.binary())])
+_PIECE_BYTES = 1 << 20
+
+
+def _bytes_of(file: Any) -> Iterator[pa.RecordBatch]:
+    with file:
+        while data := file.read(_PIECE_BYTES):
+            yield pa.record_batch([pa.array([data], pa.binary())], schema=_BYTES)
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -104,6 +116,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             say("boundary", wire.boundary_body(delivery))
         if delivery is None or not delivery.ended:
             raise TransportError(f"stream {stream!r} is closing")
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """A file that is offered, as pieces of bytes."""
+        try:
+            name = wire.decode(ticket.ticket, "file")["name"]
+            path = self._service.offered.get(name)
+            if path is None:
+                raise TransportError(f"{name!r} is not offered here, or not any more")
+            try:
+                data = open(path, "rb")  # noqa: SIM115 - closed by whoever reads to its end
+            except OSError as err:
+                raise TransportError(f"{name!r} is gone ({err.strerror})") from None
+            return flight.GeneratorStream(_BYTES, _bytes_of(data))
+        except HoldfastError as err:
+            raise flight.FlightServerError(wire.error_body(err)) from None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
@@ -214,6 +241,17 @@ class FlightPeer:
 
     def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._action(name, body)
+
+    def fetch(self, name: str, into: str) -> None:
+        """A file that the peer offers, to a place of ours."""
+        limit = flight.FlightCallOptions(timeout=FETCH_S)
+        try:
+            reader = self._client.do_get(flight.Ticket(wire.encode("file", {"name": name})), limit)
+            with open(into, "wb") as file:
+                for piece in reader:
+                    file.write(piece.data.column(0)[0].as_buffer())
+        except _GONE as err:
+            raise self._error(err) from None
 
     def close(self) -> None:
         self._client.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,8 @@ from holdfast.log.segment import read_segment
 from holdfast.types import OutputState, Segment, StreamInfo
 
 T = TypeVar("T")
+#: A reader that is dead needs nothing up to here.
+FOREVER = 2**62
 #: A silent stream still says so this often, so that a reader can tell silence from death.
 HEARTBEAT_S = 0.1
 
@@ -148,11 +150,16 @@ class Service:
     heartbeat_s: float = HEARTBEAT_S
     #: How this replica stands with each of its outputs; a stream that is not here is stable.
     states: dict[str, OutputState] = field(default_factory=dict)
+    #: Files that may be fetched now, by the name they are asked for.
+    offered: dict[str, str] = field(default_factory=dict)
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
     trim_buckets: int = 8
 
     def __post_init__(self) -> None:
         self.calls["stands"] = self._stands
+        self.calls["hold"] = lambda body: {
+            "held": self.hold(body["stream"], body["reader"], body["epoch"])
+        }
 
     def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
         state, upto, tentative_upto = self.stands(body["stream"]) or (None, None, None)
@@ -254,6 +261,28 @@ class Service:
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
                 with suppress(StorageFull):  # put off: what is kept too long does no harm
                     log.trim(stream, upto)
+
+    def hold(self, stream: str, reader: str, epoch: int) -> bool:
+        """Fold-in (Flux section 5.3.2): a new instance of a reader is being made from its partner's
+        state; from now on nothing is deleted that it may need. False while there is no stream."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return False
+        upto = log.info(stream).trimmed_upto
+        answered(lambda: log.acknowledge(stream, reader, upto, upto, epoch))
+        return True
+
+    def lost(self, dead: Mapping[str, int]) -> None:
+        """Take-over (Flux section 3.2.2): readers whose instances up to an epoch are dead are not
+        waited for. Their successors say `hold`."""
+        for stream, readers in self.readers.items():
+            log = self.logs.get(stream)
+            if log is None or stream not in log.streams():
+                continue
+            for reader in sorted(readers & dead.keys()):
+                if log.reader_epoch(stream, reader) <= dead[reader]:
+                    epoch = dead[reader]
+                    self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
 
     def received(self, stream: str) -> int:
         """The last bucket of a stream that all its readers have had."""

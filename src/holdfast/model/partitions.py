@@ -1,0 +1,118 @@
+"""A network with partitioned fragments as one without: what is really run (Flux, section 4.1).
+
+A fragment split into P partitions becomes P fragments, `stats.0` to `stats.3`, each with a copy of
+its operators. Whoever sends rows there routes them: beside an operator stand P `Part`s, streams of
+their own, and each partition unites those meant for it. So everything that holds for fragments
+holds for partitions: whole buckets, replicas, state per path, corrections.
+
+Sources do not route: a fragment `ingress` does it for them, and `egress` unites the partitions of
+an output, as the paper's two operators of that name. Both only pass rows on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.model import operators as ops
+from holdfast.model.network import Network
+from holdfast.model.wellformed import RESERVED, topological
+
+INGRESS, EGRESS = RESERVED
+
+
+def partitions_of(network: Network) -> dict[str, int]:
+    """Into how many partitions each fragment is split; one that is not here is not."""
+    return {op.fragment: op.partitions for op in network.operators if isinstance(op, ops.Exchange)}
+
+
+def physical(network: Network) -> Network:
+    """The network as it is run. One without partitions is run as it is."""
+    split = partitions_of(network)
+    if not split:
+        return network
+    return _Expansion(network, split).made
+
+
+class _Expansion:
+    def __init__(self, network: Network, split: dict[str, int]) -> None:
+        self.split = split
+        self.made = Network(network.name, partitions=network.partitions)
+        self.made.width_us = network.width_us
+        self.made.logical = network
+        #: The copies of each operator, by partition; one where its fragment is not split.
+        self._copies: dict[str, list[ops.Operator]] = {}
+        for op in topological(network):
+            self._copies[op.name] = self._copied(op)
+        for fragment, protection in network.protections.items():
+            for name in self._names(fragment):
+                self.made.protections[name] = protection
+
+    def _names(self, fragment: str) -> list[str]:
+        parts = self.split.get(fragment)
+        return [fragment] if parts is None else [f"{fragment}.{n}" for n in range(parts)]
+
+    def _add(self, op: ops.Operator) -> ops.Operator:
+        self.made.operators.append(op)
+        return op
+
+    def _copied(self, op: ops.Operator) -> list[ops.Operator]:
+        if isinstance(op, ops.Source):
+            return [self._add(op)]
+        if isinstance(op, ops.Exchange):
+            return [self._routed(op, number) for number in range(op.partitions)]
+        if isinstance(op, ops.Output):
+            return [self._output(op)]
+        if op.fragment not in self.split:
+            inputs: list[ops.Operator | None] = [self._united(up, op.fragment) for up in op.inputs]
+            return [self._add(replace(op, inputs=inputs))]
+        return [
+            self._add(
+                replace(
+                    op,
+                    name=f"{op.name}.{number}",
+                    fragment=f"{op.fragment}.{number}",
+                    inputs=[self._copies[up.name][number] for up in op.inputs if up is not None],
+                )
+            )
+            for number in range(self.split[op.fragment])
+        ]
+
+    def _routed(self, op: ops.Exchange, number: int) -> ops.Operator:
+        """What one partition gets: its part of every copy of what is upstream."""
+        up = op.inputs[0]
+        assert up is not None
+        parts: list[ops.Operator | None] = []
+        for copy in self._copies[up.name]:
+            fragment = INGRESS if isinstance(copy, ops.Source) else copy.fragment
+            parts.append(
+                self._add(
+                    ops.Part(
+                        name=f"{copy.name}.to-{op.fragment}.{number}",
+                        inputs=[copy],
+                        fn=op.fn,
+                        keys=op.keys,
+                        number=number,
+                        of=op.partitions,
+                        fragment=fragment,
+                    )
+                )
+            )
+        return self._add(
+            ops.Union(name=f"{op.name}.{number}", inputs=parts, fragment=f"{op.fragment}.{number}")
+        )
+
+    def _united(self, up: ops.Operator | None, fragment: str) -> ops.Operator:
+        """What a fragment that is not split reads: all partitions together."""
+        assert up is not None
+        copies: list[ops.Operator | None] = [*self._copies[up.name]]
+        if len(copies) == 1 and up.fragment not in self.split:
+            return self._copies[up.name][0]
+        name = f"{up.name}.to-{fragment}"
+        known = next((op for op in self.made.operators if op.name == name), None)
+        return known or self._add(ops.Union(name=name, inputs=copies, fragment=fragment))
+
+    def _output(self, op: ops.Output) -> ops.Operator:
+        up = op.inputs[0]
+        assert up is not None
+        fragment = EGRESS if up.fragment in self.split else op.fragment
+        return self._add(replace(op, inputs=[self._united(up, fragment)], fragment=fragment))

@@ -1,0 +1,211 @@
+"""One of a pair: what it keeps upstream, alone and not (Flux, sections 3.2 and 3.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.controller import Controller, Standing
+from holdfast.core import progress as core
+from holdfast.core.following import Following
+from holdfast.core.upstream import Follow, Heard, Upstream
+from holdfast.log import Boundary, Log
+from holdfast.model.fragments import home_of
+from holdfast.transport.service import FOREVER, Service
+from holdfast.types import OutputState
+
+STABLE = OutputState.STABLE
+
+
+def started(**more: object) -> tuple[core.Progress, list[core.Action]]:
+    plan = core.PathPlan("out", ("a",), ("out",), convergent=False, extent=2)
+    does = core.Progress([plan], recovery="pairs", **more)  # type: ignore[arg-type]
+    does.handle(core.InputOpened(0, "a", 0, -1))
+    return does, does.handle(core.BoundaryArrived(0, "a", 4, ((0, 1),)))
+
+
+def acknowledged(actions: list[core.Action]) -> list[tuple[int, int]]:
+    return [(a.received, a.no_longer_needed) for a in actions if isinstance(a, core.Acknowledge)]
+
+
+def test_with_a_partner_nothing_is_kept_upstream_for_what_is_done() -> None:
+    """`replay` would keep all of it for ever: the state cannot be rebuilt from less."""
+    does, actions = started()
+    assert core.Run("out", 0, 4) in actions
+    done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
+    assert acknowledged(done) == [(4, 4)]
+    assert not [a for a in done if isinstance(a, core.Checkpoint)]
+
+
+def test_where_it_begins_is_said_at_once() -> None:
+    """Fold-in: those who keep everything for the newcomer hear from where on it needs it."""
+    plan = core.PathPlan("out", ("a",), ("out",), convergent=False, extent=2)
+    does = core.Progress([plan], recovery="pairs", resumed={"out": (7, 6)})
+    assert acknowledged(does.handle(core.InputOpened(0, "a", 0, 3))) == [(7, 5)]
+
+
+def test_alone_it_keeps_a_checkpoint_and_what_comes_after_it() -> None:
+    does, _ = started()
+    does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
+    assert does.handle(core.Alone(0, True)) == [core.Checkpoint("out", 4)]
+    assert does.handle(core.Alone(0, True)) == []  # said with every sign of life
+    does.handle(core.CheckpointDone(0, "out", 4, 5))
+    does.handle(core.BoundaryArrived(0, "a", 6, ()))
+    done = does.handle(core.StepDone(0, "out", 6, needs_from=7, horizon=6))
+    assert acknowledged(done) == [(6, 4)]
+
+
+def test_with_a_partner_again_it_needs_no_checkpoint() -> None:
+    does, _ = started(checkpoint_buckets=1)
+    does.handle(core.Alone(0, True))
+    does.handle(core.Alone(0, False))
+    done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
+    assert acknowledged(done) == [(4, 4)]
+    assert not [a for a in done if isinstance(a, core.Checkpoint)]
+
+
+def test_alone_it_keeps_one_now_and_then() -> None:
+    does, _ = started(checkpoint_buckets=2)
+    does.handle(core.Alone(0, True))
+    done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
+    assert core.Checkpoint("out", 4) in done
+
+
+# -- who is read ----------------------------------------------------------------------------------
+
+
+def test_each_reads_within_its_own_dataflow() -> None:
+    makers = ("m.0", "m.0@2")
+    assert home_of("r.1", makers) == "m.0"
+    assert home_of("r.1@2", makers) == "m.0@2"
+    assert home_of("r.1", ("source",)) is None
+
+
+def test_take_over_and_back() -> None:
+    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
+    assert upstream.handle(Heard(0, "m", STABLE, 9)) == [Follow("m", correcting=False)]
+    back = upstream.handle(Heard(0, "m@2", STABLE, 9))
+    assert back == [Follow("m@2", correcting=False)]
+
+
+def test_home_is_no_reason_to_read_one_that_is_behind() -> None:
+    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
+    upstream.handle(Heard(0, "m", STABLE, 9))
+    assert upstream.handle(Heard(0, "m@2", STABLE, 5)) == []
+    assert upstream.handle(Heard(0, "m@2", OutputState.STABILIZATION, 9)) == []
+
+
+# -- the buffer: who must have had what before it goes --------------------------------------------
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    log = Log.open(str(tmp_path), "maker", fsync="never")
+    log.open_stream("s", "ts timestamp", "ts", 0)
+    log.append(Boundary("s", 9))
+    made = Service(logs={"s": log}, readers={"s": {"r", "r@2"}}, trim_buckets=1)
+    return made
+
+
+def trimmed(service: Service) -> int:
+    return service.logs["s"].info("s").trimmed_upto
+
+
+def test_what_both_have_had_goes(service: Service) -> None:
+    service.acknowledge("s", "r", 7, 7, 1)
+    assert trimmed(service) == -1
+    service.acknowledge("s", "r@2", 4, 4, 1)
+    assert trimmed(service) == 4
+
+
+def test_an_acknowledgement_may_come_before_what_it_acknowledges(service: Service) -> None:
+    """Dangling (section 3.1.2): a copy that is behind drops what its partner has delivered."""
+    for reader in ("r", "r@2"):
+        service.acknowledge("s", reader, 12, 12, 1)
+    assert trimmed(service) == 9
+    service.logs["s"].append(Boundary("s", 11))
+    service.acknowledge("s", "r", 12, 12, 1)
+    assert trimmed(service) == 11
+
+
+def test_who_is_dead_is_not_waited_for(service: Service) -> None:
+    """Section 3.2.2: ack_all."""
+    service.acknowledge("s", "r", 7, 7, 1)
+    service.lost({"r@2": 1})
+    assert trimmed(service) == 7
+    service.acknowledge("s", "r", 8, 8, 1)
+    assert trimmed(service) == 8
+    service.acknowledge("s", "r@2", 3, 3, 1)  # it was only slow: harmless
+    assert trimmed(service) == 8
+
+
+def test_nothing_goes_that_a_newcomer_may_need(service: Service) -> None:
+    """Section 5.3.2: reset, and del extended by the new copy."""
+    service.acknowledge("s", "r", 5, 5, 1)
+    service.lost({"r@2": 1})
+    assert service.hold("s", "r@2", 2)
+    service.lost({"r@2": 1})  # an old view that comes late
+    service.acknowledge("s", "r", 9, 9, 1)
+    assert trimmed(service) == 5
+    service.acknowledge("s", "r@2", 7, 6, 2)  # csync: it begins after bucket 7
+    assert trimmed(service) == 6
+
+
+def test_a_stream_that_is_not_open_holds_nothing(tmp_path: Path) -> None:
+    log = Log.open(str(tmp_path), "maker", fsync="never")
+    service = Service(logs={"s": log}, readers={"s": {"r"}})
+    assert not service.hold("s", "r", 2)
+    service.lost({"r": 1})
+    assert FOREVER > 0
+    log.close()
+
+
+# -- the controller -------------------------------------------------------------------------------
+
+
+PAIR = {"a": "a@2", "a@2": "a"}
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Controller:
+    made = Controller(Log.open(str(tmp_path), "controller", fsync="never"), PAIR)
+    for name in PAIR:
+        assert made.register(name, "here", made.next_epoch(name), at=0)
+    return made
+
+
+def test_silence_is_death_while_the_other_speaks(controller: Controller) -> None:
+    controller.register("a", "here", 1, at=15)
+    assert controller.judge(at=9, silence_us=10) == []
+    assert controller.judge(at=20, silence_us=10) == ["a@2"]
+    assert controller.judge(at=20, silence_us=10) == []
+    assert controller.standings() == {"a": Standing(1, 0), "a@2": Standing(1, 1)}
+    assert not controller.register("a@2", "here", 1, at=21)  # it was declared dead
+    assert controller.register("a@2", "there", controller.next_epoch("a@2"), at=22)
+    assert controller.standings()["a@2"] == Standing(2, 1)
+
+
+def test_if_nobody_speaks_it_is_the_controller_that_was_cut_off(controller: Controller) -> None:
+    assert controller.judge(at=100, silence_us=10) == []
+    controller.register("a", "here", 1, at=101)
+    assert controller.judge(at=102, silence_us=10) == ["a@2"]
+
+
+def test_never_both_of_a_pair(controller: Controller) -> None:
+    controller.register("a", "here", 1, at=15)
+    assert controller.judge(at=20, silence_us=10) == ["a@2"]
+    assert controller.judge(at=90, silence_us=10) == []
+
+
+def test_a_controller_that_comes_back_gives_everybody_time(
+    controller: Controller, tmp_path: Path
+) -> None:
+    controller._log.close()
+    log = Log.open(str(tmp_path), "controller", fsync="never")
+    again = Controller(log, PAIR, at=1_000)
+    again.register("a", "here", 1, at=1_005)
+    assert again.judge(at=1_008, silence_us=10) == []
+    again.register("a", "here", 1, at=1_010)
+    assert again.judge(at=1_012, silence_us=10) == ["a@2"]
+    log.close()

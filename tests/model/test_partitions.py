@@ -1,0 +1,150 @@
+"""Partitioned fragments as what is run: Flux section 4.1 (Exchange) and figure 6."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import InputError, NetworkError
+from holdfast.model import operators as ops
+from holdfast.model.fragments import fragments, producers_of, readers_of
+from holdfast.model.partitions import partitions_of, physical
+
+SCHEMA = "ts timestamp, src string, dst string, bytes long"
+
+
+def sessions(first: int = 2, second: int = 3) -> hf.Network:
+    """The paper's example: sessions by (src, dst), statistics by src (section 2.4)."""
+    net = hf.Network("sessions", bucket="1s")
+    packets = net.source("packets", SCHEMA, time="ts")
+    by_session = packets.on("sessions", by=["src", "dst"], partitions=first)
+    ended = by_session.window("2s").group_by("src", "dst").agg(bytes=hf.sum("bytes"))
+    by_source = ended.on("stats", by="src", partitions=second)
+    net.output("stats", by_source.window("4s").group_by("src").agg(total=hf.sum("bytes")))
+    net.protect("sessions", replicas=2)
+    return net
+
+
+def test_every_partition_is_a_fragment_of_its_own() -> None:
+    net = sessions()
+    net.check()
+    made = physical(net)
+    made.check()
+    parts = {part.name: part for part in fragments(made)}
+    assert list(parts) == [
+        "ingress", "sessions.0", "sessions.1", "stats.0", "stats.1", "stats.2", "egress",
+    ]  # fmt: skip
+    assert partitions_of(net) == {"sessions": 2, "stats": 3}
+    assert parts["ingress"].inputs == ("packets",)
+    assert parts["ingress"].outputs == ("packets.to-sessions.0", "packets.to-sessions.1")
+    assert parts["sessions.1"].inputs == ("packets.to-sessions.1",)
+    assert len(parts["sessions.1"].outputs) == 3
+    assert len(parts["sessions.1"].paths) == 1
+    assert len(parts["stats.2"].inputs) == 2  # from every partition before it
+    assert parts["egress"].outputs == ("stats",)
+    assert [made.protection(f"sessions.{n}").replicas for n in (0, 1)] == [2, 2]
+    makers, readers = producers_of(made), readers_of(made)
+    assert makers["packets.to-sessions.0"] == ("ingress",)
+    assert readers["packets.to-sessions.0"] == ["sessions.0", "sessions.0@2"]
+    assert readers["stats"] == ["client-stats"]
+
+
+def test_without_partitions_nothing_changes() -> None:
+    net = hf.Network("plain")
+    net.output("out", net.source("s", SCHEMA, time="ts").filter("bytes > 0"))
+    assert physical(net) is net
+
+
+def test_a_fragment_that_is_not_split_reads_all_partitions() -> None:
+    net = hf.Network("back")
+    split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    kept = split.filter("bytes > 0")
+    net.output("out", kept.on("whole").window("1s").agg(n=hf.count()))
+    made = physical(net)
+    made.check()
+    whole = next(part for part in fragments(made) if part.name == "whole")
+    assert len(whole.inputs) == 2 and whole.outputs == ("out",)
+
+
+def test_one_partition_is_a_partition_too() -> None:
+    made = physical(sessions(1, 1))
+    made.check()
+    parts = [op for op in made.operators if isinstance(op, ops.Part)]
+    assert [(op.number, op.of) for op in parts] == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("arguments", [{"by": "src"}, {"partitions": 2}])
+def test_keys_and_number_are_given_together(arguments: dict[str, object]) -> None:
+    net = hf.Network("half")
+    with pytest.raises(InputError, match="together"):
+        net.source("s", SCHEMA, time="ts").on("split", **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [0, -1, 65, 1.5])
+def test_the_number_of_partitions_has_bounds(number: int) -> None:
+    net = hf.Network("many")
+    with pytest.raises(InputError, match="from 1 to 64"):
+        net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=number)
+
+
+def refused(net: hf.Network, *words: str) -> None:
+    with pytest.raises(NetworkError) as err:
+        net.check()
+    for word in words:
+        assert word in str(err.value)
+
+
+def test_rows_that_belong_together_must_meet() -> None:
+    net = hf.Network("apart")
+    split = net.source("s", SCHEMA, time="ts").on("split", by=["src", "dst"], partitions=2)
+    net.output("out", split.window("1s").group_by("src").agg(n=hf.count()))
+    refused(net, "different partitions", "split by dst, src", "its keys are src")
+
+
+def test_a_window_without_keys_has_no_place_in_a_partition() -> None:
+    net = hf.Network("whole")
+    split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    net.output("out", split.window("1s").agg(n=hf.count()))
+    refused(net, "it has no keys", "another fragment")
+
+
+def test_more_keys_than_it_is_split_by_are_welcome() -> None:
+    net = hf.Network("finer")
+    split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    net.output("out", split.window("1s").group_by("src", "dst").agg(n=hf.count()))
+    net.check()
+
+
+def test_a_join_meets_in_one_partition() -> None:
+    net = hf.Network("joined")
+    left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    right = net.source("r", "ts timestamp, src string, n long", time="ts")
+    net.output("out", left.join(right.on("split", by="src", partitions=2), on=["src"], within="1s"))
+    net.check()
+    made = physical(net)
+    made.check()
+    part = next(p for p in fragments(made) if p.name == "split.1")
+    assert part.inputs == ("l.to-split.1", "r.to-split.1")
+
+
+def test_two_numbers_for_one_fragment() -> None:
+    net = hf.Network("two")
+    left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    right = net.source("r", SCHEMA, time="ts").on("split", by="src", partitions=3)
+    net.output("out", net.union(left, right).filter("bytes > 0"))
+    refused(net, "into 3 partitions here and into 2 elsewhere")
+
+
+def test_whoever_enters_says_where_its_rows_belong() -> None:
+    net = hf.Network("entered")
+    split = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    other = net.source("r", SCHEMA, time="ts").on("split")
+    net.output("out", net.union(split, other).filter("bytes > 0"))
+    refused(net, "without saying where its rows belong", "by=..., partitions=2")
+
+
+def test_names_of_the_way_in_and_out_are_taken() -> None:
+    net = hf.Network("taken")
+    first = net.source("s", SCHEMA, time="ts").on("ingress")
+    net.output("out", first.on("split", by="src", partitions=2).filter("bytes > 0"))
+    refused(net, "'ingress'", "take another")

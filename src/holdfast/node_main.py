@@ -24,6 +24,7 @@ from holdfast.controller import Standing
 from holdfast.errors import (
     HoldfastError,
     InputsLost,
+    LogError,
     SetupError,
     StaleEpoch,
     StorageFull,
@@ -194,7 +195,7 @@ def _made_anew(
             _log.info("node %s has the state of %s after bucket %s", name, partner,
                       max(path.bucket for path in moving))  # fmt: skip
             return log
-        except (TransportError, StorageFull) as err:
+        except (TransportError, LogError) as err:
             refusals += 1
             if refusals == 1:
                 _log.info("node %s waits for the state of %s: %s", name, partner, err)

@@ -20,7 +20,8 @@ STABLE = OutputState.STABLE
 
 def started(**more: object) -> tuple[core.Progress, list[core.Action]]:
     plan = core.PathPlan("out", ("a",), ("out",), convergent=False, extent=2)
-    does = core.Progress([plan], recovery="pairs", **more)  # type: ignore[arg-type]
+    how = {"checkpoint_buckets": 0, **more}
+    does = core.Progress([plan], recovery="pairs", **how)  # type: ignore[arg-type]
     does.handle(core.InputOpened(0, "a", 0, -1))
     return does, does.handle(core.BoundaryArrived(0, "a", 4, ((0, 1),)))
 
@@ -56,8 +57,16 @@ def test_alone_it_keeps_a_checkpoint_and_what_comes_after_it() -> None:
     assert acknowledged(done) == [(6, 4)]
 
 
+def test_with_checkpoints_both_may_stop_and_come_back() -> None:
+    """What comes after the newest is kept, whether there is a partner or not."""
+    does, _ = started(checkpoint_buckets=3)
+    done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
+    assert core.Checkpoint("out", 4) in done and acknowledged(done) == [(4, -1)]
+    assert acknowledged(does.handle(core.CheckpointDone(0, "out", 4, 5))) == [(4, 4)]
+
+
 def test_with_a_partner_again_it_needs_no_checkpoint() -> None:
-    does, _ = started(checkpoint_buckets=1)
+    does, _ = started()
     does.handle(core.Alone(0, True))
     does.handle(core.Alone(0, False))
     done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))

@@ -11,7 +11,8 @@ What is no longer needed depends on what must be survived:
               kept for the reach of the windows before the slowest reader, and from the first
               bucket on where an operator is not convergent;
 `checkpoint`  the newest durable state version suffices;
-`pairs`       the partner's state suffices, and while there is none the newest durable version.
+`pairs`       the newest durable state version, where there are checkpoints, so that both of a pair
+              may stop and come back; without them the partner's state, while there is one.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ class Progress:
         actions: list[Action] = []
         every = self.checkpoint_buckets
         if self.recovery == "pairs":
-            every = (every or PAIR_CHECKPOINT_BUCKETS) if self.alone else 0
+            every = every or (PAIR_CHECKPOINT_BUCKETS if self.alone else 0)
         last = path.durable[0] if path.durable else path.origin - 1
         if every and event.hi - last >= every:
             actions.append(Checkpoint(event.path, event.hi))
@@ -446,7 +447,7 @@ class Progress:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
-        if self.recovery == "pairs" and not self.alone:
+        if self.recovery == "pairs" and not (self.alone or self.checkpoint_buckets):
             return keep_from - 1
         if self.recovery in ("checkpoint", "pairs"):
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)

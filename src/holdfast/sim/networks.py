@@ -164,6 +164,6 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "pair": pair,
     "pairs-1": partial(pairs, 1, 1),
     "pairs-2": partial(pairs, 2, 2),
-    "pairs-3": partial(pairs, 4, 3),
-    "pairs-8": partial(pairs, 8, 8),
+    "pairs-3": partial(pairs, 3, 2),
+    "pairs-8": partial(pairs, 8, 1),
 }

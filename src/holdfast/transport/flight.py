@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from holdfast.errors import HoldfastError, SetupError, TransportError
+from holdfast.log.files import storage
 from holdfast.log.rows import canonical, digest
 from holdfast.model.schema import arrow_schema
 from holdfast.transport import wire
@@ -247,7 +248,7 @@ class FlightPeer:
         limit = flight.FlightCallOptions(timeout=FETCH_S)
         try:
             reader = self._client.do_get(flight.Ticket(wire.encode("file", {"name": name})), limit)
-            with open(into, "wb") as file:
+            with storage(into), open(into, "wb") as file:
                 for piece in reader:
                     file.write(piece.data.column(0)[0].as_buffer())
         except _GONE as err:

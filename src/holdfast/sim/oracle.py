@@ -21,7 +21,7 @@ from holdfast.sim.wire import Server
 STEP_US = 150_000
 #: Until a failure is noticed and everybody has found another replica, or none; and until everybody
 #: has caught up and corrected what it gave.
-SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 5_000_000}
+SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 7_000_000}
 
 
 class Oracle:
@@ -30,6 +30,8 @@ class Oracle:
         self._network = cast.network
         self._makers = producers_of(cast.network)
         self._said: dict[str, str] = {}
+        own_us = {name: x.own_us if x else 0 for name, x in patience(cast.network).items()}
+        self._first_us = longest(cast.network, own_us)
         self._within_us: dict[tuple[str, str], int] = {}
         for kind in (Kind.STABLE, Kind.TENTATIVE):
             waits_us = longest(cast.network, self._waits_us(kind))
@@ -57,6 +59,8 @@ class Oracle:
                 self._said[client.name] = kind
                 within_us = self._within_us.get((kind, client.output), 0)
                 settle_us = SETTLE_US.get(kind, 0)
+                if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
+                    settle_us = max(settle_us, self._first_us[client.output] + STEP_US)
                 found.append(Expected(now, client.name, client.output, kind, within_us, settle_us))
         return found
 

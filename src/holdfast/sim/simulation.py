@@ -39,7 +39,7 @@ S = 1_000_000
 #: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
 DELAY_US = 1 * S
 #: After the last healing: retries, silence, restarts, replay of everything.
-RECOVERY_US = 6 * S
+RECOVERY_US = 7 * S
 #: Faults that only take something away.
 CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
 LOOK_US = 250_000

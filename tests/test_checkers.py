@@ -15,6 +15,7 @@ from holdfast.history import (
     Began,
     Broke,
     Closed,
+    Deserted,
     Event,
     Expected,
     Finished,
@@ -492,6 +493,26 @@ def test_property_1_is_asked_of_every_client_by_its_own_tree() -> None:
     history.events = sorted([*history.events, other], key=lambda event: event.at)
     found = failed(history)
     assert found["available"].startswith("output other at client d: bucket 7 was not there")
+
+
+def test_property_1_with_a_stable_tree_nothing_is_tentative() -> None:
+    guess = Given(end_us(10) + 15_000, "c", "out", 10, rows(10), "TENTATIVE")
+    undone = Undone(end_us(10) + 15_001, "c", "out", 9)
+
+    def told(kind: str, *more: Event) -> str | None:
+        history = hinted(kind)
+        history.events = sorted([*history.events, guess, undone, *more], key=lambda e: e.at)
+        return failed(history).get("available")
+
+    assert "bucket 10 came as tentative, with a stable tree" in (told("STABLE") or "")
+    assert told("TENTATIVE") is None
+    # Something broke or healed a moment ago: not yet.
+    assert told("STABLE", Healed(end_us(9), "cut", "a<->b")) is None
+
+
+def test_replicas_do_not_leave_it_to_each_other_to_answer() -> None:
+    found = failed(story(Deserted(end_us(3), "main", "out")))
+    assert found["available"] == "all replicas of main correct out at once"
 
 
 def test_where_nobody_says_what_is_to_be_expected_nothing_is() -> None:

@@ -55,7 +55,6 @@ class Asked:
 class Wanted:
     """The partner is being made anew, and asks for the state."""
 
-    partner: str
     reply: Callable[[list[Moving] | None], None]
 
 

@@ -26,6 +26,16 @@ class Standing(NamedTuple):
     #: Those up to this one are dead.
     dead: int
 
+    @property
+    def gone(self) -> bool:
+        """The newest is dead, and has no successor yet."""
+        return self.dead >= self.epoch > 0
+
+
+def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
+    """Who is gone, and up to which epoch."""
+    return {name: known.dead for name, known in standings.items() if known.gone}
+
 
 class Controller:
     def __init__(self, log: Log, partners: Mapping[str, str] | None = None, at: int = 0) -> None:

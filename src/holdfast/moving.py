@@ -18,10 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.engine.state import Version
-from holdfast.errors import TransportError
+from holdfast.errors import InputsLost, StaleEpoch, TransportError, Trimmed
 from holdfast.log import Added, Boundary, Log
 from holdfast.transport.wire import segment_body, segment_of
 from holdfast.types import Segment
+
+#: How one of a pair finds out that it was declared dead: it is then made anew.
+DECLARED_DEAD = (StaleEpoch, Trimmed, InputsLost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.carrying import Asked, Event, Finished, Refused, Wanted, Work
 from holdfast.config import Options
-from holdfast.controller import Standing
+from holdfast.controller import Standing, dead_of
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
 from holdfast.engine.engine import Engine
@@ -26,7 +26,7 @@ from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, Trans
 from holdfast.following import Makers, Position, follow
 from holdfast.inputs import InputIndex
 from holdfast.log import Log
-from holdfast.model.fragments import Fragment
+from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.moving import Moving, moving_body
 from holdfast.performer import FULL_S, Performer
 from holdfast.source import now_us
@@ -48,11 +48,11 @@ class Node:
         upstream: Mapping[str, Makers],
         options: Options,
         partners: Makers | None = None,
-        homes: Mapping[str, str | None] | None = None,
     ) -> None:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.upstream, self._partners = upstream, partners or {}
-        self._options, self._homes = options, homes or {}
+        self._options, self._service = options, service
+        self._pair = is_pair(engine.network, fragment.name)
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
@@ -169,6 +169,7 @@ class Node:
                 _log.info("node %s: input %s: %s", self.name, stream, err)
 
         following = self.performer.following[stream]
+        home = home_of(self.name, tuple(self.upstream[stream])) if self._pair else None
         while not self._stop.is_set():
             try:
                 for delivery in follow(
@@ -176,7 +177,7 @@ class Node:
                     connected=connected, lost=lost,
                     position=lambda: self._positions.get(stream),
                     switched=lambda replica, us: self.switches.append((replica, us)),
-                    heartbeat_s=self._options.heartbeat_s, home=self._homes.get(stream),
+                    heartbeat_s=self._options.heartbeat_s, home=home,
                 ):  # fmt: skip
                     if delivery.info is not None and stream in self._positions:
                         # Whoever speaks may be new, and not know how far we are.
@@ -222,7 +223,7 @@ class Node:
     def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
         """The partner is made anew, from what this one knows now."""
         answers: queue.Queue[list[Moving] | None] = queue.Queue()
-        self.post(Wanted(body["partner"], answers.put))
+        self.post(Wanted(answers.put))
         try:
             found = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
@@ -235,13 +236,13 @@ class Node:
         self.performer.given()
         return {}
 
-    def heard(self, standings: Mapping[str, Standing], service: Service) -> None:
+    def heard(self, standings: Mapping[str, Standing]) -> None:
         """What the controller says of those that are one of a pair."""
         with suppress(StorageFull):
-            service.lost({n: s.dead for n, s in standings.items() if s.dead >= s.epoch > 0})
+            self._service.lost(dead_of(standings))
         for partner in self._partners:
             if known := standings.get(partner):
-                self.post(core.Alone(now_us(), known.dead >= known.epoch > 0))
+                self.post(core.Alone(now_us(), known.gone))
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []

@@ -21,6 +21,7 @@ import pyarrow as pa
 from holdfast.app import load
 from holdfast.config import Options
 from holdfast.controller import Standing
+from holdfast.core.catch_up import CatchUp
 from holdfast.errors import (
     HoldfastError,
     InputsLost,
@@ -29,21 +30,20 @@ from holdfast.errors import (
     StaleEpoch,
     StorageFull,
     TransportError,
-    Trimmed,
 )
 from holdfast.log import Log
 from holdfast.log.segment import read_segment
 from holdfast.model.fragments import (
     fragment_of,
     fragments,
-    home_of,
     is_pair,
     partners_of,
     producers_of,
     readers_of,
 )
 from holdfast.model.partitions import physical
-from holdfast.moving import Moving, install, moving_of
+from holdfast.moving import DECLARED_DEAD, Moving, install, moving_of
+from holdfast.source import now_us
 from holdfast.supervise import AGAIN, EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer, FlightServer
 from holdfast.transport.service import Service
@@ -54,10 +54,6 @@ _log = logging.getLogger("holdfast.node")
 #: A node whose supervisor is gone for so long ends itself.
 ORPHANED_S = 10.0
 REGISTER_S = 0.5
-#: So often one of a pair asks its partner for state before it takes its own.
-REFUSALS = 8
-#: If nothing was to be had anywhere by then, there is nothing.
-LOST_S = 120.0
 
 
 def main(argv: list[str]) -> int:
@@ -113,10 +109,10 @@ def _run(
     partners = {partner: partial(connect, partner) for partner in partners_of(network, name)}
     pair = is_pair(network, fragment.name)
     if pair and epoch > 1:
-        log = _made_anew(name, epoch, folder, log, upstream, partners, options, stop)
+        paths = [path.name for path in fragment.paths]
+        log = _made_anew(name, epoch, folder, log, paths, upstream, partners, options, stop)
     engine = Engine(network, sessions, os.path.join(str(log.root), "state"))
-    homes = {s: home_of(name, made_by[s]) if pair else None for s in fragment.inputs}
-    node = Node(name, fragment, engine, log, service, upstream, options, partners, homes)
+    node = Node(name, fragment, engine, log, service, upstream, options, partners)
     service.calls["node-status"] = lambda _: node.status()
     server = FlightServer(service, options.host, 0)
     if log.epoch == 1:  # a node that comes back has buckets waiting to warm up on
@@ -138,7 +134,7 @@ def _run(
                 {stream: set(names) for stream, names in answer["readers"].items()}
             )
             standings = {n: Standing(*told) for n, told in answer.get("standings", {}).items()}
-            node.heard(standings, service)
+            node.heard(standings)
             alone_s = 0.0
         except TransportError:
             # Time in which this process itself stood still does not count.
@@ -150,9 +146,7 @@ def _run(
     server.stop()
     log.close()
     if node.failure is not None:
-        if isinstance(node.failure, InputsLost) or (
-            pair and isinstance(node.failure, StaleEpoch | Trimmed)
-        ):
+        if isinstance(node.failure, DECLARED_DEAD if pair else InputsLost):
             return AGAIN
         if isinstance(node.failure, HoldfastError):
             raise node.failure
@@ -165,6 +159,7 @@ def _made_anew(
     epoch: int,
     folder: str,
     log: Log,
+    paths: list[str],
     upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]],
     partners: Mapping[str, Callable[[], FlightPeer]],
     options: Options,
@@ -173,7 +168,7 @@ def _made_anew(
     """One of a pair comes back with what its partner knows, in a storage that begins with that. If
     nothing is to be had there, what is on its own disk has to do."""
     (partner,) = partners
-    refusals, began = 0, time.monotonic()
+    catching = CatchUp(now_us())
     while True:
         for stream, makers in upstream.items():
             for connect in makers.values():
@@ -181,7 +176,7 @@ def _made_anew(
                     connect().call("hold", {"stream": stream, "reader": name, "epoch": epoch})
         try:
             peer = partners[partner]()
-            told = peer.call("give", {"partner": name})["paths"]
+            told = peer.call("give", {})["paths"]
             moving = [moving_of(body) for body in told]
             # From here on it begins anew, as often as it takes.
             log.close()
@@ -196,18 +191,19 @@ def _made_anew(
                       max(path.bucket for path in moving))  # fmt: skip
             return log
         except (TransportError, LogError) as err:
-            refusals += 1
-            if refusals == 1:
+            own = all(log.states(path) for path in paths)
+            match catching.refused(now_us(), own=own):
+                case "own":
+                    _log.warning("node %s comes back from its own disk: %s", name, err)
+                    return log
+                case "lost":
+                    raise HoldfastError(
+                        f"node {name!r}: both of the pair are gone and neither has what it knew on "
+                        "its disk; start the network afresh, or give the fragment read='switch' to "
+                        "survive the loss of both"
+                    ) from None
+            if catching.refusals == 1:
                 _log.info("node %s waits for the state of %s: %s", name, partner, err)
-            if time.monotonic() - began > LOST_S:
-                raise HoldfastError(
-                    f"node {name!r}: both of the pair are gone and neither has what it knew on its "
-                    "disk; start the network afresh, or give the fragment read='switch' to survive "
-                    "the loss of both"
-                ) from None
-            if refusals >= REFUSALS and log.has_states():
-                _log.warning("node %s comes back from its own disk: %s", name, err)
-                return log
         if stop.wait(REGISTER_S):
             raise SetupError("stopped before it was up")
 

@@ -165,7 +165,7 @@ class Performer:
     def correcting(self, path: str) -> bool:
         return self.core.paths[path].consistency.correcting
 
-    def give(self, partner: str) -> list[Moving] | None:
+    def give(self) -> list[Moving] | None:
         """All paths as they are now, to make the partner anew; None before they have begun. The
         files stay until the next time, or until `given`."""
         if any(state.position is None for state in self.core.paths.values()):
@@ -272,7 +272,7 @@ class Performer:
                     self._carrier.watch(event.path, event.partner)
                 return []
             case Wanted():
-                event.reply(self.give(event.partner))
+                event.reply(self.give())
                 return []
             case Woken():
                 return self.core.handle(core.Tick(at))

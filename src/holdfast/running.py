@@ -27,7 +27,7 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
-from holdfast.controller import Controller
+from holdfast.controller import Controller, dead_of
 from holdfast.core.monitor import Action
 from holdfast.errors import (
     HoldfastError,
@@ -420,8 +420,7 @@ class Run:
             with suppress(StorageFull):
                 for name in self.controller.judge(now_us(), silence_us):
                     _log.warning("node %s is dead: nothing was heard of it", name)
-                dead = self.controller.standings().items()
-                self.service.lost({n: s.dead for n, s in dead if s.dead >= s.epoch > 0})
+                self.service.lost(dead_of(self.controller.standings()))
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from holdfast.controller import Controller, Standing
 from holdfast.core import progress as core
+from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.following import Following
 from holdfast.core.upstream import Follow, Heard, Upstream
+from holdfast.errors import TransportError
 from holdfast.log import Boundary, Log
 from holdfast.model.fragments import home_of
-from holdfast.transport.service import FOREVER, Service
-from holdfast.types import OutputState
+from holdfast.moving import Moving, Results, moving_body, moving_of
+from holdfast.transport.service import Service
+from holdfast.types import OutputState, Segment, SegmentId, Stability
 
 STABLE = OutputState.STABLE
 
@@ -79,6 +83,35 @@ def test_alone_it_keeps_one_now_and_then() -> None:
     does.handle(core.Alone(0, True))
     done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
     assert core.Checkpoint("out", 4) in done
+
+
+# -- coming back ----------------------------------------------------------------------------------
+
+
+def test_the_partner_is_asked_again_before_the_own_disk_has_to_do() -> None:
+    catching = CatchUp(began=0)
+    answers = [catching.refused(1, own=True) for _ in range(REFUSALS)]
+    assert answers == [*["again"] * (REFUSALS - 1), "own"]
+
+
+def test_a_partner_that_waits_for_state_itself_is_not_asked_again() -> None:
+    assert CatchUp(began=0).refused(1, own=True, waits=True) == "own"
+    assert CatchUp(began=0).refused(1, own=False, waits=True) == "again"
+
+
+def test_at_last_it_is_said_that_there_is_nothing() -> None:
+    catching = CatchUp(began=5)
+    assert catching.refused(5 + LOST_US, own=False) == "again"
+    assert catching.refused(6 + LOST_US, own=False) == "lost"
+
+
+def test_what_moves_survives_the_wire() -> None:
+    segment = Segment(SegmentId("s", 0, 3), Stability.STABLE, "segments/x", 2, "0f", 7, 9, 1)
+    results = Results("s", "ts timestamp", "ts", 0, 2, 4, (segment,))
+    moving = Moving("out", 3, {"needs_from": 2}, ("a/b",), (results,))
+    assert moving_of(json.loads(json.dumps(moving_body(moving)))) == moving
+    with pytest.raises(TransportError, match="does not parse"):
+        moving_of({"path": "out"})
 
 
 # -- who is read ----------------------------------------------------------------------------------
@@ -166,7 +199,6 @@ def test_a_stream_that_is_not_open_holds_nothing(tmp_path: Path) -> None:
     service = Service(logs={"s": log}, readers={"s": {"r"}})
     assert not service.hold("s", "r", 2)
     service.lost({"r": 1})
-    assert FOREVER > 0
     log.close()
 
 

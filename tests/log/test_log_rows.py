@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InputError
-from holdfast.log.rows import TIMESTAMP, canonical, digest, sort_canonical, times_us
+from holdfast.log.rows import TIMESTAMP, canonical, digest, parts_of, sort_canonical, times_us
 
 SCHEMA = pa.schema(
     {
@@ -243,3 +243,32 @@ def test_what_has_no_time_is_refused() -> None:
         times_us(pa.table({"ts": [1]}), "ts")
     with pytest.raises(InputError, match="column 't'"):
         canonical(pa.table({"t": pa.array([2**62], pa.timestamp("s"))}))
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+
+def test_every_row_is_in_one_partition_and_equal_keys_are_in_the_same() -> None:
+    rng = np.random.default_rng(1)
+    table = pa.table(
+        {"src": np.char.add("s", rng.integers(0, 50, 500).astype(str)),
+         "n": rng.integers(0, 9, 500), "x": rng.random(500)}
+    )  # fmt: skip
+    parts = parts_of(table, ["src", "n"], 4)
+    assert digest(pa.concat_tables(parts)) == digest(table)
+    assert all(60 < part.num_rows < 200 for part in parts)
+    seen = [
+        {tuple(row.values()) for row in part.select(["src", "n"]).to_pylist()} for part in parts
+    ]
+    assert all(not a & b for a, b in itertools.combinations(seen, 2))
+    # However the rows come in, and whatever stands beside the keys.
+    mixed = pa.concat_tables([table.slice(300), table.slice(0, 300)]).drop_columns(["x"])
+    again = parts_of(mixed, ["src", "n"], 4)
+    assert [digest(part.drop_columns(["x"])) for part in parts] == [digest(p) for p in again]
+
+
+def test_where_a_key_belongs_never_changes() -> None:
+    """State is found again by it: another hash would be another format."""
+    table = pa.table({"k": ["a", "b", None, ""], "n": pa.array([1, 2, 3, None], pa.int64())})
+    assert [part.num_rows for part in parts_of(table, ["k"], 3)] == [1, 0, 3]
+    assert [part.num_rows for part in parts_of(table, ["k", "n"], 3)] == [2, 2, 0]

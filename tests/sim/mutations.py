@@ -827,10 +827,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = NodeProcess.give
 
-    def hasty(self: NodeProcess, partner: str) -> Any:
+    def hasty(self: NodeProcess) -> Any:
         for path in self.fragment.paths if self.is_up else ():
             self.performer.engine.release(path, [])
-        return original(self, partner)
+        return original(self)
 
     patch.setattr(NodeProcess, "give", hasty)
 

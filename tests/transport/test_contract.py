@@ -402,3 +402,26 @@ def test_messages_of_another_format_or_kind_are_refused() -> None:
         wire.decode(wire.encode("other", {}), "ack")
     with pytest.raises(TransportError, match="not JSON"):
         wire.decode(b"\x80\x04pickle", "ack")
+
+
+def test_only_what_is_offered_is_fetched_and_byte_for_byte(tmp_path: Path) -> None:
+    service = Service()
+    server = FlightServer(service)
+    peer = FlightPeer(server.address)
+    try:
+        data = bytes(range(256)) * 5_000  # more than one piece
+        (tmp_path / "there").write_bytes(data)
+        (tmp_path / "empty").write_bytes(b"")
+        service.offered = {n: str(tmp_path / n) for n in ("there", "empty", "deleted")}
+        into = tmp_path / "here"
+        for name, content in (("there", data), ("empty", b"")):
+            peer.fetch(name, str(into))
+            assert into.read_bytes() == content
+        with pytest.raises(TransportError, match="is gone"):
+            peer.fetch("deleted", str(into))
+        for name in ("other", "../there", str(tmp_path / "there")):
+            with pytest.raises(TransportError, match="not offered"):
+                peer.fetch(name, str(into))
+    finally:
+        peer.close()
+        server.stop()

@@ -1,4 +1,5 @@
-"""`holdfast`: run, check, status, tail, retire, audit, experiment, simulate, chaos, version.
+"""`holdfast`: run, check, status, tail, retire, audit, experiment, simulate, chaos,
+reliability, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
 application or the machine is not right, with one message that says what to do. `--debug` adds stack

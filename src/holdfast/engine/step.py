@@ -16,9 +16,12 @@ from holdfast.engine.inputs import StepResult
 from holdfast.engine.sql import query
 from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.errors import InputError
-from holdfast.log.rows import part_of
+from holdfast.log.rows import parts_of
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
+
+#: The tables of the buckets that have rows.
+Rows = list[tuple[int, pa.Table]]
 
 
 class Step(History):
@@ -49,7 +52,7 @@ class Step(History):
             else self._pass_on(end)
             for end in ends.values()
         }
-        outputs = {output: self._part(output, collected[end.name]) for output, end in ends.items()}
+        outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
         self._take_shards()
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
@@ -68,12 +71,20 @@ class Step(History):
         assert end is not None
         return end
 
-    def _part(self, output: str, rows: list[tuple[int, pa.Table]]) -> list[tuple[int, pa.Table]]:
-        op = self.engine.network.named(output)
-        if not isinstance(op, ops.Part):
-            return rows
-        parts = ((bucket, part_of(table, op.keys, op.number, op.of)) for bucket, table in rows)
-        return [(bucket, table) for bucket, table in parts if table.num_rows]
+    def _routed(self, outputs: dict[str, Rows]) -> dict[str, Rows]:
+        """What goes to partitions is cut once for all of them."""
+        cut: dict[tuple[int, tuple[str, ...], int], list[tuple[int, list[pa.Table]]]] = {}
+        found = {}
+        for output, rows in outputs.items():
+            op = self.engine.network.named(output)
+            if isinstance(op, ops.Part):
+                key = (id(rows), op.keys, op.of)
+                if key not in cut:
+                    cut[key] = [(bucket, parts_of(t, op.keys, op.of)) for bucket, t in rows]
+                parts = [(bucket, tables[op.number]) for bucket, tables in cut[key]]
+                rows = [(bucket, table) for bucket, table in parts if table.num_rows]
+            found[output] = rows
+        return found
 
     def _frame(self, op: ops.Operator) -> DataFrame | None:
         match op:

@@ -60,13 +60,14 @@ def sort_canonical(table: pa.Table, time: str) -> pa.Table:
     return table.take(order).combine_chunks()
 
 
-def part_of(table: pa.Table, keys: Sequence[str], number: int, of: int) -> pa.Table:
-    """The rows whose keys belong to partition `number`, in their order. Equal keys belong to one
-    partition, on every machine."""
+def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
+    """The rows of each of so many partitions, in their order. Equal keys belong to one of them, the
+    same on every machine."""
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
     for key in keys:
         hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
-    return table.filter(pa.array(hashes % np.uint64(of) == np.uint64(number)))
+    belongs = hashes % np.uint64(of)
+    return [table.filter(pa.array(belongs == number)) for number in range(of)]
 
 
 def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:

@@ -355,11 +355,6 @@ class Log:
         with self.changed:
             return list(self._stream(stream).acks)
 
-    def has_states(self) -> bool:
-        """Whether there is a durable version of any path."""
-        with self.changed:
-            return bool(self._state.states)
-
     def reader_epoch(self, stream: str, reader: str) -> int:
         """Of the newest instance of a reader that spoke; 0 if none did."""
         with self.changed:

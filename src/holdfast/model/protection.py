@@ -42,7 +42,7 @@ class Protection:
     x: str | None = None
     #: How replicas stand to each other. `switch`: each can come back by itself, from its storage or
     #: from the sources. `pairs` (Flux): two of them, and one that is lost is made anew from the
-    #: other while both go on; nothing is kept upstream for that.
+    #: other, which goes on meanwhile.
     read: Reading = "switch"
 
     def __post_init__(self) -> None:

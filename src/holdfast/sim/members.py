@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from holdfast.config import Options
-from holdfast.controller import Controller, Standing
+from holdfast.controller import Controller, Standing, dead_of
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
 from holdfast.history import Held, History
 from holdfast.log import Log
@@ -181,7 +181,7 @@ class Member(Server):
     def heard(self, standings: dict[str, Standing]) -> None:
         """From the controller: who is dead is not waited for."""
         with suppress(StorageFull, TransportError):
-            self.service.lost({n: s.dead for n, s in standings.items() if s.dead >= s.epoch > 0})
+            self.service.lost(dead_of(standings))
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
         """How much of each stream the log holds, where a bound is promised."""

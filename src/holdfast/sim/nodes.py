@@ -9,15 +9,13 @@ from holdfast.carrying import Asked, Event, Finished, Refused, Work
 from holdfast.config import Options
 from holdfast.controller import Standing
 from holdfast.core import progress as core
+from holdfast.core.catch_up import CatchUp
 from holdfast.core.consistency import Answer, together
 from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
-    InputsLost,
-    StaleEpoch,
     StorageFull,
     TransportError,
-    Trimmed,
 )
 from holdfast.history import Held, History, Made
 from holdfast.log.files import put_file
@@ -30,7 +28,7 @@ from holdfast.model.fragments import (
     readers_of,
 )
 from holdfast.model.network import Network
-from holdfast.moving import Moving
+from holdfast.moving import DECLARED_DEAD, Moving
 from holdfast.moving import install as moved
 from holdfast.performer import Performer
 from holdfast.sim.engine import EngineTwin, MemoryInputs
@@ -82,7 +80,7 @@ class NodeProcess(Member):
         self.replaced = False
         #: It has no state, and waits for its partner's.
         self.moving = False
-        self._refusals = 0
+        self._catching = CatchUp(0)
 
     def forget(self) -> None:
         super().forget()
@@ -91,7 +89,7 @@ class NodeProcess(Member):
     def give_up(self, err: BaseException) -> None:
         """One of a pair that was declared dead, and so finds itself replaced or without inputs, is
         made anew: its supervisor starts it again."""
-        if self.pair and not self.replaced and isinstance(err, StaleEpoch | Trimmed | InputsLost):
+        if self.pair and not self.replaced and isinstance(err, DECLARED_DEAD):
             self.world.say(self.name, "starts anew:", f"{type(err).__name__}: {err}")
             self.die("it was declared dead")
             self.world.at(self.world.now + REGISTER_US, self.start)
@@ -102,7 +100,7 @@ class NodeProcess(Member):
 
     def _ready(self) -> None:
         if self.pair and self.log.epoch > 1:
-            self.moving, self._refusals = True, 0
+            self.moving, self._catching = True, CatchUp(self.clock())
             self._hold()
         else:
             super()._ready()
@@ -132,33 +130,29 @@ class NodeProcess(Member):
             if given is not None:
                 self._install(given)
             else:
-                alone("there is nothing to be had from its partner either")
+                refused(waits=True)
 
-        def alone(why: str) -> None:
-            # What it has on its own disk will do, if the inputs behind it are there.
-            if all(self.log.states(path.name) for path in self.fragment.paths):
-                self.world.say(self.name, "comes back from its own disk:", why)
-                self.moving = False
-                super(NodeProcess, self)._ready()
-            else:
-                self.after(REGISTER_US, self._hold)
+        def refused(*, waits: bool = False) -> None:
+            own = all(self.log.states(path.name) for path in self.fragment.paths)
+            match self._catching.refused(self.clock(), own=own, waits=waits):
+                case "own":
+                    self.world.say(self.name, "comes back from its own disk")
+                    self.moving = False
+                    super(NodeProcess, self)._ready()
+                case "lost":
+                    raise HoldfastError(f"{self.name}: both of the pair are gone")
+                case "again":
+                    self.after(REGISTER_US, self._hold)
 
-        def unreachable() -> None:
-            self._refusals += 1
-            if self._refusals >= 4:
-                alone("its partner cannot be reached")
-            else:
-                self.after(REGISTER_US, self._hold)
+        self._ask_node(partner, lambda node: node.give(), told, refused)
 
-        self._ask_node(partner, lambda node: node.give(self.name), told, unreachable)
-
-    def give(self, partner: str) -> list[Given] | None:
+    def give(self) -> list[Given] | None:
         """To a partner that is made anew; None when this one waits for state itself."""
         if self.moving:
             return None
         if not self.is_up:
             raise TransportError(f"{self.name} is not up yet")
-        found = self.performer.give(partner)
+        found = self.performer.give()
         if found is None:
             raise TransportError(f"{self.name} has not begun yet")
         state = {
@@ -175,23 +169,19 @@ class NodeProcess(Member):
         self.disk.wipe()
         self.disk.crash_after = crash_after
 
-        def install() -> None:
+        try:
             self.log = memory_log(self, self.name)
             self.log.raise_epoch(epoch)
             for path in given:
                 for name in path.moving.files:
-                    put_file(
-                        f"/{self.name}/state/{name}", path.state[name], fsync=False, disk=self.disk
-                    )
+                    into = f"/{self.name}/state/{name}"
+                    put_file(into, path.state[name], fsync=False, disk=self.disk)
                 moved(self.log, path.moving, path.read)
-            self.world.say(self.name, "has the state of its partner at", given[0].moving.bucket)
-            self.moving = False
-
-        try:
-            install()
         except StorageFull:
             self.after(FULL_US, lambda: self._install(given))
             return
+        self.world.say(self.name, "has the state of its partner at", given[0].moving.bucket)
+        self.moving = False
         super()._ready()
 
     def _ask_node(
@@ -240,8 +230,7 @@ class NodeProcess(Member):
         super().heard(standings)
         if self.pair and self.is_up:
             (partner,) = partners_of(self.network, self.name)
-            known = standings[partner]
-            self.performer.take(core.Alone(self.clock(), known.dead >= known.epoch > 0))
+            self.performer.take(core.Alone(self.clock(), standings[partner].gone))
 
     def _watch(self) -> None:
         for follower in self.followers.values():

@@ -16,14 +16,13 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from holdfast.core.sunion import FOREVER
 from holdfast.errors import InputError, LogCorrupted, StorageFull, TransportError, Trimmed
 from holdfast.log import Log
 from holdfast.log.segment import read_segment
 from holdfast.types import OutputState, Segment, StreamInfo
 
 T = TypeVar("T")
-#: A reader that is dead needs nothing up to here.
-FOREVER = 2**62
 #: A silent stream still says so this often, so that a reader can tell silence from death.
 HEARTBEAT_S = 0.1
 
@@ -280,8 +279,7 @@ class Service:
             if log is None or stream not in log.streams():
                 continue
             for reader in sorted(readers & dead.keys()):
-                if log.reader_epoch(stream, reader) <= dead[reader]:
-                    epoch = dead[reader]
+                if log.reader_epoch(stream, reader) <= (epoch := dead[reader]):
                     self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
 
     def received(self, stream: str) -> int:

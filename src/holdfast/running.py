@@ -43,8 +43,7 @@ from holdfast.metrics import Metrics
 from holdfast.model.fragments import (
     Fragment,
     fragments,
-    is_pair,
-    partners_of,
+    pairs_of,
     producers_of,
     replicas_of,
 )
@@ -131,11 +130,10 @@ class Run:
     def _start(self) -> None:
         if self.options.metrics_port is not None:
             self.metrics.serve(self.options.host, self.options.metrics_port)
-        pairs = [part.name for part in self.fragments if is_pair(self.network, part.name)]
-        names = [name for part in pairs for name in replicas_of(self.network, part)]
+        pairs = pairs_of(self.network)
         self.controller = Controller(
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
-            {name: partners_of(self.network, name)[0] for name in names},
+            pairs,
             now_us(),
         )
         for fragment in self.fragments:

@@ -79,6 +79,17 @@ def is_pair(network: Network, fragment: str) -> bool:
     return network.protection(fragment).read == "pairs"
 
 
+def pairs_of(network: Network) -> dict[str, str]:
+    """Every node that is one of a pair, and the other one."""
+    names = [
+        name
+        for fragment in fragments(network)
+        if is_pair(network, fragment.name)
+        for name in replicas_of(network, fragment.name)
+    ]
+    return {name: partners_of(network, name)[0] for name in names}
+
+
 def home_of(reader: str, makers: Sequence[str]) -> str | None:
     """Of the makers of a stream, the one in the same dataflow as its reader."""
     copy = reader.partition("@")[2]

@@ -7,8 +7,7 @@ from holdfast.config import Options
 from holdfast.history import History
 from holdfast.model.fragments import (
     fragments,
-    is_pair,
-    partners_of,
+    pairs_of,
     producers_of,
     replicas_of,
 )
@@ -26,10 +25,9 @@ class Cast:
         self.network, self.options, self.world, self.history = network, options, world, history
         self.wire = Wire(world)
         parts = fragments(network)
-        pairs = [part.name for part in parts if is_pair(network, part.name)]
-        names = [name for part in pairs for name in replicas_of(network, part)]
-        partners = {name: partners_of(network, name)[0] for name in names}
-        self.wire.controller = ControllerProcess(world, self.wire, producers_of(network), partners)
+        self.wire.controller = ControllerProcess(
+            world, self.wire, producers_of(network), pairs_of(network)
+        )
         self.sources = [
             SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
         ]

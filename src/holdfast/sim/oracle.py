@@ -30,6 +30,10 @@ class Oracle:
         self._network = cast.network
         self._makers = producers_of(cast.network)
         self._said: dict[str, str] = {}
+        replicas = [
+            (part, replicas_of(cast.network, part.name)) for part in fragments(cast.network)
+        ]
+        self._replicated = [(part, names) for part, names in replicas if len(names) > 1]
         own_us = {name: x.own_us if x else 0 for name, x in patience(cast.network).items()}
         self._first_us = longest(cast.network, own_us)
         self._within_us: dict[tuple[str, str], int] = {}
@@ -67,8 +71,8 @@ class Oracle:
     def deserted(self, now: int) -> list[Deserted]:
         """Replicas correct themselves one after the other, unless nobody could answer meanwhile."""
         found = []
-        for part in fragments(self._network):
-            nodes = [self._cast.by_name[name] for name in replicas_of(self._network, part.name)]
+        for part, names in self._replicated:
+            nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
                 lines = [node.performer.core.paths[path.name].consistency for node in up]

@@ -27,8 +27,8 @@ LAYERS = {
     "log": "log",
     "engine": "engine",
     "transport": "transport",
-    "shells": "app carrying client controller feeds following inputs metrics monitor moving node "
-    "node_main performer running source soutput supervise",
+    "shells": "app carrying client controller feeds following hosted host_main inputs metrics "
+    "monitor moving node performer rolling running source soutput supervise",
     "face": "__init__",
     "stories": "history scenario checkers",
     "proof": "sim chaos audit",
@@ -55,12 +55,13 @@ LINES_MAX = 500
 #: Modules nobody imports, and who runs them.
 ENTRY_POINTS = {
     "holdfast.cli.main": "the command `holdfast`",
-    "holdfast.node_main": "the supervisor, with python -m",
+    "holdfast.host_main": "the supervisor, with python -m",
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
     "holdfast.experiments.chain": "holdfast experiment, by its name",
     "holdfast.experiments.endurance": "holdfast experiment, by its name",
     "holdfast.experiments.overhead": "holdfast experiment, by its name",
+    "holdfast.experiments.pairs": "holdfast experiment, by its name",
     "holdfast.experiments.policies": "holdfast experiment, by its name",
     "holdfast.experiments.reconcile": "holdfast experiment, by its name",
     "holdfast.experiments.serialization": "holdfast experiment, by its name",

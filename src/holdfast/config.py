@@ -43,8 +43,14 @@ class Options:
 
     #: Spark master URL of every node.
     master: str = "local[2]"
+    #: Processes that share the nodes, in `processes`; None: every node has one of its own.
+    hosts: int | None = None
+    #: So many more that take the place of one that is lost; only those of pairs are moved.
+    standby: int = 0
     #: Heap of each node's JVM (`-Xms` = `-Xmx`).
     memory: str = "2g"
+    #: More options for each node's JVM, such as `-XX:TieredStopAtLevel=1` for one that lives shortly.
+    java_options: str = ""
     #: Heap of each executor, where the master is a cluster.
     executor_memory: str = "1g"
     #: `always`: a record is on the disk before anybody is told of it.
@@ -93,6 +99,10 @@ class Options:
             raise InputError("checkpoint_buckets must be >= 0, group maxima must be >= 1")
         if self.buffer_buckets is not None and self.buffer_buckets < 1:
             raise InputError(f"buffer_buckets: {self.buffer_buckets} must be at least 1")
+        if self.hosts is not None and self.hosts < 2:
+            raise InputError(f"hosts: {self.hosts} must be at least 2, or left out")
+        if self.standby < 0 or (self.standby and self.hosts is None):
+            raise InputError("standby: at least 0, and only together with hosts")
         if self.recovery == "checkpoint" and self.checkpoint_buckets == 0:
             raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:

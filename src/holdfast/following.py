@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,7 @@ def follow(
     position: Callable[[], Position | None] = lambda: None,
     switched: Callable[[str, int], None] = lambda replica, us: None,
     heartbeat_s: float = 0.1,
+    ask_s: float | None = None,
     home: str | None = None,
 ) -> Iterator[Delivery]:
     """Deliveries until the stream has ended or `stop` is set. The reader calls `following.taken`
@@ -81,9 +83,13 @@ def follow(
 
     Where there are replicas, `position` is said to all of them, and `switched` is called when
     another one is read than before: with its name, and the microseconds since that was decided.
+    They are asked how they stand every `ask_s`: as often as they give a sign of life, if not told.
     """
     if len(makers) > 1:
-        replicas = _Replicas(stream, following, makers, lost, position, switched, heartbeat_s, home)
+        replicas = _Replicas(
+            stream, following, makers, lost, position, switched, heartbeat_s, ask_s or heartbeat_s,
+            home,
+        )  # fmt: skip
         yield from replicas.deliveries(stop)
         return
     (connect,) = makers.values()
@@ -136,6 +142,7 @@ class _Replicas:
     position: Callable[[], Position | None]
     switched: Callable[[str, int], None]
     heartbeat_s: float
+    ask_s: float
     home: str | None = None
     upstream: Upstream = field(init=False)
     _events: queue.Queue[Heard | Gone | _Came | _Ended] = field(init=False)
@@ -268,9 +275,10 @@ class _Replicas:
                 self._peers.pop(replica, None)
                 said = None
                 self._events.put(Gone(now_us(), replica))
-            threading.Event().wait(self.heartbeat_s) if self._ended else self._over.wait(
-                self.heartbeat_s
-            )
+            if self._ended:
+                time.sleep(self.heartbeat_s)
+            else:
+                self._over.wait(self.ask_s)
 
     def _read(self, line: _Line, at: int | None, after: int | None) -> None:
         try:

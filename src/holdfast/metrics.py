@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from holdfast.errors import SetupError
 from holdfast.monitor import Monitor
 from holdfast.source import Source
-from holdfast.supervise import NodeProcess
+from holdfast.supervise import HostProcess
 from holdfast.types import OutputState
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Metrics(Collector):
         monitor: Monitor,
         sources: Mapping[str, Source],
         nodes: Mapping[str, Node],
-        processes: Mapping[str, NodeProcess],
+        processes: Mapping[str, HostProcess],
     ) -> None:
         self._monitor, self._sources = monitor, sources
         self._nodes, self._processes = nodes, processes
@@ -101,7 +101,7 @@ class Metrics(Collector):
             for path, standing in told["paths"].items():
                 for state in OutputState:
                     states.add_metric([name, path, state.value], standing["state"] == state)
-        restarts = _counter("node_restarts", "Times the process was started again", "node")
+        restarts = _counter("host_restarts", "Times the process was started again", "host")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
         return iter((steps, seconds, tentative, states, restarts))

@@ -107,6 +107,7 @@ class Node:
             "steps": does.steps,
             "tentative_steps": does.tentative_steps,
             "switches": len(self.switches),
+            "switch_ms": round(self.switches[-1][1] / 1_000, 1) if self.switches else None,
             "jobs": does.jobs,
             "step_ms": round(1_000 * sorted(recent)[len(recent) // 2], 1) if recent else None,
             "inputs_held": {stream: does.inputs.held(stream) for stream in self.fragment.inputs},
@@ -178,6 +179,7 @@ class Node:
                     position=lambda: self._positions.get(stream),
                     switched=lambda replica, us: self.switches.append((replica, us)),
                     heartbeat_s=self._options.heartbeat_s, home=home,
+                    ask_s=self._options.silence_s / 4 if home else None,
                 ):  # fmt: skip
                     if delivery.info is not None and stream in self._positions:
                         # Whoever speaks may be new, and not know how far we are.

@@ -1,7 +1,8 @@
 """Running a network: sources, nodes and clients put together.
 
-`local`: everything in this process with one JVM. `processes`: one process per fragment, supervised
-and restarted, sources and clients here. The same logs, the same messages, the same code.
+`local`: everything in this process with one JVM. `processes`: one process per node, or hosts that
+share them, supervised and restarted, sources and clients here. The same logs, the same messages,
+the same code.
 
     with hf.run(net) as run:
         run.source("tap").push([...])
@@ -27,7 +28,7 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
-from holdfast.controller import Controller, dead_of
+from holdfast.controller import Controller, dead_of, process_of
 from holdfast.core.monitor import Action
 from holdfast.errors import (
     HoldfastError,
@@ -43,15 +44,18 @@ from holdfast.metrics import Metrics
 from holdfast.model.fragments import (
     Fragment,
     fragments,
+    makers_of,
     pairs_of,
     producers_of,
     replicas_of,
 )
+from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
 from holdfast.monitor import Monitor
+from holdfast.rolling import Rolling
 from holdfast.source import Source, now_us
-from holdfast.supervise import NodeProcess
+from holdfast.supervise import HostProcess
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.service import InProcess, Peer, Service
 
@@ -102,12 +106,17 @@ class Run:
         self.route: Callable[[str, str, str], str] = lambda reader, producer, address: address
         self.sources: dict[str, Source] = {}
         self.fragments = fragments(network)
+        #: Hosts and the nodes they begin with.
+        self.layout: Layout = {}
+        if deployment == "processes":
+            self.layout = layout_of(network, self.options.hosts, self.options.standby)
         self.nodes: dict[str, Any] = {}
-        self.processes: dict[str, NodeProcess] = {}
+        self.processes: dict[str, HostProcess] = {}
         self.failures: list[str] = []
         #: Called by the monitor when a promise is broken and when it is kept again.
         self.on_contract: list[Callable[[Action], None]] = []
         self.controller: Controller
+        self.rolling: Rolling
         self._logs: list[Log] = []
         self._clients: list[Client] = []
         self._sessions: Any = None
@@ -135,6 +144,7 @@ class Run:
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
             pairs,
             now_us(),
+            self.layout,
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -153,7 +163,11 @@ class Run:
         }
         self.service.calls["epoch"] = self._epoch
         self.service.calls["register"] = self._register
+        self.service.calls["assigned"] = lambda body: {
+            "assigned": self.controller.assigned(body["host"])
+        }
         self.service.calls["locate"] = self._locate
+        self.rolling = Rolling(self)
         self.service.calls["makers"] = lambda body: {
             "makers": list(self.makers(body["stream"], "").keys())
             if body["stream"] in self._producers
@@ -203,23 +217,27 @@ class Run:
 
     def _start_processes(self) -> None:
         assert self.app is not None
-        names = [name for fragment in self.fragments for name in self._replicas(fragment)]
-        for name in names:
-            process = NodeProcess(
-                self.app, name, self.storage, self.server.address, self.options,
-                self.failures.append,
+        for host in self.layout:
+            process = HostProcess(
+                self.app, host, self.storage, self.server.address, self.options,
+                self.failures.append, self.controller.ended,
             )  # fmt: skip
-            self.processes[name] = process
+            self.processes[host] = process
             process.start()
         until = time.monotonic() + READY_S
-        while missing := [name for name in names if self.controller.address(name) is None]:
+        while missing := [host for host in self.layout if not self._is_up(host)]:
             self.raise_failure()
             if time.monotonic() > until:
                 raise SetupError(
-                    f"node {', '.join(missing)} did not come up in {READY_S:.0f} s; its log is in "
+                    f"host {', '.join(missing)} did not come up in {READY_S:.0f} s; its log is in "
                     f"{os.path.join(self.storage, 'nodes')}"
                 )
             time.sleep(0.02)
+
+    def _is_up(self, host: str) -> bool:
+        """It speaks, and so do all its nodes."""
+        names = (process_of(host), *self.controller.assigned(host))
+        return all(self.controller.address(name) is not None for name in names)
 
     # -- for the application ----------------------------------------------------------------------
 
@@ -262,9 +280,8 @@ class Run:
         """How `reader` reaches each replica of whoever makes a stream."""
         if self.deployment == "local":
             return {stream: partial(self.peer_of, stream, reader, stream)}
-        return {
-            name: partial(self.peer_of, stream, reader, name) for name in self._producers[stream]
-        }
+        makers = makers_of(self.network, stream, reader)
+        return {name: partial(self.peer_of, stream, reader, name) for name in makers}
 
     def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
         if self.deployment == "local" or maker in self.sources:
@@ -279,17 +296,11 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         nodes = [node.status() for node in self.nodes.values()]
-        for name, process in self.processes.items():
-            told: dict[str, Any] = {"node": name, "pid": process.pid, "restarts": process.restarts}
-            address = self.controller.address(name)
-            if address is not None:
-                try:
-                    peer = FlightPeer(address, silence_s=self.options.silence_s)
-                    told |= peer.call("node-status", {})
-                    peer.close()
-                except HoldfastError as err:
-                    told["failure"] = str(err)
-            nodes.append(told)
+        for host, process in self.processes.items():
+            runs: dict[str, Any] = {
+                "host": host, "pid": process.pid, "restarts": process.restarts,
+            }  # fmt: skip
+            nodes += [self.asked(name) | runs for name in self.controller.assigned(host)]
         return {
             "network": self.network.name,
             "deployment": self.deployment,
@@ -316,6 +327,19 @@ class Run:
             "contracts": self.monitor.contracts(),
             "failures": list(self.failures),
         }
+
+    def asked(self, node: str) -> dict[str, Any]:
+        """What a node in another process says of itself."""
+        address = self.controller.address(node)
+        if address is None:
+            return {"node": node}
+        try:
+            peer = FlightPeer(address, silence_s=self.options.silence_s)
+            told = peer.call("node-status", {})
+            peer.close()
+            return told
+        except HoldfastError as err:
+            return {"node": node, "failure": str(err)}
 
     def raise_failure(self) -> None:
         """Raise what stopped a node or a feed, if anything did."""
@@ -400,16 +424,23 @@ class Run:
         return {"epoch": self.controller.next_epoch(body["name"], body["at_least"])}
 
     def _register(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A node is told who reads its outputs here: nothing is given up before they all spoke."""
-        known = self.controller.register(body["node"], body["address"], body["epoch"], now_us())
+        """A host is told what it is to run, and who reads outputs here: nothing is given up before
+        they all spoke."""
+        controller, at = self.controller, now_us()
+        if not controller.here(body["host"], body["epoch"], at):
+            return {"current": False}
         outputs = [op.name for op in self.network.outputs]
-        readers = {
-            stream: sorted(names)
-            for stream, names in self.service.readers.items()
-            if stream in outputs and body["node"] in self._producers[stream]
+        return {
+            "current": True,
+            "refused": [
+                told["node"]
+                for told in body["nodes"]
+                if not controller.register(told["node"], told["address"], told["epoch"], at)
+            ],
+            "assigned": controller.assigned(body["host"]),
+            "readers": {s: sorted(r) for s, r in self.service.readers.items() if s in outputs},
+            "standings": controller.standings(),
         }
-        standings = self.controller.standings()
-        return {"current": known, "readers": readers, "standings": standings}
 
     def _judge(self) -> None:
         """Who has not been heard of for long is dead, and not waited for."""
@@ -419,6 +450,8 @@ class Run:
                 for name in self.controller.judge(now_us(), silence_us):
                     _log.warning("node %s is dead: nothing was heard of it", name)
                 self.service.lost(dead_of(self.controller.standings()))
+                for name, host in self.controller.stand_in(now_us(), silence_us).items():
+                    _log.warning("host %s stands in and takes over node %s", host, name)
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

@@ -1,9 +1,9 @@
-"""Node processes: started, watched, restarted when they die, ended by pid.
+"""Host processes: started, watched, restarted when they die, ended by pid.
 
-A node that is killed comes back and recovers from its log or by replay. A node that gives up with a
-clear error (exit code 2) would give up again, so it is reported instead. A node that stands still
-can be replaced: its successor starts in a folder of its own, because the other still holds the
-lock of its own and may wake up. Then it finds out by itself that it was replaced, and ends.
+A host that is killed comes back, and its nodes recover from their logs or by replay. One that gives
+up with a clear error (exit code 2) would give up again, so it is reported instead. One that stands
+still can be replaced: its successor starts in a folder of its own, because the other still holds
+the lock of its own and may wake up. Then it finds out by itself that it was replaced, and ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass
 from holdfast.config import Options
 
 _log = logging.getLogger("holdfast.supervise")
-#: Exit code of a node that met an error it can explain, and of one that a fresh start helps.
+#: Exit code of a host that met an error it can explain.
 EXPLAINED = 2
-AGAIN = 3
 RESTART_S = 0.1
 #: A process that was asked to end and has not by then is killed.
 END_S = 15.0
@@ -43,17 +42,18 @@ class Exit:
     last_words: str
 
 
-class NodeProcess:
+class HostProcess:
     def __init__(
         self,
         app: str,
-        fragment: str,
+        host: str,
         storage: str,
         supervisor: str,
         options: Options,
         report: Callable[[str], None],
+        ended: Callable[[str], None],
     ) -> None:
-        self.fragment = fragment
+        self.host = host
         self.restarts = 0
         self.exits: list[Exit] = []
         #: Every process that was ever started.
@@ -61,7 +61,7 @@ class NodeProcess:
         self._app, self._supervisor, self._options = app, supervisor, options
         self._nodes = os.path.join(storage, "nodes")
         self._number = self._newest()
-        self._report = report
+        self._report, self._ended = report, ended
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         #: Replaced, and not known to have ended.
@@ -78,7 +78,7 @@ class NodeProcess:
     @property
     def folder(self) -> str:
         """Storage of the newest instance."""
-        name = f"{self.fragment}.{self._number}" if self._number else self.fragment
+        name = f"{self.host}.{self._number}" if self._number else self.host
         return os.path.join(self._nodes, name)
 
     @property
@@ -101,6 +101,12 @@ class NodeProcess:
             if self._process is not None and self._process.poll() is None:
                 self._restart_after_s, self._before_restart = restart_after_s, before_restart
                 _signal(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Ask it to end in good order; the watcher starts it again."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._process.terminate()
 
     def pause(self) -> None:
         """The process and its JVM stand still."""
@@ -143,7 +149,7 @@ class NodeProcess:
         """Storage of a replaced instance is behind what others have trimmed since."""
         with suppress(FileNotFoundError):
             named = [name.rpartition(".") for name in os.listdir(self._nodes)]
-            return max([int(n) for f, _, n in named if f == self.fragment and n.isdigit()] or [0])
+            return max([int(n) for f, _, n in named if f == self.host and n.isdigit()] or [0])
         return 0
 
     def _spawn(self) -> None:
@@ -152,7 +158,7 @@ class NodeProcess:
                 return
             folder = self.folder
             command = [
-                sys.executable, "-m", "holdfast.node_main", self._app, self.fragment, folder,
+                sys.executable, "-m", "holdfast.host_main", self._app, self.host, folder,
                 self._supervisor, json.dumps(asdict(self._options)),
             ]  # fmt: skip
             os.makedirs(self._nodes, exist_ok=True)
@@ -182,12 +188,14 @@ class NodeProcess:
             self.exits.append(Exit(time.time_ns() // 1_000, process.pid, code, replaced, said))
             wait_s, self._restart_after_s = self._restart_after_s, RESTART_S
             before, self._before_restart = self._before_restart, None
+        if not replaced:
+            self._ended(self.host)
         if replaced:
-            _log.info("node %s: the instance that was replaced ended (%s)", self.fragment, said)
+            _log.info("host %s: the instance that was replaced ended (%s)", self.host, said)
         elif code == EXPLAINED:
-            self._report(f"node {self.fragment!r} stopped: {said}")
+            self._report(f"host {self.host!r} stopped: {said}")
         else:
-            _log.warning("node %s died (%s), starting it again", self.fragment, code)
+            _log.warning("host %s ended (%s), starting it again", self.host, code)
             slower = min(5.0, 0.1 * 2 ** min(self.restarts, 6)) if self.restarts >= 20 else 0.0
             self._stopping.wait(max(wait_s, slower))
             with self._lock:
@@ -206,6 +214,6 @@ def _last_words(path: str) -> str:
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal the process group of a node; it may be gone already."""
+    """Signal the process group of a host; it may be gone already."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

@@ -196,6 +196,8 @@ def test_throttled_bytes_come_at_the_given_rate(link: Link, client: socket.socke
 
 def test_new_connections_go_to_the_new_target(link: Link, client: socket.socket) -> None:
     other = Echo(greeting=b"other")
+    client.sendall(b"b")
+    assert hear(client, 1) == b"b"  # it is through to the first one
     link.lead_to(other.address)
     client.sendall(b"a")
     assert hear(client, 1) == b"a"  # open connections stay with whom they were made to

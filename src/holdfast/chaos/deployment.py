@@ -3,7 +3,6 @@ that write down what they get. One scenario after another can break it: stream t
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import threading
@@ -31,10 +30,14 @@ from holdfast.types import bucket_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Rows really cross the links, and a checkpoint is never long ago.
-OPTIONS = Options(memory="768m", by_reference=False, checkpoint_buckets=25)
-#: JVMs that live for seconds do better without their second compiler.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+#: Rows really cross the links, and a checkpoint is never long ago. JVMs that live for seconds do
+#: better without their second compiler.
+OPTIONS = Options(
+    memory="768m",
+    java_options="-XX:TieredStopAtLevel=1",
+    by_reference=False,
+    checkpoint_buckets=25,
+)
 #: By then the first results have come.
 RESULTS_S = 120.0
 #: Everything is warm when results have come so soon after their bucket for so long ...
@@ -68,7 +71,6 @@ class Deployment:
         )
         self.run.route = self._route
         self.run.on_contract.append(self._reported)
-        self._java_options = os.environ.get("JAVA_TOOL_OPTIONS")
         self.clients: list[Client] = []
         self._readers: list[threading.Thread] = []
         self._reading = threading.Event()
@@ -77,7 +79,6 @@ class Deployment:
 
     def start(self) -> Deployment:
         try:
-            os.environ["JAVA_TOOL_OPTIONS"] = f"{self._java_options or ''} {JAVA_OPTIONS}".strip()
             self.run.start()
             for op in self.network.outputs:
                 client = self.run.client(op.name, tentative=bool(self.network.protections))
@@ -115,10 +116,6 @@ class Deployment:
         self.proxies.close()
         for reader in self._readers:
             reader.join(timeout=GONE_S)
-        if self._java_options is None:
-            os.environ.pop("JAVA_TOOL_OPTIONS", None)
-        else:
-            os.environ["JAVA_TOOL_OPTIONS"] = self._java_options
         if not self.keep_storage:
             shutil.rmtree(self.storage, ignore_errors=True)
 

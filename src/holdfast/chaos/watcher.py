@@ -21,7 +21,7 @@ from holdfast.log.folder import MANIFEST
 from holdfast.log.manifest import read_records
 from holdfast.running import Run
 from holdfast.source import now_us
-from holdfast.supervise import AGAIN, EXPLAINED
+from holdfast.supervise import EXPLAINED
 from holdfast.types import Segment
 
 #: How often positions and ends are looked at, and how often logs and buffers.
@@ -95,12 +95,12 @@ class Watcher:
             self._exits[name] = len(process.exits)
             for ended in process.exits[known:]:
                 if ended.code != -signal.SIGKILL:  # nobody but us sends that
-                    told = ended.replaced or ended.code in (0, EXPLAINED, AGAIN)
+                    told = ended.replaced or ended.code in (0, EXPLAINED)
                     whose = "world" if told else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
         for failure in self._run.failures[self._stopped :]:
             self._stopped += 1
-            if not failure.startswith("node "):  # those are among the exits
+            if not failure.startswith("host "):  # those are among the exits
                 self._recorder.add(Stopped(now_us(), "run", "ours", failure))
 
     def _look_inside(self) -> None:

@@ -21,7 +21,8 @@ from holdfast.cli.show import show_report
 from holdfast.client import BEFORE_ALL, BucketInfo
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
-from holdfast.errors import InputError, TransportError
+from holdfast.errors import InputError, SetupError, TransportError
+from holdfast.rolling import BACK_S
 from holdfast.running import Run
 from holdfast.transport.flight import FlightPeer
 from holdfast.types import Stability
@@ -217,3 +218,28 @@ def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: 
             if buckets is not None and seen >= buckets:
                 return 0
     return 0
+
+
+def restart(storage: str, host: str | None) -> int:
+    """Host after host, each when the one before is back."""
+    chief, console = running(storage), Console()
+    hosts = chief.call("hosts", {})["hosts"]
+    if not hosts:
+        raise InputError("everything runs in one process; restart that one")
+    for number, one in enumerate([host] if host else hosts, 1):
+        began = time.monotonic()
+        chief.call("restart", {"host": one})
+        text = f"restarting {one} ({number} of {1 if host else len(hosts)}) …"
+        with console.status(text) if console.is_terminal else nullcontext():
+            while not _restarted(chief, one):
+                if time.monotonic() - began > BACK_S:
+                    raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
+                time.sleep(0.5)
+        console.print(f"host {one} is back after {time.monotonic() - began:.1f} s", highlight=False)
+    return 0
+
+
+def _restarted(chief: FlightPeer, host: str) -> bool:
+    with suppress(TransportError):  # busy; it is asked again
+        return bool(chief.call("restarted", {"host": host})["restarted"])
+    return False

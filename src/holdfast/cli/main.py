@@ -1,4 +1,4 @@
-"""`holdfast`: run, check, status, tail, retire, audit, experiment, simulate, chaos,
+"""`holdfast`: run, check, status, tail, restart, retire, audit, experiment, simulate, chaos,
 reliability, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
@@ -59,7 +59,20 @@ def _parser() -> argparse.ArgumentParser:
         "--deployment",
         choices=("local", "processes"),
         default="local",
-        help="everything in one process (default), or one process per node",
+        help="everything in one process (default), or node processes",
+    )
+    run.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="with processes: N of them share the nodes (default: one process per node)",
+    )
+    run.add_argument(
+        "--standby",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with hosts: N more that take over what a lost one ran (default: %(default)s)",
     )
     run.add_argument("--seconds", type=float, help="stop after so long")
     run.add_argument("--fresh", action="store_true", help="delete the storage first")
@@ -121,6 +134,14 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--json", action="store_true", help="one JSON object per row")
     tail.add_argument("-n", "--buckets", type=int, help="stop after N buckets with rows")
     tail.add_argument("--all", action="store_true", help="from the oldest bucket, not from now")
+
+    restart = _command(
+        commands, "restart", "restart all hosts, one after the other, while the rest goes on",
+        _restart,
+    )  # fmt: skip
+    restart.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    _storage(restart)
+    restart.add_argument("--host", metavar="HOST", help="only this one")
 
     retire = _command(commands, "retire", "go on without a source for good", _retire)
     retire.add_argument("source", metavar="SOURCE")
@@ -221,6 +242,8 @@ def _run(args: argparse.Namespace) -> int:
 
     options = Options(
         master=args.master,
+        hosts=args.hosts,
+        standby=args.standby,
         memory=args.memory,
         fsync=args.fsync,
         recovery=args.recovery,
@@ -270,6 +293,12 @@ def _retire(args: argparse.Namespace) -> int:
         f"source {args.source}: from bucket {told['from_bucket']} on everybody goes on without it"
     )
     return 0
+
+
+def _restart(args: argparse.Namespace) -> int:
+    from holdfast.cli.live import restart
+
+    return restart(_folder(args), args.host)
 
 
 def _audit(args: argparse.Namespace) -> int:

@@ -51,7 +51,9 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         )
     console.print(sources)
     nodes = Table(title="nodes")
+    shared = any(node.get("host", node["node"]) != node["node"] for node in told["nodes"])
     for column in (
+        *(["host"] if shared else []),
         "node",
         "path",
         "state",
@@ -69,6 +71,7 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
             console.print(f"[yellow]node {node['node']} waits: {node['trouble']}[/yellow]")
         for name, path in node.get("paths", {}).items():
             nodes.add_row(
+                *([node["host"]] if shared else []),
                 node["node"],
                 name,
                 _state(path),

@@ -127,7 +127,9 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
             **_STATIC,
             "spark.driver.memory": options.memory,
             "spark.executor.memory": options.executor_memory,
-            "spark.driver.extraJavaOptions": f"-Xms{options.memory} -XX:+UseParallelGC",
+            "spark.driver.extraJavaOptions": (
+                f"-Xms{options.memory} -XX:+UseParallelGC {options.java_options}".strip()
+            ),
             "spark.pyspark.python": sys.executable,
             "spark.log.level": "ERROR",
         }

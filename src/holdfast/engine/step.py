@@ -29,6 +29,7 @@ class Step(History):
 
     def run(self) -> StepResult:
         ends = {output: self._end(output) for output in self.path.outputs}
+        whose = {end.name: end for end in ends.values()}
         operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
         if all(self._passed_on(end) for end in ends.values()):
             operators = []
@@ -37,7 +38,7 @@ class Step(History):
             for up in op.inputs:
                 assert up is not None
                 readers[up.name] = readers.get(up.name, 0) + 1
-        for name in {end.name for end in ends.values()}:
+        for name in whose:
             readers[name] = readers.get(name, 0) + 1
         for op in operators:
             frame = self._frame(op)
@@ -47,10 +48,10 @@ class Step(History):
                 frame = self._materialise(op, frame)
             self.frames[op.name] = frame
         collected = {
-            end.name: self._collect(self.frames[end.name], end.name)
-            if end.name in self.frames
+            name: self._collect(self.frames[name], name)
+            if name in self.frames
             else self._pass_on(end)
-            for end in ends.values()
+            for name, end in whose.items()
         }
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
         self._take_shards()
@@ -219,8 +220,13 @@ class Step(History):
         up = op.inputs[0]
         assert up is not None
         schema = arrow_schema(self.compiled.schema[up.name])
+        shards = self.engine.network.partitions
         if rows is None:
             rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
+            spread = rows.repartition(shards, *op.keys)
+        else:
+            # A single shard has all rows anyway; the task puts them into order.
+            spread = rows.repartition(shards, *op.keys) if shards > 1 else rows.coalesce(1)
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
         held = {
             number: os.path.join(self.engine.folder, shard.file)
@@ -228,7 +234,7 @@ class Step(History):
         }
         task = keyed.ShardTask(step, held, os.path.join(self.engine.folder, folder), schema, out)
         self.folders.append((op.name, folder))
-        return rows.repartition(self.engine.network.partitions, *op.keys).mapInArrow(task, ddl)
+        return spread.mapInArrow(task, ddl)
 
     def _count_window(self, op: ops.CountWindow) -> DataFrame | None:
         up = op.inputs[0]

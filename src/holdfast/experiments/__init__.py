@@ -24,6 +24,7 @@ EXPERIMENTS = {
     "reconcile": "how long a correction takes (Borealis Figure 12, Table 2)",
     "chain": "a failure before a chain of nodes (Borealis Figure 11)",
     "overhead": "what protection costs while nothing fails",
+    "pairs": "a host is killed, and another one takes its place (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
 }

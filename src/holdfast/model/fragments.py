@@ -97,6 +97,17 @@ def home_of(reader: str, makers: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 and len(makers) > 1 else None
 
 
+def makers_of(network: Network, stream: str, reader: str) -> tuple[str, ...]:
+    """From whom a reader may read a stream. Copies of a dataflow in clusters stay among themselves
+    (Flux section 4.2)."""
+    makers = producers_of(network)[stream]
+    home = home_of(reader, makers)
+    apart = fragment_of(reader) in network.protections and (
+        network.protection(fragment_of(reader)).read == "clusters"
+    )
+    return (home,) if apart and home is not None else makers
+
+
 def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
     """Who makes each stream that leaves its fragment: a source, or the replicas of one."""
     found: dict[str, tuple[str, ...]] = {op.name: (op.name,) for op in network.sources}

@@ -12,7 +12,7 @@ from holdfast.errors import InputError
 FailurePolicy = Literal["block", "delay", "process"]
 HealingPolicy = Literal["suspend", "delay", "process"]
 Reconcile = Literal["checkpoint", "undo"]
-Reading = Literal["switch", "pairs"]
+Reading = Literal["switch", "pairs", "clusters"]
 
 _CHOICES = {
     "failure": FailurePolicy,
@@ -42,7 +42,8 @@ class Protection:
     x: str | None = None
     #: How replicas stand to each other. `switch`: each can come back by itself, from its storage or
     #: from the sources. `pairs` (Flux): two of them, and one that is lost is made anew from the
-    #: other, which goes on meanwhile.
+    #: other, which goes on meanwhile. `clusters`: two dataflows that know nothing of each other, of
+    #: which one with a lost node is useless until it has come back and caught up; to compare with.
     read: Reading = "switch"
 
     def __post_init__(self) -> None:
@@ -52,15 +53,15 @@ class Protection:
             if (value := getattr(self, option)) not in get_args(choice):
                 known = ", ".join(map(repr, get_args(choice)))
                 raise InputError(f"protection {option}={value!r}: one of {known}")
-        if self.read == "pairs" and self.replicas != 2:
+        if self.read != "switch" and self.replicas != 2:
             raise InputError(
-                f"protection read='pairs': a pair has replicas=2, not {self.replicas}; with more "
-                "of them use read='switch'"
+                f"protection read={self.read!r}: a pair has replicas=2, not {self.replicas}; with "
+                "more of them use read='switch'"
             )
-        if self.read == "pairs" and self.failure != "block":
+        if self.read != "switch" and self.failure != "block":
             raise InputError(
-                f"protection read='pairs': failure={self.failure!r} is for read='switch'; a pair "
-                "gives stable results or none"
+                f"protection read={self.read!r}: failure={self.failure!r} is for read='switch'; a "
+                "pair gives stable results or none"
             )
         if not 0.0 < self.alpha <= 1.0:
             raise InputError(f"protection alpha={self.alpha}: must be above 0 and at most 1")

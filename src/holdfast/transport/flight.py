@@ -243,14 +243,15 @@ class FlightPeer:
     def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._action(name, body)
 
-    def fetch(self, name: str, into: str) -> None:
-        """A file that the peer offers, to a place of ours."""
+    def fetch(self, name: str, into: str) -> int:
+        """A file that the peer offers, to a place of ours; how many bytes it has."""
         limit = flight.FlightCallOptions(timeout=FETCH_S)
         try:
             reader = self._client.do_get(flight.Ticket(wire.encode("file", {"name": name})), limit)
             with storage(into), open(into, "wb") as file:
                 for piece in reader:
                     file.write(piece.data.column(0)[0].as_buffer())
+                return file.tell()
         except _GONE as err:
             raise self._error(err) from None
 

@@ -1,0 +1,95 @@
+"""What running everything twice costs (Flux section 5.4): rows a second of the plain partitioned
+dataflow, of two copies that know nothing of each other (cluster pairs), and of pairs.
+
+The same packets are pushed at once, and the time until the last result is there is taken; a new
+deployment each time, the three in turn, and the median of each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import holdfast as hf
+from holdfast.errors import SetupError
+from holdfast.experiments import sessions
+from holdfast.experiments.sessions import BUCKET_MS, Packets
+from holdfast.running import Run
+
+OPTIONS = hf.Options(
+    memory="512m", master="local[1]", java_options="-XX:TieredStopAtLevel=1", heartbeat="250ms",
+    hosts=4, by_reference=False, archive=False,
+)  # fmt: skip
+KINDS = ("plain", "clusters", "flux")
+ROUNDS = 5
+KEYS, ROWS = 100_000, 20_000
+#: Buckets to warm up with, one by one and at once; and those that count.
+WARM, BUCKETS = (10, 20), 60
+LIMIT_S = 300.0
+
+
+def run(say: Callable[[str], None]) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for number in range(ROUNDS):
+        for kind in KINDS:
+            rates[kind].append(_rate(kind))
+            say(f"round {number + 1}: {kind} {rates[kind][-1]:,.0f} rows/s")
+    of_pairs = list(zip(rates["flux"], rates["clusters"], rates["plain"], strict=True))
+    return {
+        "rows_per_s": {kind: [round(rate) for rate in held] for kind, held in rates.items()},
+        "vs_cluster_pairs": round(statistics.median(f / c for f, c, _ in of_pairs), 3),
+        "vs_plain": round(statistics.median(f / p for f, _, p in of_pairs), 3),
+    }
+
+
+def _rate(kind: str) -> float:
+    network: hf.Network = getattr(sessions, kind)
+    storage = tempfile.mkdtemp(prefix="holdfast-pairs-cost-")
+    app = f"holdfast.experiments.sessions:{kind}"
+    try:
+        with Run(
+            network, storage=storage, deployment="processes", options=OPTIONS, app=app
+        ) as running:
+            client, source = running.client("stats"), running.source("packets")
+            threading.Thread(
+                target=client.foreach_bucket, args=(lambda table, info: None,), daemon=True
+            ).start()
+            packets = Packets(KEYS, ROWS)
+
+            def push(first: int, last: int) -> None:
+                """And wait until all results are there."""
+                for bucket in range(first, last + 1):
+                    source.push(packets.bucket(bucket))
+                    source.advance((bucket + 1) * BUCKET_MS * 1_000)
+                until = time.monotonic() + LIMIT_S
+                while client.position is None or client.position < last:
+                    running.raise_failure()
+                    if time.monotonic() > until:
+                        raise SetupError(f"{kind}: no results within {LIMIT_S:.0f} s")
+                    time.sleep(0.01)
+
+            one_by_one, at_once = WARM
+            for bucket in range(1, one_by_one + 1):
+                push(bucket, bucket)
+            push(one_by_one + 1, one_by_one + at_once)
+            first = one_by_one + at_once + 1
+            began = time.monotonic()
+            push(first, first + BUCKETS - 1)
+            return BUCKETS * ROWS / (time.monotonic() - began)
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+def text(result: dict[str, Any]) -> str:
+    told = ", ".join(
+        f"{kind} {statistics.median(rates):,.0f}" for kind, rates in result["rows_per_s"].items()
+    )
+    return (
+        f"rows/s, median of {ROUNDS}: {told}; flux is {result['vs_cluster_pairs']:.2f} of cluster "
+        f"pairs (paper: 0.90) and {result['vs_plain']:.2f} of plain (paper: 0.44)"
+    )

@@ -1,0 +1,84 @@
+"""The query of Flux section 2.4: sessions from packets, and statistics of them.
+
+Packets open and close sessions between a source and a destination; of every session that ends, its
+application, source and duration go on, and every two seconds the longest and the mean duration of
+the last ten are given for each application and source. Sessions are split by the two ends, the
+statistics by application and source, four partitions each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import holdfast as hf
+
+PARTITIONS = 4
+APPS = 10
+BUCKET_MS = 2_000
+
+
+def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
+    """The last packet of each pair of ends that opened a session is what is kept."""
+    names = ["src", "dst", "app", "ts"]
+    held = pa.concat_tables([state.select(names), rows.select(names)])
+    ends = np.r_[np.zeros(state.num_rows, bool), rows["ends"].to_numpy(zero_copy_only=False)]
+    src, dst = held["src"].to_numpy(), held["dst"].to_numpy()
+    at = held["ts"].cast(pa.int64()).to_numpy()
+    order = np.lexsort((at, dst, src))
+    same = (np.diff(src[order]) == 0) & (np.diff(dst[order]) == 0)
+    first, last = np.r_[True, ~same], np.r_[~same, True]
+    ended = np.flatnonzero(ends[order] & ~first & ~np.r_[True, ends[order][:-1]])
+    closing, opening = order[ended], order[ended - 1]
+    done = held.take(pa.array(closing)).select(["app", "src", "ts"])
+    out = done.append_column("dur", pa.array(at[closing] - at[opening], pa.int64()))
+    return out, held.take(pa.array(np.sort(order[last & ~ends[order]])))
+
+
+def network(read: str | None) -> hf.Network:
+    """As pairs, as two clusters, or (None) without protection."""
+    net = hf.Network(f"sessions-{read or 'plain'}", bucket=f"{BUCKET_MS}ms", partitions=1)
+    packets = net.source(
+        "packets", "ts timestamp, src long, dst long, app int, ends boolean", time="ts",
+        clock="manual",
+    )  # fmt: skip
+    ended = packets.on("sessions", by=["src", "dst"], partitions=PARTITIONS).stateful(
+        sessions,
+        key=["src", "dst"],
+        state="src long, dst long, app int, ts timestamp",
+        out="app int, src long, ts timestamp, dur long",
+    )
+    by_source = ended.on("stats", by=["app", "src"], partitions=PARTITIONS)
+    stats = by_source.window(f"{BUCKET_MS}ms").group_by("app", "src")
+    net.output("stats", stats.agg(longest=hf.max("dur"), mean=hf.avg("dur"), ended=hf.count()))
+    if read is not None:
+        for fragment in ("sessions", "stats"):
+            net.protect(fragment, replicas=2, read=read)
+    return net
+
+
+plain, flux, clusters = network(None), network("pairs"), network("clusters")
+
+
+class Packets:
+    """Packets of `keys` pairs of ends, each of which opens and closes sessions in turn, and of a
+    tenth as many sources: uniformly distributed, a bucket at a time."""
+
+    def __init__(self, keys: int, rows: int) -> None:
+        self._keys, self._rows = keys, rows
+        self._open = np.zeros(keys, bool)
+
+    def bucket(self, number: int) -> dict[str, Any]:
+        rng = np.random.default_rng(number)
+        pair = rng.permutation(self._keys)[: self._rows]
+        ends = self._open[pair]
+        self._open[pair] = ~ends
+        sources = max(1, self._keys // (10 * APPS))
+        start_us = number * BUCKET_MS * 1_000
+        return {
+            "ts": np.sort(rng.integers(start_us, start_us + BUCKET_MS * 1_000, len(pair))),
+            "src": pair % sources, "dst": pair, "app": pair % (sources * APPS) // sources,
+            "ends": ends,
+        }  # fmt: skip

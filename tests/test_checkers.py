@@ -27,8 +27,10 @@ from holdfast.history import (
     Ideal,
     Logged,
     Made,
+    Outlived,
     Promised,
     Reported,
+    Restored,
     Row,
     Stopped,
     Told,
@@ -517,6 +519,21 @@ def test_replicas_do_not_leave_it_to_each_other_to_answer() -> None:
 
 def test_where_nobody_says_what_is_to_be_expected_nothing_is() -> None:
     assert verdict(story(), "available").outcome == "ok"
+
+
+def test_one_of_a_pair_is_soon_made_anew() -> None:
+    at = end_us(9)
+    long_us, bound_us = RECOVERY_US, RECOVERY_US // 2
+    found = failed(story(Restored(at, "a.0@2", at - long_us, True)))
+    assert found["paired"] == f"a.0@2 was made anew for {long_us / 1e6:g}s"
+    assert not failed(story(Restored(at, "a.0@2", at - bound_us, True)))
+    # Somebody else was broken, too.
+    assert not failed(story(Restored(at, "a.0@2", at - long_us, False)))
+
+
+def test_nothing_is_kept_for_the_dead() -> None:
+    found = failed(story(Outlived(end_us(9), "a.0 log", "sums", 70)))
+    assert found["paired"] == "a.0 log keeps 70 buckets of sums for the dead"
 
 
 # -- delay, bounded, reported -------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Options:
     standby: int = 0
     #: Heap of each node's JVM (`-Xms` = `-Xmx`).
     memory: str = "2g"
-    #: More options for each node's JVM, such as `-XX:TieredStopAtLevel=1` for one that lives shortly.
+    #: More options for each JVM, such as `-XX:TieredStopAtLevel=1` for one that lives shortly.
     java_options: str = ""
     #: Heap of each executor, where the master is a cluster.
     executor_memory: str = "1g"

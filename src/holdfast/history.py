@@ -148,6 +148,28 @@ class Deserted:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """One of a pair that began to be made anew at `since` works again; or does not even now, at the
+    end. `calm`: all the while nobody else was broken."""
+
+    at: int
+    node: str
+    since: int
+    calm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlived:
+    """More of a stream is kept than anybody may need, and those of its readers that are broken were
+    declared dead long ago."""
+
+    at: int
+    where: str
+    stream: str
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """Everything a client was given after this bucket is taken back."""
 
@@ -224,13 +246,15 @@ class Finished:
 
 Event = (
     Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Hinted | Expected
-    | Deserted | Undone | Held | Broke | Healed | Stopped | Reported | Ideal | Finished
+    | Deserted | Restored | Outlived | Undone | Held | Broke | Healed | Stopped | Reported | Ideal
+    | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
     for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Hinted, Expected,
-                 Deserted, Undone, Held, Broke, Healed, Stopped, Reported, Ideal, Finished)
+                 Deserted, Restored, Outlived, Undone, Held, Broke, Healed, Stopped, Reported,
+                 Ideal, Finished)
 }  # fmt: skip
 
 

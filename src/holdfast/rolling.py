@@ -8,7 +8,7 @@ Where hosts stand by, they take over what an ended host ran, and that one stands
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.controller import process_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.running import Run
 
 #: A host that is not back by then has a problem.
-BACK_S = 180.0
+BACK_S = 300.0
 
 
 class Rolling:
@@ -32,9 +32,11 @@ class Rolling:
         run.service.calls["restart"] = self._asked
         run.service.calls["restarted"] = lambda body: {"restarted": self.restarted(body["host"])}
 
-    def hosts(self, say: Callable[[str], None] = lambda text: None) -> None:
-        """All of them, one after the other."""
-        for host in self._run.layout:
+    def hosts(
+        self, say: Callable[[str], None] = lambda text: None, hosts: Sequence[str] | None = None
+    ) -> None:
+        """All of them, or those, one after the other."""
+        for host in hosts or self._run.layout:
             began = time.monotonic()
             self.restart(host)
             while not self.restarted(host):

@@ -447,11 +447,13 @@ class Run:
         silence_us = int(1e6 * self.options.silence_s)
         while not self._stop.wait(self.options.heartbeat_s):
             with suppress(StorageFull):
-                for name in self.controller.judge(now_us(), silence_us):
-                    _log.warning("node %s is dead: nothing was heard of it", name)
+                if dead := self.controller.judge(now_us(), silence_us):
+                    _log.warning("dead, since nothing is heard of them: %s", ", ".join(dead))
                 self.service.lost(dead_of(self.controller.standings()))
-                for name, host in self.controller.stand_in(now_us(), silence_us).items():
-                    _log.warning("host %s stands in and takes over node %s", host, name)
+                moved = self.controller.stand_in(now_us(), silence_us)
+                for host in dict.fromkeys(moved.values()):
+                    taken = ", ".join(name for name, to in moved.items() if to == host)
+                    _log.warning("host %s stands in for %s", host, taken)
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

@@ -33,7 +33,7 @@ from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.core.upstream import Upstream
 from holdfast.errors import StorageFull
 from holdfast.inputs import Best, InputIndex
-from holdfast.log import Log
+from holdfast.log import Counter, Log
 from holdfast.log.manifest import Manifest
 from holdfast.log.records import Added, Boundary, State, Trim, Undo
 from holdfast.log.state import StreamState
@@ -58,27 +58,30 @@ class Mutation:
     name: str
     #: Any of these may be the one that sees it.
     caught_by: tuple[str, ...]
-    #: The first seed at which one of them does; 0: what is in `faults`, on the network `pair`.
+    #: The first seed at which one of them does; 0: what is in `faults`, on a network of its own.
     seed: int
     faults: tuple[Fault, ...]
+    on: str
     plant: Patch
 
     @property
     def scenario(self) -> Scenario:
         if self.seed:
             return scenario_of(self.seed)
-        return Scenario(self.name, "pair", 20, self.faults, 1)
+        return Scenario(self.name, self.on, 20, self.faults, LOT)
 
 
 S = 1_000_000
+#: Decides about options: it has no checkpoints.
+LOT = 1
 MUTATIONS: list[Mutation] = []
 
 
 def mutation(
-    name: str, *caught_by: str, seed: int = 0, faults: tuple[Fault, ...] = ()
+    name: str, *caught_by: str, seed: int = 0, faults: tuple[Fault, ...] = (), on: str = "pair"
 ) -> Callable[[Patch], Patch]:
     def add(plant: Patch) -> Patch:
-        MUTATIONS.append(Mutation(name, caught_by, seed, faults, plant))
+        MUTATIONS.append(Mutation(name, caught_by, seed, faults, on, plant))
         return plant
 
     return add
@@ -414,7 +417,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", hasty)
 
 
-@mutation("make the position durable before the application has the rows", "lost", seed=25)
+@mutation("make the position durable before the application has the rows", "lost", seed=342)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -457,7 +460,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_due_us", late)
 
 
-@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=332)
+@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=194)
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
         held = self.__dict__.setdefault("held", {})
@@ -805,6 +808,101 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 # -- pairs ----------------------------------------------------------------------------------------
+
+
+@mutation(
+    "wait for a reader that is dead", "paired",
+    faults=(Fault(3 * S, "wipe", "lower.0@2", 35 * S),), on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Service, "lost", lambda self, dead: None)
+
+
+@mutation(
+    "move the state without the results that are kept", "alive", "lost",
+    faults=(
+        Fault(3 * S, "kill", "egress", 11 * S),
+        Fault(4 * S, "wipe", "upper.0@2", S),
+        Fault(9 * S, "wipe", "upper.0", S),
+    ), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.performer.describe
+
+    def bare(log: Any, version: Any, outputs: Any) -> Any:
+        moving = original(log, version, outputs)
+        results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in moving.results]
+        return replace(moving, results=tuple(results))
+
+    patch.setattr(holdfast.performer, "describe", bare)
+
+
+ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
+
+
+@mutation("keep no checkpoint when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._alone
+
+    def careless(self: progress.Progress, alone: bool) -> Any:
+        original(self, alone)
+        return []
+
+    patch.setattr(progress.Progress, "_alone", careless)
+    patch.setattr(progress, "PAIR_CHECKPOINT_BUCKETS", 10_000)
+
+
+@mutation("give up inputs when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._needed
+
+    def generous(self: progress.Progress, path: Any) -> int:
+        alone, self.alone = self.alone, False
+        try:
+            return original(self, path)
+        finally:
+            self.alone = alone
+
+    patch.setattr(progress.Progress, "_needed", generous)
+
+
+@mutation(
+    "declare both of a pair dead", "alive", "lost", "paired", "delay",
+    faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    def harsh(self: Controller, at: int, silence_us: int) -> list[str]:
+        for name in self._partners:
+            epoch = self._log.counter(f"registered.{name}")
+            silent = at - self._heard.get(name, self._since) > silence_us
+            if silent and epoch > self._log.counter(f"dead.{name}"):
+                self._log.append(Counter(f"dead.{name}", epoch))
+        return []
+
+    patch.setattr(Controller, "judge", harsh)
+
+
+@mutation(
+    "stay with the copy of one's own dataflow", "available", "delay", "lost",
+    faults=(Fault(3 * S, "wipe", "lower.0", 14 * S), Fault(3 * S, "wipe", "upper.0@2", 14 * S)),
+    on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._best
+
+    def faithful(self: Upstream) -> str | None:
+        found = original(self)
+        return found if self.home is None or found == self.home else None
+
+    patch.setattr(Upstream, "_best", faithful)
+
+
+@mutation(
+    "keep what was on the disk beside what is moved", "alive", "wrong", "lost",
+    faults=(Fault(3 * S, "kill", "lower.0@2", 4 * S),), on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryDisk, "wipe", lambda self: None)
 
 
 @mutation("move the state of one bucket and call it the next", "wrong", "alive", "lost", seed=10)

@@ -188,7 +188,7 @@ def test_scenarios_for_real_processes_hold_in_virtual_time_too(name: str) -> Non
 def test_every_kind_of_fault_is_drawn_sooner_or_later() -> None:
     drawn = {fault.do for seed in range(1, 201) for fault in scenario_of(seed).faults}
     assert drawn == set(KINDS)
-    assert {scenario_of(seed).network for seed in range(1, 50)} == set(NETWORKS)
+    assert {scenario_of(seed).network for seed in range(1, 201)} == set(NETWORKS)
     assert {options_of(seed).recovery for seed in range(1, 20)} == {"replay", "checkpoint"}
 
 

@@ -7,7 +7,8 @@ run, so that the simulator and chaos on real processes are held to the same.
     undone     stable is for ever                    accepted  sources keep what they took
     corrected  tentative is not                      alive     nobody stops without need
     order      buckets rise                          contract  the levels of ECOC section 2.5
-    available  something, while anything is      reported  broken promises are noticed
+    available  something, while anything is          reported  broken promises are noticed
+    paired     a pair is soon one again
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from holdfast.checkers.delivery import contract, corrected, doubled, lost, order, undone, wrong
 from holdfast.checkers.inside import accepted, alive, converge
 from holdfast.checkers.story import Story
-from holdfast.checkers.timing import available, bounded, delay, reported
+from holdfast.checkers.timing import available, bounded, delay, paired, reported
 from holdfast.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
 from holdfast.history import History, Reported
 
@@ -25,8 +26,8 @@ __all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_ve
 
 #: In the order of the verdicts.
 CHECKERS: tuple[Callable[[Story], Verdict], ...] = (
-    lost, doubled, wrong, undone, corrected, order, delay, available, bounded, converge, accepted,
-    alive, contract, reported,
+    lost, doubled, wrong, undone, corrected, order, delay, available, bounded, paired, converge,
+    accepted, alive, contract, reported,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.checkers.story import NEVER_US, Story
 from holdfast.checkers.verdict import Fault, Verdict, judged
-from holdfast.history import Deserted, Expected, Held, Promised, Reported
+from holdfast.history import Deserted, Expected, Held, Outlived, Promised, Reported, Restored
 from holdfast.model.levels import Ints
 from holdfast.model.trees import Kind
 
@@ -111,6 +111,22 @@ def bounded(story: Story) -> Verdict:
             if held.buckets > bound and not story.troubled(held.at, held.at)
         ],
     )
+
+
+def paired(story: Story) -> Verdict:
+    """One of a pair that is lost costs nobody anything for long (Flux sections 3.2 and 3.3): what
+    it would have read is not kept for it, and what takes its place is soon as good."""
+    bound_us = story.began.recovery_us // 2
+    late = [
+        Fault(back.at, f"{back.node} was made anew for {(back.at - back.since) / 1e6:g}s")
+        for back in story.of(Restored)
+        if back.calm and back.at - back.since > bound_us
+    ]
+    kept = [
+        Fault(kept.at, f"{kept.where} keeps {kept.buckets} buckets of {kept.stream} for the dead")
+        for kept in story.of(Outlived)
+    ]
+    return judged("paired", late + kept)
 
 
 def reported(story: Story) -> Verdict:

@@ -10,22 +10,32 @@ import random
 from dataclasses import dataclass, replace
 
 from holdfast.config import Options
-from holdfast.model.fragments import fragment_of, fragments, is_pair, replicas_of
+from holdfast.model.fragments import fragment_of, fragments, replicas_of
+from holdfast.model.layout import EDGE, layout_of
 from holdfast.model.network import Network
 from holdfast.scenario import Fault, Scenario
 from holdfast.sim.networks import NETWORKS
 
 MS = 1_000
+#: A third of the lot; how many partitions is drawn apart.
+PAIRS = "pairs"
+LOT = [name for name in sorted(NETWORKS) if not name.startswith(PAIRS)]
+LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
 
 
 def scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
-    network = chance.choice(sorted(NETWORKS))
+    network = chance.choice(LOT)
+    if network == PAIRS:
+        network = f"pairs-{chance.randint(1, 8)}"
     seconds = chance.choice([6, 10, 15, 25])
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     wipes = options_of(seed).recovery == "replay"
     targets = _Targets.of(network, seed, wipes=wipes, chance=chance)
-    if hosts := hosts_of(NETWORKS[network]()):
+    if network.startswith(PAIRS):
+        made = NETWORKS[network]()
+        placed = layout_of(made, max(2, int(network.rpartition("-")[2])))
+        hosts = [list(names) for host, names in placed.items() if host != EDGE]
         seconds, drawn = 30, _hosts_fail(chance, targets, hosts)
     elif chance.random() < 0.5:
         # Failures that last, as the trees of Borealis section 3.5 speak of; and half of the time
@@ -177,19 +187,6 @@ def _beside(chance: random.Random, targets: _Targets, lasting: Fault) -> Fault:
     if do == "reset":
         for_us = 0
     return Fault(at_us - at_us % MS, do, on, for_us, value.get(do, 0.0))
-
-
-def hosts_of(network: Network) -> list[list[str]]:
-    """Chained declustering (Flux section 5.4): the copy of what a host runs is on the next one."""
-    pairs = [part.name for part in fragments(network) if is_pair(network, part.name)]
-    places = [(name, int(name.rpartition(".")[2])) for name in pairs]
-    number = max([2, *(place + 1 for _, place in places)]) if places else 0
-    hosts: list[list[str]] = [[] for _ in range(number)]
-    for name, place in places:
-        first, second = replicas_of(network, name)
-        hosts[place % number].append(first)
-        hosts[(place + 1) % number].append(second)
-    return hosts
 
 
 #: After so long a host that came back is as good as any other, and the next one may fail.

@@ -186,10 +186,16 @@ class Member(Server):
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
         """How much of each stream the log holds, where a bound is promised."""
         for stream in streams:
-            if stream in self.log.streams() and stream not in kept_for_ever:
-                first = self.log.info(stream).trimmed_upto + 1
-                held = len(self.log.segments(stream, first, 2**62))
+            held = self.held(stream)
+            if held is not None and stream not in kept_for_ever:
                 self.history.add(Held(self.world.now, f"{self.name} log", stream, held))
+
+    def held(self, stream: str) -> int | None:
+        """How many buckets of a stream its log has; None before it was opened."""
+        if stream not in self.log.streams():
+            return None
+        first = self.log.info(stream).trimmed_upto + 1
+        return len(self.log.segments(stream, first, FOREVER))
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
         """A full disk makes it wait, nothing else."""

@@ -162,8 +162,5 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "tree": tree,
     "taps": taps,
     "pair": pair,
-    "pairs-1": partial(pairs, 1, 1),
-    "pairs-2": partial(pairs, 2, 2),
-    "pairs-3": partial(pairs, 3, 2),
-    "pairs-8": partial(pairs, 8, 1),
+    **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
 }

@@ -39,6 +39,9 @@ from holdfast.sim.wire import HEARTBEAT_US, SILENCE_US, Wire
 from holdfast.sim.world import World
 from holdfast.types import Segment, SegmentId
 
+#: At most so long a state is on its way.
+MOVING_US = 1_500_000
+
 
 class Given(NamedTuple):
     """A path on its way to a partner: all of it in one message."""
@@ -81,17 +84,25 @@ class NodeProcess(Member):
         #: It has no state, and waits for its partner's.
         self.moving = False
         self._catching = CatchUp(0)
+        #: Since when it is being made anew, through however many beginnings.
+        self.lost_at: int | None = None
 
     def forget(self) -> None:
         super().forget()
         self.moving = False
+
+    def die(self, why: str, *, power: bool = False) -> None:
+        super().die(why, power=power)
+        self.lost_at = None
 
     def give_up(self, err: BaseException) -> None:
         """One of a pair that was declared dead, and so finds itself replaced or without inputs, is
         made anew: its supervisor starts it again."""
         if self.pair and not self.replaced and isinstance(err, DECLARED_DEAD):
             self.world.say(self.name, "starts anew:", f"{type(err).__name__}: {err}")
+            since = self.lost_at
             self.die("it was declared dead")
+            self.lost_at = since
             self.world.at(self.world.now + REGISTER_US, self.start)
         else:
             super().give_up(err)
@@ -101,6 +112,7 @@ class NodeProcess(Member):
     def _ready(self) -> None:
         if self.pair and self.log.epoch > 1:
             self.moving, self._catching = True, CatchUp(self.clock())
+            self.lost_at = self.lost_at or self.world.now
             self._hold()
         else:
             super()._ready()
@@ -128,7 +140,8 @@ class NodeProcess(Member):
 
         def told(given: list[Given] | None) -> None:
             if given is not None:
-                self._install(given)
+                took_us = int(MOVING_US * self.chance.random() ** 2)
+                self.after(took_us, lambda: self._install(given))
             else:
                 refused(waits=True)
 

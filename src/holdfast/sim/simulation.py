@@ -33,6 +33,7 @@ from holdfast.sim.faults import spelled_out
 from holdfast.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.sim.networks import NETWORKS
 from holdfast.sim.oracle import Oracle
+from holdfast.sim.vigil import Vigil
 from holdfast.sim.world import EPOCH_US, Process, World
 
 S = 1_000_000
@@ -88,7 +89,8 @@ class Simulation:
         self.cast = Cast(self.network, self.options, self.world, self.history)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
-        self._oracle = Oracle(self.cast)
+        held = held_buckets(self.network, self.options)
+        self._oracle, self._vigil = Oracle(self.cast), Vigil(self.cast, held)
         #: Faults that are on and of which the trees do not speak.
         self._unclear = 0
 
@@ -119,6 +121,8 @@ class Simulation:
             if zombie.alive and self.cast.by_name[zombie.name].gave_up is False:
                 why = "it was replaced and runs on"
                 history.add(Stopped(world.now, zombie.name, "ours", why))
+        for noted in self._vigil.end(world.now):
+            history.add(noted)
         history.add(Finished(world.now, settled))
         self._ideal()
         nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
@@ -182,8 +186,10 @@ class Simulation:
         clear = not self._unclear and self.options.buffer_buckets is None
         for expected in self._oracle.expect(self.world.now, clear=clear):
             self.history.add(expected)
-        for deserted in self._oracle.deserted(self.world.now):
-            self.history.add(deserted)
+        for found in self._oracle.deserted(self.world.now):
+            self.history.add(found)
+        for noted in self._vigil.look(self.world.now):
+            self.history.add(noted)
         self.world.at(self.world.now + LOOK_US, self._expect)
 
     # -- the ideal ------------------------------------------------------------------------------
@@ -200,11 +206,13 @@ class Simulation:
             self.world.say("FAULT", str(fault))
             self.history.add(Broke(self.world.now, fault.do, fault.on))
             heal = faults.apply(fault, self.cast)
+            self._vigil.broke(fault.on)
             unclear = fault.do not in CLEAR
             self._unclear += unclear
 
             def healed() -> None:
                 heal()
+                self._vigil.healed(fault.on)
                 self._unclear -= unclear
                 self.world.say("HEALED", fault.do, fault.on)
                 self.history.add(Healed(self.world.now, fault.do, fault.on))

@@ -61,6 +61,7 @@ class Controller:
         #: When each was heard of last; of whom nothing was heard, since when that would have been.
         self._heard: dict[str, int] = {}
         self._since = at
+        self._judged: int | None = None
         self._hosts = tuple(layout or ())
         #: The first host of each node; where it was given to another one, that is in the log.
         self._first = {name: host for host, names in (layout or {}).items() for name in names}
@@ -103,6 +104,7 @@ class Controller:
         cut off. The decision is durable before anybody acts on it."""
         found = []
         with self._lock:
+            self._stood_still(at, silence_us)
             for name, partner in self._partners.items():
                 epoch = self._log.counter(f"registered.{name}")
                 silent = at - self._heard.get(name, self._since) > silence_us
@@ -114,6 +116,13 @@ class Controller:
                     self._log.append(Counter(f"dead.{name}", epoch))
                     found.append(name)
         return found
+
+    def _stood_still(self, at: int, silence_us: int) -> None:
+        """Time in which nobody judged does not count: nobody could be heard, either."""
+        if self._judged is not None and at - self._judged > silence_us // 2:
+            self._since = at
+            self._heard = {n: heard if heard == _NEVER else at for n, heard in self._heard.items()}
+        self._judged = at
 
     # -- hosts ------------------------------------------------------------------------------------
 

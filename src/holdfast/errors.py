@@ -8,6 +8,7 @@
     │   ├── LogCorrupted          bytes on disk are not what was written
     │   ├── StorageFull           no space left: nothing acknowledged is lost
     │   └── StorageDenied         no permission, read-only, not a folder
+    │       └── StorageInUse      by another process, which may be about to end
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
     ├── InputsLost                files of a peer's log that a node was reading are gone
     ├── StaleEpoch                an instance that was replaced spoke up
@@ -59,6 +60,10 @@ class StorageFull(LogError):
 
 class StorageDenied(LogError):
     """The storage cannot be written or read: permission, read-only, or not a folder."""
+
+
+class StorageInUse(StorageDenied):
+    """Another process has the folder; it may be about to end."""
 
 
 class Trimmed(HoldfastError):

@@ -39,6 +39,9 @@ def main(argv: list[str]) -> int:
     try:
         options = Options(**json.loads(options_json))
         return _Host(app, host, folder, supervisor, options).run(stop)
+    except TransportError as err:
+        logging.getLogger("holdfast.node").warning("the supervisor is not there: %s", err)
+        return 1
     except HoldfastError as err:
         print(f"error: {err}", file=sys.stderr, flush=True)
         return EXPLAINED
@@ -51,9 +54,11 @@ class _Host:
         network = physical(load(app))
         self._place = Place(
             network, sessions, compile_network(network, sessions.small), options,
-            FlightPeer(supervisor),
+            FlightPeer(supervisor, silence_s=max(1.0, options.silence_s / 2)),
         )  # fmt: skip
         self._nodes: dict[str, Hosted] = {}
+        #: Those that are ending. It may take a step's time, and nobody waits for it.
+        self._ending: dict[str, threading.Thread] = {}
         self._epoch = 0
 
     def run(self, stop: threading.Event) -> int:
@@ -127,8 +132,9 @@ class _Host:
                 self._drop(name)
             elif name in told:
                 node.heard(answer["readers"], standings)
+        self._ending = {name: end for name, end in self._ending.items() if end.is_alive()}
         for name in answer["assigned"]:
-            if name not in self._nodes:
+            if name not in self._nodes and name not in self._ending:
                 own = name == self.name  # it is alone here
                 folder = self._folder if own else os.path.join(self._folder, name)
                 self._nodes[name] = Hosted(name, folder, self._place)
@@ -143,7 +149,9 @@ class _Host:
         return None
 
     def _drop(self, name: str) -> None:
-        self._nodes.pop(name).stop()
+        node = self._nodes.pop(name)
+        self._ending[name] = threading.Thread(target=node.stop, name=f"end-{name}", daemon=True)
+        self._ending[name].start()
 
 
 def _insistently(ask: Callable[[], Any], stop: threading.Event) -> Any:

@@ -28,9 +28,11 @@ from holdfast.errors import (
     LogError,
     SetupError,
     StorageFull,
+    StorageInUse,
     TransportError,
 )
 from holdfast.log import Log
+from holdfast.log.files import storage
 from holdfast.log.segment import read_segment
 from holdfast.model.fragments import (
     fragment_of,
@@ -96,7 +98,8 @@ class Hosted:
     @property
     def again(self) -> bool:
         """What ended it is mended by beginning anew."""
-        return isinstance(self.error, DECLARED_DEAD if self.pair else InputsLost)
+        mended = DECLARED_DEAD if self.pair else (InputsLost,)
+        return isinstance(self.error, (*mended, TransportError))
 
     def told(self) -> dict[str, Any] | None:
         """What the controller is told of it; None while it is not up."""
@@ -127,13 +130,13 @@ class Hosted:
             self._come_up()
         except BaseException as err:
             self._error = err
+            if not (isinstance(err, HoldfastError) or self._stop.is_set()):
+                _log.error("node %s did not come up", self.name, exc_info=err)
 
     def _come_up(self) -> None:
         place, name, stop = self._place, self.name, self._stop
         network, options = place.network, place.options
-        self._log_ = log = _patiently(
-            lambda: Log.open(self._folder, name, fsync=options.fsync), stop
-        )
+        self._log_ = log = _patiently(self._open, stop)
         asked = {"name": name, "at_least": log.epoch}
         epoch = _patiently(lambda: place.chief.call("epoch", asked)["epoch"], stop)
         _patiently(lambda: log.raise_epoch(epoch), stop)
@@ -188,18 +191,18 @@ class Hosted:
         catching = CatchUp(now_us())
         assert self._log_ is not None
         while True:
-            for stream, makers in upstream.items():
-                for connect in makers.values():
-                    with suppress(HoldfastError):
-                        connect().call("hold", {"stream": stream, "reader": name, "epoch": epoch})
+            whole = self._hold(epoch, upstream)
             try:
                 peer = to_partner()
-                moving = [moving_of(body) for body in peer.call("give", {})["paths"]]
+                if (told := peer.call("give", {})["paths"]) is None:
+                    whole = True  # it began empty itself, and nothing came yet
+                    raise TransportError(f"{partner} has no state yet")
+                moving = [moving_of(body) for body in told]
                 # From here on it begins anew, as often as it takes.
                 began = time.monotonic()
                 self._log_.close()
-                shutil.rmtree(self._folder)
-                self._log_ = log = _patiently(self._empty, self._stop)
+                _clear(self._folder)
+                self._log_ = log = _patiently(self._open, self._stop)
                 log.raise_epoch(epoch)
                 moved = sum(_fetch(path, peer, log) for path in moving)
                 with suppress(HoldfastError):
@@ -209,11 +212,14 @@ class Hosted:
                 _log.info("node %s has the state of %s after bucket %s: %s bytes in %s ms", name,
                           partner, max(path.bucket for path in moving), moved, ms)  # fmt: skip
                 return
+            except StorageFull as err:
+                _log.warning("node %s waits for space: %s", name, err)
             except (TransportError, LogError) as err:
                 own = all(self._log_.states(path) for path in paths)
-                match catching.refused(now_us(), own=own):
+                match catching.refused(now_us(), own=own or whole):
                     case "own":
-                        _log.warning("node %s comes back from its own disk: %s", name, err)
+                        _log.warning("node %s comes back from %s: %s", name,
+                                     "its own disk" if own else "the start", err)  # fmt: skip
                         return
                     case "lost":
                         raise HoldfastError(
@@ -226,7 +232,21 @@ class Hosted:
             if self._stop.wait(REGISTER_S):
                 raise SetupError("stopped before it was up")
 
-    def _empty(self) -> Log:
+    def _hold(
+        self, epoch: int, upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]]
+    ) -> bool:
+        """Ask all producers to keep what may be needed; True if every input is there since the
+        start."""
+        whole: set[str] = set()
+        for stream, makers in upstream.items():
+            asked = {"stream": stream, "reader": self.name, "epoch": epoch}
+            for connect in makers.values():
+                with suppress(HoldfastError):
+                    if connect().call("hold", asked)["whole"]:
+                        whole.add(stream)
+        return whole == set(upstream)
+
+    def _open(self) -> Log:
         return Log.open(self._folder, self.name, fsync=self._place.options.fsync)
 
 
@@ -235,9 +255,10 @@ def _fetch(path: Moving, peer: FlightPeer, log: Log) -> int:
     moved = 0
     for file in path.files:
         into = os.path.join(str(log.root), "state", file)
-        os.makedirs(os.path.dirname(into), exist_ok=True)
+        with storage(into):
+            os.makedirs(os.path.dirname(into), exist_ok=True)
         moved += peer.fetch(os.path.join("state", file), into)
-    with tempfile.TemporaryDirectory(prefix="holdfast-move-") as folder:
+    with storage(log.root), tempfile.TemporaryDirectory(prefix="holdfast-move-") as folder:
 
         def rows(segment: Segment) -> pa.Table:
             nonlocal moved
@@ -249,9 +270,21 @@ def _fetch(path: Moving, peer: FlightPeer, log: Log) -> int:
     return moved
 
 
+def _clear(folder: str) -> None:
+    """Delete a node's storage. Killed in the middle, it leaves nothing that looks like one."""
+    old = f"{folder}.old"
+    with storage(folder):
+        shutil.rmtree(old, ignore_errors=True)
+        if os.path.exists(folder):
+            os.rename(folder, old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def _patiently(act: Callable[[], T], stop: threading.Event) -> T:
-    """A full disk, or a supervisor that does not answer at once, is no reason to give up."""
+    """A full disk, a supervisor that does not answer at once, or a former process that is about to
+    end are no reason to give up."""
     last_heard, told = time.monotonic(), False
+    began = last_heard
     while True:
         try:
             return act()
@@ -260,6 +293,9 @@ def _patiently(act: Callable[[], T], stop: threading.Event) -> T:
                 _log.warning("waiting for space: %s", err)
                 told = True
             last_heard = time.monotonic()
+        except StorageInUse:
+            if time.monotonic() - began > 3 * ORPHANED_S:
+                raise
         except TransportError:
             if time.monotonic() - last_heard > ORPHANED_S:
                 raise

@@ -14,6 +14,7 @@ any failure in the middle, is starting again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,24 +55,21 @@ class Moving:
 
 
 def describe(log: Log, version: Version, outputs: Sequence[str]) -> Moving:
-    results = []
-    for stream in outputs:
-        info = log.info(stream)
-        kept = log.segments(stream, info.trimmed_upto + 1, info.complete_upto)
-        results.append(
-            Results(
-                stream,
-                info.schema,
-                info.time,
-                info.starts_at,
-                info.trimmed_upto,
-                info.complete_upto,
-                tuple(kept),
-            )
-        )
+    results = [_kept(log, stream) for stream in outputs]
     return Moving(
         version.path, version.bucket, version.body(), tuple(version.files()), tuple(results)
     )
+
+
+def _kept(log: Log, stream: str) -> Results:
+    while True:
+        info = log.info(stream)
+        with suppress(Trimmed):  # by a reader, between the two questions
+            kept = log.segments(stream, info.trimmed_upto + 1, info.complete_upto)
+            return Results(
+                stream, info.schema, info.time, info.starts_at, info.trimmed_upto,
+                info.complete_upto, tuple(kept),
+            )  # fmt: skip
 
 
 def moving_body(moving: Moving) -> dict[str, Any]:

@@ -230,9 +230,7 @@ class Node:
             found = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        if found is None:
-            raise TransportError(f"node {self.name!r} has not begun yet")
-        return {"paths": [moving_body(moving) for moving in found]}
+        return {"paths": None if found is None else [moving_body(moving) for moving in found]}
 
     def _given(self, body: dict[str, Any]) -> dict[str, Any]:
         self.performer.given()
@@ -240,7 +238,7 @@ class Node:
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
         """What the controller says of those that are one of a pair."""
-        with suppress(StorageFull):
+        with suppress(StorageFull, TransportError):
             self._service.lost(dead_of(standings))
         for partner in self._partners:
             if known := standings.get(partner):

@@ -58,7 +58,8 @@ class Rolling:
         reached = {}
         for name in names:
             both = [_position(run.asked(one)) for one in {name, partners.get(name, name)}]
-            reached[name] = max((at for at in both if at is not None), default=-1)
+            if begun := [at for at in both if at is not None]:
+                reached[name] = max(begun)
         self._before[host] = (epochs, reached)
         run.processes[host].end()
 

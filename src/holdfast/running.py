@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -296,11 +297,16 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         nodes = [node.status() for node in self.nodes.values()]
+        hosted: list[tuple[str, dict[str, Any]]] = []
         for host, process in self.processes.items():
             runs: dict[str, Any] = {
                 "host": host, "pid": process.pid, "restarts": process.restarts,
             }  # fmt: skip
-            nodes += [self.asked(name) | runs for name in self.controller.assigned(host)]
+            hosted += [(name, runs) for name in self.controller.assigned(host)]
+        if hosted:
+            with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
+                told = pool.map(self.asked, [name for name, _ in hosted])
+                nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
         return {
             "network": self.network.name,
             "deployment": self.deployment,
@@ -312,6 +318,7 @@ class Run:
                 for name, source in self.sources.items()
             },
             "nodes": nodes,
+            "hosts": {host: self.controller.assigned(host) for host in self.processes},
             "clients": {
                 client.output: {
                     "position": client.position,
@@ -432,21 +439,23 @@ class Run:
         outputs = [op.name for op in self.network.outputs]
         return {
             "current": True,
-            "refused": [
-                told["node"]
-                for told in body["nodes"]
-                if not controller.register(told["node"], told["address"], told["epoch"], at)
-            ],
+            "refused": [told["node"] for told in body["nodes"] if not self._knows(told, at)],
             "assigned": controller.assigned(body["host"]),
             "readers": {s: sorted(r) for s, r in self.service.readers.items() if s in outputs},
             "standings": controller.standings(),
         }
 
+    def _knows(self, told: dict[str, Any], at: int) -> bool:
+        try:
+            return self.controller.register(told["node"], told["address"], told["epoch"], at)
+        except StorageFull:
+            return True  # it is told again
+
     def _judge(self) -> None:
         """Who has not been heard of for long is dead, and not waited for."""
         silence_us = int(1e6 * self.options.silence_s)
         while not self._stop.wait(self.options.heartbeat_s):
-            with suppress(StorageFull):
+            with suppress(StorageFull, TransportError):
                 if dead := self.controller.judge(now_us(), silence_us):
                     _log.warning("dead, since nothing is heard of them: %s", ", ".join(dead))
                 self.service.lost(dead_of(self.controller.standings()))

@@ -186,12 +186,17 @@ def test_nothing_goes_that_a_newcomer_may_need(service: Service) -> None:
     """Section 5.3.2: reset, and del extended by the new copy."""
     service.acknowledge("s", "r", 5, 5, 1)
     service.lost({"r@2": 1})
-    assert service.hold("s", "r@2", 2)
+    assert not service.hold("s", "r@2", 2), "some of it was deleted: it wants a state"
     service.lost({"r@2": 1})  # an old view that comes late
     service.acknowledge("s", "r", 9, 9, 1)
     assert trimmed(service) == 5
     service.acknowledge("s", "r@2", 7, 6, 2)  # csync: it begins after bucket 7
     assert trimmed(service) == 6
+
+
+def test_inputs_that_are_all_there_are_as_good_as_a_state(service: Service) -> None:
+    """Both of a pair were stopped before their first checkpoint."""
+    assert service.hold("s", "r@2", 2)
 
 
 def test_a_stream_that_is_not_open_holds_nothing(tmp_path: Path) -> None:
@@ -217,10 +222,10 @@ def controller(tmp_path: Path) -> Controller:
 
 
 def test_silence_is_death_while_the_other_speaks(controller: Controller) -> None:
-    controller.register("a", "here", 1, at=15)
     assert controller.judge(at=9, silence_us=10) == []
-    assert controller.judge(at=20, silence_us=10) == ["a@2"]
-    assert controller.judge(at=20, silence_us=10) == []
+    controller.register("a", "here", 1, at=13)
+    assert controller.judge(at=14, silence_us=10) == ["a@2"]
+    assert controller.judge(at=15, silence_us=10) == []
     assert controller.standings() == {"a": Standing(1, 0), "a@2": Standing(1, 1)}
     assert not controller.register("a@2", "here", 1, at=21)  # it was declared dead
     assert controller.register("a@2", "there", controller.next_epoch("a@2"), at=22)
@@ -231,6 +236,18 @@ def test_if_nobody_speaks_it_is_the_controller_that_was_cut_off(controller: Cont
     assert controller.judge(at=100, silence_us=10) == []
     controller.register("a", "here", 1, at=101)
     assert controller.judge(at=102, silence_us=10) == ["a@2"]
+
+
+def test_who_stood_still_himself_has_heard_nobody(controller: Controller) -> None:
+    """The one who speaks first afterwards is not the only one alive."""
+    assert controller.judge(at=4, silence_us=10) == []
+    controller.register("a", "here", 1, at=50)
+    assert controller.judge(at=51, silence_us=10) == []
+    controller.register("a", "here", 1, at=56)
+    assert controller.judge(at=56, silence_us=10) == []
+    controller.register("a", "here", 1, at=61)
+    assert controller.judge(at=61, silence_us=10) == []
+    assert controller.judge(at=62, silence_us=10) == ["a@2"]
 
 
 def test_never_both_of_a_pair(controller: Controller) -> None:

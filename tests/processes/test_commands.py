@@ -44,6 +44,8 @@ def test_run_status_tail_and_audit(tmp_path: Path) -> None:
         assert told["network"] == "netmon"
         assert told["sources"]["tap0"]["rows"] > 0
         assert told["nodes"][0]["paths"]["top_talkers"]["convergent"] is True
+        restart = holdfast("restart", cwd=tmp_path)
+        assert restart.returncode == 2 and "runs in one process" in restart.stderr
         out, err = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()

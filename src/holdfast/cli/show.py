@@ -82,6 +82,9 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
                 str(path["checkpoint"]),
             )
     console.print(nodes)
+    for host, runs in told["hosts"].items():
+        if not runs:
+            console.print(f"host {host} stands by", highlight=False)
     for name, contract in told["contracts"].items():
         parts = [contract_word(contract), f"reader at bucket {contract['position']}"]
         if contract["delay_ms"] is not None:

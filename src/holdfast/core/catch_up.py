@@ -23,8 +23,9 @@ class CatchUp:
     refusals: int = 0
 
     def refused(self, at: int, *, own: bool, waits: bool = False) -> Next:
-        """`own`: there is a version of every path on its disk. `waits`: the partner answered that
-        it looks for state itself, so there is no use in asking again."""
+        """`own`: there is a version of every path on its disk, or its inputs are all there since
+        the start. `waits`: the partner answered that it looks for state itself, so there is no use
+        in asking again."""
         self.refusals += 1
         if own and (waits or self.refusals >= REFUSALS):
             return "own"

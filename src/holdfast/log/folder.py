@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import quote
 
-from holdfast.errors import InputError, LogCorrupted, StorageDenied
+from holdfast.errors import InputError, LogCorrupted, StorageInUse
 from holdfast.log.disk import TEMPORARY, Disk
 from holdfast.log.files import storage, storage_error
 from holdfast.log.segment import REMEDY
@@ -31,7 +31,7 @@ def take_lock(root: str, disk: Disk) -> int:
             return disk.lock(path)
         except BlockingIOError:
             pid = disk.read(path)[:32].decode(errors="replace").strip() or "unknown"
-            raise StorageDenied(
+            raise StorageInUse(
                 f"{root} is in use by process {pid}; stop it, or give this node a storage "
                 "folder of its own"
             ) from None

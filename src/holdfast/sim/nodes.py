@@ -122,12 +122,15 @@ class NodeProcess(Member):
         made_by = producers_of(self.network)
         asked = [(stream, maker) for stream in self.fragment.inputs for maker in made_by[stream]]
         waiting = set(asked)
+        whole: set[str] = set()
 
         def hold(stream: str, maker: str) -> None:
-            def over(_: Any = None) -> None:
+            def over(answer: bool = False) -> None:
                 waiting.discard((stream, maker))
+                if answer:
+                    whole.add(stream)
                 if not waiting:
-                    self._ask_state()
+                    self._ask_state(whole == set(self.fragment.inputs))
 
             epoch = self.log.epoch
             self._ask_node(maker, lambda s: s.service.hold(stream, self.name, epoch), over, over)
@@ -135,7 +138,7 @@ class NodeProcess(Member):
         for stream, maker in asked:
             hold(stream, maker)
 
-    def _ask_state(self) -> None:
+    def _ask_state(self, whole: bool) -> None:
         (partner,) = partners_of(self.network, self.name)
 
         def told(given: list[Given] | None) -> None:
@@ -147,7 +150,7 @@ class NodeProcess(Member):
 
         def refused(*, waits: bool = False) -> None:
             own = all(self.log.states(path.name) for path in self.fragment.paths)
-            match self._catching.refused(self.clock(), own=own, waits=waits):
+            match self._catching.refused(self.clock(), own=own or whole, waits=waits):
                 case "own":
                     self.world.say(self.name, "comes back from its own disk")
                     self.moving = False

@@ -157,7 +157,7 @@ class Service:
     def __post_init__(self) -> None:
         self.calls["stands"] = self._stands
         self.calls["hold"] = lambda body: {
-            "held": self.hold(body["stream"], body["reader"], body["epoch"])
+            "whole": self.hold(body["stream"], body["reader"], body["epoch"])
         }
 
     def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -263,13 +263,15 @@ class Service:
 
     def hold(self, stream: str, reader: str, epoch: int) -> bool:
         """Fold-in (Flux section 5.3.2): a new instance of a reader is being made from its partner's
-        state; from now on nothing is deleted that it may need. False while there is no stream."""
+        state; from now on nothing is deleted that it may need. True: nothing ever was, so even an
+        empty start would do. Of a stream that is not open yet nobody can tell."""
         log = self._log(stream)
         if stream not in log.streams():
             return False
-        upto = log.info(stream).trimmed_upto
+        info = log.info(stream)
+        upto = info.trimmed_upto
         answered(lambda: log.acknowledge(stream, reader, upto, upto, epoch))
-        return True
+        return upto < info.starts_at
 
     def lost(self, dead: Mapping[str, int]) -> None:
         """Take-over (Flux section 3.2.2): readers whose instances up to an epoch are dead are not

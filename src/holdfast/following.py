@@ -83,7 +83,8 @@ def follow(
 
     Where there are replicas, `position` is said to all of them, and `switched` is called when
     another one is read than before: with its name, and the microseconds since that was decided.
-    They are asked how they stand every `ask_s`: as often as they give a sign of life, if not told.
+    They are asked how they stand as often as they give a sign of life. With `home`, which is read
+    unless it is lost, that is seldom needed: every `ask_s`, and not of the one that is read.
     """
     if len(makers) > 1:
         replicas = _Replicas(
@@ -261,13 +262,8 @@ class _Replicas:
                 if position is not None and position != said:
                     peer.acknowledge(self.stream, *position)
                     said = position
-                body = peer.call("stands", {"stream": self.stream})
-                if body["state"] is None:
-                    raise TransportError(f"{replica} has not opened {self.stream!r} yet")
-                state = OutputState(body["state"])
-                self._events.put(
-                    Heard(now_us(), replica, state, body["upto"], body["tentative_upto"])
-                )
+                if not self._tells(replica):
+                    self._events.put(self._stands(peer, replica))
             except StaleEpoch as err:
                 self._events.put(_Ended(None, err))
                 return
@@ -279,6 +275,18 @@ class _Replicas:
                 time.sleep(self.heartbeat_s)
             else:
                 self._over.wait(self.ask_s)
+
+    def _tells(self, replica: str) -> bool:
+        """How it stands comes with its deliveries."""
+        line = self._lines.get(False)
+        return self.home is not None and line is not None and line.replica == replica
+
+    def _stands(self, peer: Peer, replica: str) -> Heard:
+        body = peer.call("stands", {"stream": self.stream})
+        if body["state"] is None:
+            raise TransportError(f"{replica} has not opened {self.stream!r} yet")
+        state = OutputState(body["state"])
+        return Heard(now_us(), replica, state, body["upto"], body["tentative_upto"])
 
     def _read(self, line: _Line, at: int | None, after: int | None) -> None:
         try:

@@ -179,7 +179,7 @@ class Node:
                     position=lambda: self._positions.get(stream),
                     switched=lambda replica, us: self.switches.append((replica, us)),
                     heartbeat_s=self._options.heartbeat_s, home=home,
-                    ask_s=self._options.silence_s / 4 if home else None,
+                    ask_s=self._options.silence_s / 2 if home else None,
                 ):  # fmt: skip
                     if delivery.info is not None and stream in self._positions:
                         # Whoever speaks may be new, and not know how far we are.

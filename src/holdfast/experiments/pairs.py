@@ -43,7 +43,7 @@ OPTIONS = hf.Options(
 #: Of the paper: 8.5 MB of state, moved in 941 ms.
 PAPER_MOVED_BYTES, PAPER_MOVE_MS = 8_500_000, 941
 #: Everything is steady when so many results in a row came soon ...
-STEADY_BUCKETS, SOON_MS = 5, 1_500
+STEADY_BUCKETS, SOON_MS, QUICK_SOON_MS = 5, 1_500, 3_000
 #: ... or will not be: the machine is busy.
 WARM_S = 120.0
 #: What was killed is back by then, or never.
@@ -96,9 +96,9 @@ class _Reader(threading.Thread):
         gaps = [b - a for a, b in pairwise(times) if b >= since_us and a <= until_us]
         return round(max(gaps, default=0) / 1_000, 1)
 
-    def is_steady(self) -> bool:
+    def is_steady(self, soon_ms: float) -> bool:
         last = [delay for _, _, delay in self.came[-STEADY_BUCKETS:]]
-        return len(last) == STEADY_BUCKETS and max(last) < SOON_MS
+        return len(last) == STEADY_BUCKETS and max(last) < soon_ms
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -155,9 +155,11 @@ class _Story:
         self._run, self._say = run, say
         self._partners = pairs_of(run.network)
         self._reader, self._load = _Reader(run), _Load(run, keys, rows)
+        self._soon_ms = SOON_MS
 
     def told(self, quick: bool) -> dict[str, Any]:
         began_us = now_us()
+        self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
         self._reader.start()
         self._load.start()
         try:
@@ -193,7 +195,7 @@ class _Story:
         }
 
     def _steady(self) -> None:
-        self._wait(self._reader.is_steady, WARM_S, None)
+        self._wait(lambda: self._reader.is_steady(self._soon_ms), WARM_S, None)
         self._wait(self._all_speak, BACK_S, "everybody to be back")
 
     def _all_speak(self) -> bool:

@@ -134,6 +134,8 @@ def fold(state: LogState, record: Record) -> None:
             _require(record.upto == upto or not stream.ended, record, "the stream has ended")
             standing = [span for span in stream.spans if span.since <= record.upto]
             _require(not standing, record, f"not yet undone: {standing}")
+            guessed = stream.tentative and stream.tentative[0].id.bucket <= record.upto
+            _require(not guessed, record, "tentative segments are not yet undone")
             stream.complete_upto = record.upto
         case Tentative():
             _fold_tentative(state.stream(record.stream), record)

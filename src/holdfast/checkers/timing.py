@@ -116,7 +116,7 @@ def bounded(story: Story) -> Verdict:
 def paired(story: Story) -> Verdict:
     """One of a pair that is lost costs nobody anything for long (Flux sections 3.2 and 3.3): what
     it would have read is not kept for it, and what takes its place is soon as good."""
-    bound_us = story.began.recovery_us // 2
+    bound_us = 2 * story.began.recovery_us // 3
     late = [
         Fault(back.at, f"{back.node} was made anew for {(back.at - back.since) / 1e6:g}s")
         for back in story.of(Restored)

@@ -14,19 +14,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from holdfast.app import load
 from holdfast.config import Options
-from holdfast.controller import Standing
+from holdfast.controller import process_of
+from holdfast.core.membership import Standing
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError, StaleEpoch, TransportError
-from holdfast.hosted import ORPHANED_S, REGISTER_S, Hosted, Place
+from holdfast.hosted import ORPHANED_S, REGISTER_S, Hosted, Place, patiently
 from holdfast.model.fragments import fragment_of, fragments
-from holdfast.model.partitions import physical
+from holdfast.model.partitions import one_of_each, physical
 from holdfast.supervise import EXPLAINED
 from holdfast.transport.flight import SILENCE_S, FlightPeer
 
@@ -63,8 +63,7 @@ class _Host:
 
     def run(self, stop: threading.Event) -> int:
         try:
-            if not self._begin(stop):
-                return 0
+            self._begin(stop)
             alone_s = 0.0
             while not stop.is_set():
                 began = time.monotonic()
@@ -86,30 +85,24 @@ class _Host:
             for node in self._nodes.values():
                 node.stop()
 
-    def _begin(self, stop: threading.Event) -> bool:
+    def _begin(self, stop: threading.Event) -> None:
         """An epoch for the process; and, on its first day, warm before anything counts. Who comes
         back has buckets waiting to warm up on."""
-        asked = {"name": f"process.{self.name}", "at_least": 0}
-        self._epoch = _insistently(lambda: self._place.chief.call("epoch", asked)["epoch"], stop)
-        assigned = _insistently(
-            lambda: self._place.chief.call("assigned", {"host": self.name})["assigned"], stop
-        )
+        call, asked = self._place.chief.call, {"name": process_of(self.name), "at_least": 0}
+        self._epoch = patiently(lambda: call("epoch", asked)["epoch"], stop)
+        assigned = patiently(lambda: call("assigned", {"host": self.name})["assigned"], stop)
         if self._epoch == 1 or not assigned:
             self._warm_up(assigned)
-        return not stop.is_set()
 
     def _warm_up(self, assigned: list[str]) -> None:
-        """One node of each kind: partitions are compiled to the same."""
-        kinds: dict[str, str] = {}
-        for fragment in fragments(self._place.network):
-            if not assigned or fragment.name in map(fragment_of, assigned):
-                kinds.setdefault(fragment.name.rpartition(".")[0] or fragment.name, fragment.name)
+        """Who stands by may have to run anything."""
+        network = self._place.network
+        parts = {part.name: part for part in fragments(network)}
         engine = Engine(
-            self._place.network, self._place.sessions, f"{self._folder}.warm",
-            compiled=self._place.compiled,
-        )  # fmt: skip
-        for fragment in fragments(self._place.network):
-            for path in fragment.paths if fragment.name in kinds.values() else ():
+            network, self._place.sessions, f"{self._folder}.warm", compiled=self._place.compiled
+        )
+        for name in one_of_each(network, map(fragment_of, assigned) if assigned else parts):
+            for path in parts[name].paths:
                 engine.warm_up(path, rounds=2)
         os.rmdir(engine.folder)
 
@@ -152,16 +145,6 @@ class _Host:
         node = self._nodes.pop(name)
         self._ending[name] = threading.Thread(target=node.stop, name=f"end-{name}", daemon=True)
         self._ending[name].start()
-
-
-def _insistently(ask: Callable[[], Any], stop: threading.Event) -> Any:
-    until = time.monotonic() + ORPHANED_S
-    while True:
-        try:
-            return ask()
-        except TransportError:
-            if time.monotonic() > until or stop.wait(0.2):
-                raise
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from holdfast.config import Options
-from holdfast.controller import Standing
 from holdfast.core.catch_up import CatchUp
+from holdfast.core.membership import Standing
 from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
 from holdfast.engine.session import Sessions
@@ -26,7 +26,6 @@ from holdfast.errors import (
     HoldfastError,
     InputsLost,
     LogError,
-    SetupError,
     StorageFull,
     StorageInUse,
     TransportError,
@@ -80,7 +79,7 @@ class Hosted:
         self._stop = threading.Event()
         self._node: Node | None = None
         self._server: FlightServer | None = None
-        self._log_: Log | None = None
+        self._held: Log | None = None
         self._service = Service(heartbeat_s=place.options.heartbeat_s)
         #: How it was made anew, if it was.
         self._moved: dict[str, Any] | None = None
@@ -103,9 +102,9 @@ class Hosted:
 
     def told(self) -> dict[str, Any] | None:
         """What the controller is told of it; None while it is not up."""
-        if self._server is None or self._log_ is None:
+        if self._server is None or self._held is None:
             return None
-        return {"node": self.name, "address": self._server.address, "epoch": self._log_.epoch}
+        return {"node": self.name, "address": self._server.address, "epoch": self._held.epoch}
 
     def heard(self, readers: Mapping[str, list[str]], standings: Mapping[str, Standing]) -> None:
         assert self._node is not None
@@ -120,8 +119,8 @@ class Hosted:
             self._node.stop()
         if self._server is not None:
             self._server.stop()
-        if self._log_ is not None:
-            self._log_.close()
+        if self._held is not None:
+            self._held.close()
 
     # -- coming up --------------------------------------------------------------------------------
 
@@ -136,10 +135,10 @@ class Hosted:
     def _come_up(self) -> None:
         place, name, stop = self._place, self.name, self._stop
         network, options = place.network, place.options
-        self._log_ = log = _patiently(self._open, stop)
+        self._held = log = patiently(self._open, stop)
         asked = {"name": name, "at_least": log.epoch}
-        epoch = _patiently(lambda: place.chief.call("epoch", asked)["epoch"], stop)
-        _patiently(lambda: log.raise_epoch(epoch), stop)
+        epoch = patiently(lambda: place.chief.call("epoch", asked)["epoch"], stop)
+        patiently(lambda: log.raise_epoch(epoch), stop)
         for stream, readers in readers_of(network).items():
             if stream in self.fragment.outputs:
                 self._service.readers[stream] = {
@@ -152,7 +151,7 @@ class Hosted:
         partners = {p: partial(self._connect, p) for p in partners_of(network, name)}
         if self.pair and epoch > 1:
             self._made_anew(epoch, upstream, partners)
-            log = self._log_
+            log = self._held
         engine = Engine(
             network, place.sessions, os.path.join(str(log.root), "state"), compiled=place.compiled
         )
@@ -189,7 +188,7 @@ class Hosted:
         ((partner, to_partner),) = partners.items()
         name, paths = self.name, [path.name for path in self.fragment.paths]
         catching = CatchUp(now_us())
-        assert self._log_ is not None
+        assert self._held is not None
         while True:
             whole = self._hold(epoch, upstream)
             try:
@@ -200,9 +199,9 @@ class Hosted:
                 moving = [moving_of(body) for body in told]
                 # From here on it begins anew, as often as it takes.
                 began = time.monotonic()
-                self._log_.close()
+                self._held.close()
                 _clear(self._folder)
-                self._log_ = log = _patiently(self._open, self._stop)
+                self._held = log = patiently(self._open, self._stop)
                 log.raise_epoch(epoch)
                 moved = sum(_fetch(path, peer, log) for path in moving)
                 with suppress(HoldfastError):
@@ -215,7 +214,7 @@ class Hosted:
             except StorageFull as err:
                 _log.warning("node %s waits for space: %s", name, err)
             except (TransportError, LogError) as err:
-                own = all(self._log_.states(path) for path in paths)
+                own = all(self._held.states(path) for path in paths)
                 match catching.refused(now_us(), own=own or whole):
                     case "own":
                         _log.warning("node %s comes back from %s: %s", name,
@@ -230,7 +229,7 @@ class Hosted:
                 if catching.refusals == 1:
                     _log.info("node %s waits for the state of %s: %s", name, partner, err)
             if self._stop.wait(REGISTER_S):
-                raise SetupError("stopped before it was up")
+                raise TransportError("stopped before it was up")
 
     def _hold(
         self, epoch: int, upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]]
@@ -280,7 +279,7 @@ def _clear(folder: str) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _patiently(act: Callable[[], T], stop: threading.Event) -> T:
+def patiently(act: Callable[[], T], stop: threading.Event) -> T:
     """A full disk, a supervisor that does not answer at once, or a former process that is about to
     end are no reason to give up."""
     last_heard, told = time.monotonic(), False
@@ -300,4 +299,4 @@ def _patiently(act: Callable[[], T], stop: threading.Event) -> T:
             if time.monotonic() - last_heard > ORPHANED_S:
                 raise
         if stop.wait(0.2):
-            raise SetupError("stopped before it was up")
+            raise TransportError("stopped before it was up")

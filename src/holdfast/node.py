@@ -17,9 +17,9 @@ from typing import Any
 
 from holdfast.carrying import Asked, Event, Finished, Refused, Wanted, Work
 from holdfast.config import Options
-from holdfast.controller import Standing, dead_of
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
+from holdfast.core.membership import Standing, dead_of
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError

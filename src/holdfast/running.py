@@ -29,7 +29,8 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
-from holdfast.controller import Controller, dead_of, process_of
+from holdfast.controller import Controller, process_of
+from holdfast.core.membership import dead_of
 from holdfast.core.monitor import Action
 from holdfast.errors import (
     HoldfastError,
@@ -52,7 +53,7 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
-from holdfast.model.partitions import physical
+from holdfast.model.partitions import one_of_each, physical
 from holdfast.monitor import Monitor
 from holdfast.rolling import Rolling
 from holdfast.source import Source, now_us
@@ -96,6 +97,8 @@ class Run:
                 "deployment='processes' wants app='path.py' or 'module:network', because each node "
                 "process imports the network by itself"
             )
+        if deployment == "local" and options is not None and options.hosts is not None:
+            raise InputError("hosts: everything runs in one process; use deployment='processes'")
         network.check()
         network = physical(network)
         self.network, self.options = network, options or Options()
@@ -211,9 +214,10 @@ class Run:
             self.nodes[fragment.name] = Node(
                 fragment.name, fragment, engine, log, self.service, upstream, self.options
             )
+        for name in one_of_each(self.network, self.nodes):
+            for path in self.nodes[name].fragment.paths:
+                self.nodes[name].engine.warm_up(path)
         for node in self.nodes.values():
-            for path in node.fragment.paths:
-                node.engine.warm_up(path)
             node.start()
 
     def _start_processes(self) -> None:

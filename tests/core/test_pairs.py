@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.controller import Controller, Standing
+from holdfast.controller import Controller
 from holdfast.core import progress as core
 from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.following import Following
+from holdfast.core.membership import Standing
 from holdfast.core.upstream import Follow, Heard, Upstream
 from holdfast.errors import TransportError
 from holdfast.log import Boundary, Log

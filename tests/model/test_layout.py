@@ -9,7 +9,7 @@ from holdfast.errors import InputError
 from holdfast.model.fragments import fragment_of
 from holdfast.model.layout import layout_of
 from holdfast.model.network import Network
-from holdfast.model.partitions import physical
+from holdfast.model.partitions import one_of_each, physical
 
 
 def network(partitions: int, read: str | None = "pairs") -> Network:
@@ -72,6 +72,24 @@ def test_more_replicas_than_hosts_are_refused() -> None:
     net.protect("main", replicas=3)
     with pytest.raises(InputError, match="has 3 replicas, and no two of them may share a host"):
         layout_of(net, 2)
+
+
+def test_nobody_stands_by_for_what_cannot_be_moved() -> None:
+    with pytest.raises(InputError, match="only nodes of pairs can be moved"):
+        layout_of(network(2, read=None), 2, standby=1)
+
+
+def test_a_name_with_a_number_is_no_partition() -> None:
+    net = hf.Network("n", bucket="1s")
+    one = net.source("s", "ts timestamp, k string", time="ts").on("v.7").filter("k > ''")
+    net.output("o", one)
+    assert layout_of(net, 4)["host-1"] == ("v.7",)
+    assert one_of_each(network(3), ["sums.0", "sums.2", "ingress"]) == ["sums.0", "ingress"]
+
+
+def test_hosts_want_processes() -> None:
+    with pytest.raises(InputError, match="deployment='processes'"):
+        hf.run(network(2).logical, options=hf.Options(hosts=2))
 
 
 def test_hosts_and_standby_are_checked() -> None:

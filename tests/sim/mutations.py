@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import holdfast.controller
 import holdfast.core.consistency
 import holdfast.core.upstream
 import holdfast.log.manifest
@@ -33,7 +34,7 @@ from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.core.upstream import Upstream
 from holdfast.errors import StorageFull
 from holdfast.inputs import Best, InputIndex
-from holdfast.log import Counter, Log
+from holdfast.log import Log
 from holdfast.log.manifest import Manifest
 from holdfast.log.records import Added, Boundary, State, Trim, Undo
 from holdfast.log.state import StreamState
@@ -871,15 +872,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    def harsh(self: Controller, at: int, silence_us: int) -> list[str]:
-        for name in self._partners:
-            epoch = self._log.counter(f"registered.{name}")
-            silent = at - self._heard.get(name, self._since) > silence_us
-            if silent and epoch > self._log.counter(f"dead.{name}"):
-                self._log.append(Counter(f"dead.{name}", epoch))
-        return []
+    def harsh(partners: Any, standings: Any, hearing: Any, at: int, silence_us: int) -> list[str]:
+        silent = [name for name in partners if hearing.silent(name, at, silence_us)]
+        return [name for name in silent if standings[name].lives]
 
-    patch.setattr(Controller, "judge", harsh)
+    patch.setattr(holdfast.controller, "lost", harsh)
 
 
 @mutation(

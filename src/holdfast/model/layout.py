@@ -9,8 +9,9 @@ passes rows on, `ingress` and `egress`, stands apart in a host `edge`.
 from __future__ import annotations
 
 from holdfast.errors import InputError
-from holdfast.model.fragments import fragments, replicas_of
+from holdfast.model.fragments import fragments, pairs_of, replicas_of
 from holdfast.model.network import Network
+from holdfast.model.partitions import partition_of
 from holdfast.model.wellformed import RESERVED
 
 EDGE = "edge"
@@ -23,6 +24,11 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
     parts = [part.name for part in fragments(network)]
     if hosts is None:
         return {name: (name,) for part in parts for name in replicas_of(network, part)}
+    if standby and not pairs_of(network):
+        raise InputError(
+            "standby: only nodes of pairs can be moved to another host, and there are none; "
+            "protect a fragment with read='pairs', or leave it out"
+        )
     # Those that stand by come last: there may be more or fewer another time.
     found: dict[str, list[str]] = {EDGE: []} if network.logical is not network else {}
     found |= {f"host-{n + 1}": [] for n in range(hosts + standby)}
@@ -36,8 +42,7 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
                 f"hosts={hosts}: fragment {part!r} has {len(names)} replicas, and no two of them "
                 f"may share a host; give at least {len(names)}"
             )
-        number = part.rpartition(".")[2]
-        place = int(number) if number.isdigit() else order
+        place = partition[1] if (partition := partition_of(network, part)) else order
         # In clusters, each copy of the dataflow has hosts of its own.
         apart = hosts // len(names) if network.protection(part).read == "clusters" else None
         for copy, name in enumerate(names):

@@ -11,6 +11,7 @@ an output, as the paper's two operators of that name. Both only pass rows on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.model import operators as ops
@@ -23,6 +24,22 @@ INGRESS, EGRESS = RESERVED
 def partitions_of(network: Network) -> dict[str, int]:
     """Into how many partitions each fragment is split; one that is not here is not."""
     return {op.fragment: op.partitions for op in network.operators if isinstance(op, ops.Exchange)}
+
+
+def partition_of(network: Network, fragment: str) -> tuple[str, int] | None:
+    """The fragment that was split and the number of the part, of one of the network as it is run;
+    None for one that is no part."""
+    whole, _, number = fragment.rpartition(".")
+    return (whole, int(number)) if whole in partitions_of(network.logical) else None
+
+
+def one_of_each(network: Network, names: Iterable[str]) -> list[str]:
+    """Of partitions of the same fragment the first alone: all are compiled to the same."""
+    kinds: dict[str, str] = {}
+    for name in names:
+        part = partition_of(network, name)
+        kinds.setdefault(part[0] if part else name, name)
+    return list(kinds.values())
 
 
 def physical(network: Network) -> Network:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from holdfast.config import Options
-from holdfast.controller import Controller, Standing, dead_of
+from holdfast.controller import Controller
+from holdfast.core.membership import Standing, dead_of
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
 from holdfast.history import Held, History
 from holdfast.log import Log

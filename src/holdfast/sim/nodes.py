@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from holdfast.carrying import Asked, Event, Finished, Refused, Work
 from holdfast.config import Options
-from holdfast.controller import Standing
 from holdfast.core import progress as core
 from holdfast.core.catch_up import CatchUp
 from holdfast.core.consistency import Answer, together
+from holdfast.core.membership import Standing
 from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from holdfast.controller import dead_of
+from holdfast.core.membership import dead_of
 from holdfast.core.progress import PAIR_CHECKPOINT_BUCKETS
 from holdfast.history import Outlived, Restored
 from holdfast.model.fragments import fragment_of, fragments, producers_of

@@ -28,7 +28,7 @@ LAYERS = {
     "engine": "engine",
     "transport": "transport",
     "shells": "app carrying client controller feeds following hosted host_main inputs metrics "
-    "monitor moving node performer rolling running source soutput supervise",
+    "monitor moving node performer presiding rolling running source soutput supervise",
     "face": "__init__",
     "stories": "history scenario checkers",
     "proof": "sim chaos audit",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.controller import process_of
-from holdfast.errors import InputError, SetupError
+from holdfast.errors import InputError
 from holdfast.model.fragments import pairs_of
 
 if TYPE_CHECKING:
@@ -39,11 +40,8 @@ class Rolling:
         for host in hosts or self._run.layout:
             began = time.monotonic()
             self.restart(host)
-            while not self.restarted(host):
-                self._run.raise_failure()
-                if time.monotonic() - began > BACK_S:
-                    raise SetupError(f"host {host!r} did not come back within {BACK_S:.0f} s")
-                time.sleep(0.2)
+            back = partial(self.restarted, host)
+            self._run.wait_for(back, BACK_S, f"host {host} to come back")
             say(f"host {host} restarted in {time.monotonic() - began:.1f} s")
 
     def restart(self, host: str) -> None:
@@ -57,7 +55,7 @@ class Rolling:
         partners = pairs_of(run.network)
         reached = {}
         for name in names:
-            both = [_position(run.asked(one)) for one in {name, partners.get(name, name)}]
+            both = [position(run.asked(one)) for one in {name, partners.get(name, name)}]
             if begun := [at for at in both if at is not None]:
                 reached[name] = max(begun)
         self._before[host] = (epochs, reached)
@@ -71,7 +69,7 @@ class Rolling:
         controller = self._run.controller
         if any(controller.epoch(name) <= epoch for name, epoch in epochs.items()):
             return False
-        now = {name: _position(self._run.asked(name)) for name in reached}
+        now = {name: position(self._run.asked(name)) for name in reached}
         return all(at is not None and at >= reached[name] for name, at in now.items())
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +77,7 @@ class Rolling:
         return {}
 
 
-def _position(told: dict[str, Any]) -> int | None:
+def position(told: dict[str, Any]) -> int | None:
     """How far a node is, by its slowest path."""
     found = [path["position"] for path in told.get("paths", {}).values()]
     return None if not found or None in found else min(found)

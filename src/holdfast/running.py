@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
@@ -29,14 +28,12 @@ from typing import Any
 
 from holdfast.client import Client
 from holdfast.config import Options
-from holdfast.controller import Controller, process_of
-from holdfast.core.membership import dead_of
+from holdfast.controller import Controller
 from holdfast.core.monitor import Action
 from holdfast.errors import (
     HoldfastError,
     InputError,
     SetupError,
-    StorageFull,
     TransportError,
 )
 from holdfast.feeds import tick_wall
@@ -55,6 +52,7 @@ from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
 from holdfast.monitor import Monitor
+from holdfast.presiding import Presiding
 from holdfast.rolling import Rolling
 from holdfast.source import Source, now_us
 from holdfast.supervise import HostProcess
@@ -165,11 +163,8 @@ class Run:
         self.service.calls["retire"] = lambda body: {
             "from_bucket": self.retire(body["source"], body["why"])
         }
-        self.service.calls["epoch"] = self._epoch
-        self.service.calls["register"] = self._register
-        self.service.calls["assigned"] = lambda body: {
-            "assigned": self.controller.assigned(body["host"])
-        }
+        outputs = [op.name for op in self.network.outputs]
+        self._presiding = Presiding(self.controller, self.service, outputs)
         self.service.calls["locate"] = self._locate
         self.rolling = Rolling(self)
         self.service.calls["makers"] = lambda body: {
@@ -191,7 +186,9 @@ class Run:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
-            self._thread(self._judge, "controller")
+            silence_us, stop = int(1e6 * self.options.silence_s), self._stop
+            judge = partial(self._presiding.judge, stop, self.options.heartbeat_s, silence_us)
+            self._thread(judge, "controller")
 
     def _start_local(self) -> None:
         from holdfast.engine import session
@@ -229,20 +226,10 @@ class Run:
             )  # fmt: skip
             self.processes[host] = process
             process.start()
-        until = time.monotonic() + READY_S
-        while missing := [host for host in self.layout if not self._is_up(host)]:
-            self.raise_failure()
-            if time.monotonic() > until:
-                raise SetupError(
-                    f"host {', '.join(missing)} did not come up in {READY_S:.0f} s; its log is in "
-                    f"{os.path.join(self.storage, 'nodes')}"
-                )
-            time.sleep(0.02)
-
-    def _is_up(self, host: str) -> bool:
-        """It speaks, and so do all its nodes."""
-        names = (process_of(host), *self.controller.assigned(host))
-        return all(self.controller.address(name) is not None for name in names)
+        for host in self.layout:
+            where = f"its log is in {os.path.join(self.storage, 'nodes')}"
+            up = partial(self._presiding.is_up, host)
+            self.wait_for(up, READY_S, f"host {host} to come up ({where})")
 
     # -- for the application ----------------------------------------------------------------------
 
@@ -360,6 +347,15 @@ class Run:
         if self.failures:
             raise HoldfastError(self.failures[0])
 
+    def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Until it is so; raises what stopped a node, or that it took too long."""
+        until = time.monotonic() + limit_s
+        while not test():
+            self.raise_failure()
+            if time.monotonic() > until:
+                raise SetupError(f"waiting for {what}: not within {limit_s:.0f} s")
+            time.sleep(0.02)
+
     def wait_ended(self, timeout_s: float) -> bool:
         """Until every output has ended (all sources ended), locally."""
         for node in self.nodes.values():
@@ -430,43 +426,6 @@ class Run:
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def _epoch(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"epoch": self.controller.next_epoch(body["name"], body["at_least"])}
-
-    def _register(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A host is told what it is to run, and who reads outputs here: nothing is given up before
-        they all spoke."""
-        controller, at = self.controller, now_us()
-        if not controller.here(body["host"], body["epoch"], at):
-            return {"current": False}
-        outputs = [op.name for op in self.network.outputs]
-        return {
-            "current": True,
-            "refused": [told["node"] for told in body["nodes"] if not self._knows(told, at)],
-            "assigned": controller.assigned(body["host"]),
-            "readers": {s: sorted(r) for s, r in self.service.readers.items() if s in outputs},
-            "standings": controller.standings(),
-        }
-
-    def _knows(self, told: dict[str, Any], at: int) -> bool:
-        try:
-            return self.controller.register(told["node"], told["address"], told["epoch"], at)
-        except StorageFull:
-            return True  # it is told again
-
-    def _judge(self) -> None:
-        """Who has not been heard of for long is dead, and not waited for."""
-        silence_us = int(1e6 * self.options.silence_s)
-        while not self._stop.wait(self.options.heartbeat_s):
-            with suppress(StorageFull, TransportError):
-                if dead := self.controller.judge(now_us(), silence_us):
-                    _log.warning("dead, since nothing is heard of them: %s", ", ".join(dead))
-                self.service.lost(dead_of(self.controller.standings()))
-                moved = self.controller.stand_in(now_us(), silence_us)
-                for host in dict.fromkeys(moved.values()):
-                    taken = ", ".join(name for name, to in moved.items() if to == host)
-                    _log.warning("host %s stands in for %s", host, taken)
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

@@ -17,7 +17,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,16 +33,14 @@ from holdfast.client import BucketInfo
 from holdfast.engine import session
 from holdfast.errors import SetupError
 from holdfast.experiments import pairs_cost
-from holdfast.experiments.sessions import BUCKET_MS, Packets, flux
+from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets, flux
 from holdfast.model.fragments import pairs_of
+from holdfast.model.layout import EDGE
+from holdfast.rolling import position
 from holdfast.running import Run
 from holdfast.source import now_us
 
-#: JVMs that live for minutes, six of them on a small machine: one compiler each is enough.
-OPTIONS = hf.Options(
-    memory="512m", master="local[1]", java_options="-XX:TieredStopAtLevel=1", heartbeat="250ms",
-    hosts=4, standby=1, by_reference=False,
-)  # fmt: skip
+OPTIONS = replace(HOSTS, standby=1)
 #: Of the paper: 8.5 MB of state, moved in 941 ms.
 PAPER_MOVED_BYTES, PAPER_MOVE_MS = 8_500_000, 941
 #: Everything is steady when so many results in a row came soon ...
@@ -130,7 +131,7 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
             flux, storage=storage, deployment="processes", options=OPTIONS, app=app
         ) as running:
             say("hosts are up")
-            found = _Story(running, keys, rows, say).told(quick)
+            found = _Story(running, keys, rows, quick, say).told()
         say("auditing")
         sessions = session.start(hf.Options(memory="1g"))
         told = audit(flux, storage, sessions.large)
@@ -151,15 +152,17 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
 class _Story:
     """What happens to a run, and what its client saw."""
 
-    def __init__(self, run: Run, keys: int, rows: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: Run, keys: int, rows: int, quick: bool, say: Callable[[str], None]
+    ) -> None:
         self._run, self._say = run, say
         self._partners = pairs_of(run.network)
         self._reader, self._load = _Reader(run), _Load(run, keys, rows)
-        self._soon_ms = SOON_MS
-
-    def told(self, quick: bool) -> dict[str, Any]:
-        began_us = now_us()
         self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
+        self._quick = quick
+
+    def told(self) -> dict[str, Any]:
+        began_us = now_us()
         self._reader.start()
         self._load.start()
         try:
@@ -168,7 +171,7 @@ class _Story:
             self._steady()
             kills.append(self._kill("host-3", "the second one"))
             rolled: dict[str, Any] | None = None
-            if not quick:
+            if not self._quick:
                 self._steady()
                 kills.append(self._kill("host-4", "and its stand-in", stand_in=True))
                 self._steady()
@@ -195,8 +198,10 @@ class _Story:
         }
 
     def _steady(self) -> None:
-        self._wait(lambda: self._reader.is_steady(self._soon_ms), WARM_S, None)
-        self._wait(self._all_speak, BACK_S, "everybody to be back")
+        with suppress(SetupError):  # the machine is busy
+            steady = partial(self._reader.is_steady, self._soon_ms)
+            self._run.wait_for(steady, WARM_S, "results that come soon")
+        self._run.wait_for(self._all_speak, BACK_S, "everybody to be back")
 
     def _all_speak(self) -> bool:
         """Every host has told of itself since it was started."""
@@ -220,15 +225,15 @@ class _Story:
                 h for h in run.layout if h != host and set(names) <= set(controller.assigned(h))
             ]
 
-        self._wait(lambda: bool(given()), BACK_S, "a stand-in")
+        run.wait_for(lambda: bool(given()), BACK_S, "a stand-in")
         if stand_in:
             time.sleep(0.3)  # it has begun
             run.processes[given()[0]].kill()
-        self._wait(
+        run.wait_for(
             lambda: all(controller.epoch(name) > epochs[name] for name in names), BACK_S,
             "the stand-in",
         )  # fmt: skip
-        self._wait(lambda: self._caught_up(names), BACK_S, "catching up")
+        run.wait_for(lambda: self._caught_up(names), BACK_S, "catching up")
         return self._judged(host, why, at_us, names, before)
 
     def _judged(
@@ -244,9 +249,8 @@ class _Story:
         ]
         moving_us = min((int(m["at_us"] - 1_000 * m["ms"]) for m in moved), default=at_us)
         # Until results that came in between have reached the client.
-        self._wait(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "results")
-        steps = [node["step_ms"] for node in before.values() if node.get("step_ms")]
-        bound_ms = 1_000 * OPTIONS.silence_s + 2 * BUCKET_MS + 2 * max(steps)
+        self._run.wait_for(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "results")
+        bound_ms = _bound_ms(before.values())
         found = {
             "killed": host, "why": why, "nodes": names, "at_us": at_us,
             "takeover_ms": max(switched, default=0.0),
@@ -255,7 +259,7 @@ class _Story:
             "move_ms": max((m["ms"] for m in moved), default=0.0),
             "state_moved_bytes": sum(m["bytes"] for m in moved),
             "catchup_ms": round((caught_us - at_us) / 1_000, 1),
-            "step_ms": max(steps), "bound_ms": round(bound_ms, 1),
+            "bound_ms": bound_ms,
         }  # fmt: skip
         self._say(
             f"{host} killed ({why}): take-over {found['takeover_ms']:.0f} ms, gap "
@@ -267,14 +271,13 @@ class _Story:
 
     def _roll(self) -> dict[str, Any]:
         at_us = now_us()
-        steps = [n["step_ms"] for n in self._run.status()["nodes"] if n.get("step_ms")]
+        bound_ms = _bound_ms(self._run.status()["nodes"])
         # Ingress and egress are not doubled: who only restarts them is not hidden by anybody.
-        hosts = [host for host in self._run.layout if host != "edge"]
+        hosts = [host for host in self._run.layout if host != EDGE]
         self._run.rolling.hosts(self._say, hosts)
         done_us = now_us()
-        self._wait(lambda: self._reader.came[-1][0] > done_us, BACK_S, "results")
+        self._run.wait_for(lambda: self._reader.came[-1][0] > done_us, BACK_S, "results")
         gap = self._reader.gap_ms(at_us, done_us)
-        bound_ms = round(1_000 * OPTIONS.silence_s + 2 * BUCKET_MS + 2 * max(steps), 1)
         self._say(f"all restarted, longest gap {gap:.0f} ms (bound {bound_ms:.0f})")
         return {
             "hosts": hosts, "at_us": at_us, "seconds": round((done_us - at_us) / 1e6, 1),
@@ -283,25 +286,16 @@ class _Story:
 
     def _caught_up(self, names: list[str]) -> bool:
         """They are where their partners are."""
-        return all(
-            _position(self._run.asked(name)) >= _position(self._run.asked(self._partners[name])) - 1
-            for name in names
-        )
-
-    def _wait(self, until: Callable[[], bool], limit_s: float, what: str | None) -> None:
-        end = time.monotonic() + limit_s
-        while not until():
-            self._run.raise_failure()
-            if time.monotonic() > end:
-                if what is None:
-                    return
-                raise SetupError(f"waiting for {what}: nothing within {limit_s:.0f} s")
-            time.sleep(0.02)
+        for name in names:
+            mine, other = (position(self._run.asked(n)) for n in (name, self._partners[name]))
+            if mine is None or other is None or mine < other - 1:
+                return False
+        return True
 
 
-def _position(told: dict[str, Any]) -> int:
-    found = [path["position"] for path in told.get("paths", {}).values()]
-    return min((-1 if at is None else at for at in found), default=-1)
+def _bound_ms(nodes: Iterable[dict[str, Any]]) -> float:
+    step_ms: float = max(node["step_ms"] for node in nodes if node.get("step_ms"))
+    return round(1_000 * OPTIONS.silence_s + 2 * BUCKET_MS + 2 * step_ms, 1)
 
 
 def table(result: dict[str, Any]) -> Table:

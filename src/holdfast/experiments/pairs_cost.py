@@ -13,18 +13,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import holdfast as hf
-from holdfast.errors import SetupError
 from holdfast.experiments import sessions
-from holdfast.experiments.sessions import BUCKET_MS, Packets
+from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets
 from holdfast.running import Run
 
-OPTIONS = hf.Options(
-    memory="512m", master="local[1]", java_options="-XX:TieredStopAtLevel=1", heartbeat="250ms",
-    hosts=4, by_reference=False, archive=False,
-)  # fmt: skip
+OPTIONS = replace(HOSTS, archive=False)
 KINDS = ("plain", "clusters", "flux")
 ROUNDS = 5
 KEYS, ROWS = 100_000, 20_000
@@ -66,12 +63,10 @@ def _rate(kind: str) -> float:
                 for bucket in range(first, last + 1):
                     source.push(packets.bucket(bucket))
                     source.advance((bucket + 1) * BUCKET_MS * 1_000)
-                until = time.monotonic() + LIMIT_S
-                while client.position is None or client.position < last:
-                    running.raise_failure()
-                    if time.monotonic() > until:
-                        raise SetupError(f"{kind}: no results within {LIMIT_S:.0f} s")
-                    time.sleep(0.01)
+                running.wait_for(
+                    lambda: client.position is not None and client.position >= last, LIMIT_S,
+                    f"results of {kind}",
+                )  # fmt: skip
 
             one_by_one, at_once = WARM
             for bucket in range(1, one_by_one + 1):

@@ -1,9 +1,9 @@
 """The query of Flux section 2.4: sessions from packets, and statistics of them.
 
 Packets open and close sessions between a source and a destination; of every session that ends, its
-application, source and duration go on, and every two seconds the longest and the mean duration of
-the last ten are given for each application and source. Sessions are split by the two ends, the
-statistics by application and source, four partitions each.
+application, source and duration go on, and for each application and source the longest and the mean
+duration are given every two seconds. Sessions are split by the two ends, the statistics by
+application and source, four partitions each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import holdfast as hf
 PARTITIONS = 4
 APPS = 10
 BUCKET_MS = 2_000
+#: Four of them. JVMs that live for minutes, many on a small machine: one compiler each is enough.
+HOSTS = hf.Options(
+    memory="512m", master="local[1]", java_options="-XX:TieredStopAtLevel=1", heartbeat="250ms",
+    hosts=4, by_reference=False,
+)  # fmt: skip
 
 
 def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
@@ -64,7 +69,7 @@ plain, flux, clusters = network(None), network("pairs"), network("clusters")
 
 class Packets:
     """Packets of `keys` pairs of ends, each of which opens and closes sessions in turn, and of a
-    tenth as many sources: uniformly distributed, a bucket at a time."""
+    tenth as many applications and sources: uniformly distributed, a bucket at a time."""
 
     def __init__(self, keys: int, rows: int) -> None:
         self._keys, self._rows = keys, rows

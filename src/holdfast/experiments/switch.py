@@ -25,7 +25,7 @@ from rich.table import Table
 
 import holdfast as hf
 from holdfast.client import BucketInfo
-from holdfast.errors import HoldfastError, SetupError
+from holdfast.errors import HoldfastError
 from holdfast.running import Run
 from holdfast.source import Source, now_us
 from holdfast.types import Stability
@@ -92,15 +92,6 @@ def _push(source: Source, stop: threading.Event, number: int, pushed: list[int])
         pushed[number] = value
 
 
-def _wait(until: Callable[[], bool], limit_s: float, run: Run, what: str) -> None:
-    end = time.monotonic() + limit_s
-    while not until():
-        run.raise_failure()
-        if time.monotonic() > end:
-            raise SetupError(f"{what} did not happen within {limit_s:.0f} s")
-        time.sleep(0.05)
-
-
 def _caught_up(run: Run, name: str) -> bool:
     """The replica serves stable results again, not far behind."""
     try:
@@ -146,13 +137,13 @@ def _measure(
 
     try:
         for number in range(kills):
-            _wait(all_up, BACK_S, running, "catching up")
-            _wait(lambda: reader.reads is not None, BACK_S, running, "reading")
+            running.wait_for(all_up, BACK_S, "catching up")
+            running.wait_for(lambda: reader.reads is not None, BACK_S, "reading")
             time.sleep(CALM_S)
             rows.append(_kill(running, reader, wipe=number % 2 == 1))
             say(f"killed {rows[-1]['killed']}{' with its storage' if rows[-1]['wiped'] else ''}: "
                 f"switched in {rows[-1]['switch_ms']} ms, gap {rows[-1]['gap_ms']} ms")  # fmt: skip
-        _wait(all_up, BACK_S, running, "catching up")
+        running.wait_for(all_up, BACK_S, "catching up")
         steps = [
             node["step_ms"] for node in running.status()["nodes"] if node.get("step_ms") is not None
         ]
@@ -198,9 +189,9 @@ def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
         """Away from the one that was killed."""
         return [one for one in reader.client.switches[before:] if one[0] != killed]
 
-    _wait(lambda: bool(switched()), 10.0, running, "switching")
+    running.wait_for(lambda: bool(switched()), 10.0, "switching")
     _, first_us, switch_us = switched()[0]
-    _wait(lambda: reader.came[-1] > first_us + 500_000, 10.0, running, "results")
+    running.wait_for(lambda: reader.came[-1] > first_us + 500_000, 10.0, "results")
     return {
         "killed": killed,
         "wiped": wipe,

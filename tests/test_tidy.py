@@ -74,8 +74,8 @@ ENTRY_POINTS = {
 ALLOWED = {
     "tests/processes/cluster_main.py: main sleeps": "polls threads and failures, with a limit",
     "tests/processes/test_cluster.py: said sleeps": "polls the log of a Spark master, with a limit",
-    "tests/processes/test_commands.py: test_run_status_tail_and_audit sleeps": "polls for a file "
-    "of another process, with a limit",
+    "tests/processes/test_commands.py: test_run_status_tail_restart_and_audit sleeps": "polls "
+    "another process, with a limit",
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: test_ten_kills_lose_double_and_change_nothing sleeps": "kills "
     "at random moments: the time is the test",
@@ -83,7 +83,6 @@ ALLOWED = {
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
     "tests/log/test_log_store.py: is too long": "one short scenario after another",
     "tests/test_checkers.py: is too long": "one short scenario after another",
-    "tests/sim/mutations.py: is too long": "a list, kept in one place",
 }
 
 #: What breaks a rule and should not, and why it still does.

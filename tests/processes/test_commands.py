@@ -22,20 +22,24 @@ def holdfast(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_run_status_tail_and_audit(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "holdfast.cli.main", "run", APP, "--seconds", "15", "--audit"]
+def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "holdfast.cli.main", "run", APP, "--deployment", "processes",
+        "--seconds", "40", "--audit",
+    ]  # fmt: skip
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     try:
         described = tmp_path / "holdfast-data" / "netmon" / "run.json"
         until = time.monotonic() + LIMIT_S
-        while not described.exists():
+        tail = None
+        while tail is None or tail.returncode:  # it says what is missing until it is up
             assert running.poll() is None, running.stderr.read()  # type: ignore[union-attr]
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        tail = holdfast("tail", "top_talkers", "-n", "1", "--json", cwd=tmp_path)
-        assert tail.returncode == 0, tail.stderr
+            assert time.monotonic() < until, tail and tail.stderr
+            time.sleep(0.5)
+            tail = holdfast("tail", "top_talkers", "-n", "1", "--json", cwd=tmp_path)
+            assert "Traceback" not in tail.stderr
         row = json.loads(tail.stdout.splitlines()[0])
         assert set(row) == {"bucket", "src", "bytes", "flows", "window_start", "ts", "stability"}
         status = holdfast("status", "--json", cwd=tmp_path)
@@ -45,7 +49,10 @@ def test_run_status_tail_and_audit(tmp_path: Path) -> None:
         assert told["sources"]["tap0"]["rows"] > 0
         assert told["nodes"][0]["paths"]["top_talkers"]["convergent"] is True
         restart = holdfast("restart", cwd=tmp_path)
-        assert restart.returncode == 2 and "runs in one process" in restart.stderr
+        assert restart.returncode == 0, restart.stderr
+        assert "host main is back after" in restart.stdout
+        unknown = holdfast("restart", "--host", "nobody", cwd=tmp_path)
+        assert unknown.returncode == 2 and "hosts: main" in unknown.stderr
         out, err = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()

@@ -221,12 +221,11 @@ class Step(History):
         assert up is not None
         schema = arrow_schema(self.compiled.schema[up.name])
         shards = self.engine.network.partitions
+        # A single shard has all rows anyway, in whatever order; of no rows there would be no task.
+        together = shards == 1 and rows is not None
         if rows is None:
             rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
-            spread = rows.repartition(shards, *op.keys)
-        else:
-            # A single shard has all rows anyway; the task puts them into order.
-            spread = rows.repartition(shards, *op.keys) if shards > 1 else rows.coalesce(1)
+        spread = rows.coalesce(1) if together else rows.repartition(shards, *op.keys)
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
         held = {
             number: os.path.join(self.engine.folder, shard.file)

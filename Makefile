@@ -32,7 +32,7 @@ check: $(READY) ## format, lint, types and the tests that need no Java; before e
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not spark and not processes"
+	$(BIN)/pytest -n auto -m "not spark and not processes"
 
 .PHONY: test
 test: check setup ## everything: check, more seeds, the tests on Spark and on processes, quick experiments

@@ -77,7 +77,7 @@ ALLOWED = {
     "tests/processes/test_commands.py: test_run_status_tail_restart_and_audit sleeps": "polls "
     "another process, with a limit",
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
-    "tests/processes/test_kill.py: test_ten_kills_lose_double_and_change_nothing sleeps": "kills "
+    "tests/processes/test_kill.py: test_kills_lose_double_and_change_nothing sleeps": "kills "
     "at random moments: the time is the test",
     "tests/chaos/test_judging.py: _until sleeps": "polls threads that tell nobody, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",

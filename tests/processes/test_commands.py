@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ def holdfast(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "holdfast.cli.main", "run", APP, "--deployment", "processes",
-        "--seconds", "40", "--audit",
+        "--audit",
     ]  # fmt: skip
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
@@ -54,6 +55,8 @@ def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
         assert "host main is back after" in restart.stdout
         unknown = holdfast("restart", "--host", "nobody", cwd=tmp_path)
         assert unknown.returncode == 2 and "hosts: main" in unknown.stderr
+        assert holdfast("tail", "top_talkers", "-n", "3", cwd=tmp_path).returncode == 0
+        running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()

@@ -23,7 +23,7 @@ def storage_of(storage: str | None, network: Any, app: str | None) -> str:
 
         return os.path.join(ROOT, load(app).name)
     found = sorted(os.listdir(ROOT)) if os.path.isdir(ROOT) else []
-    live = [name for name in found if os.path.exists(os.path.join(ROOT, name, "run.json"))]
+    live = [name for name in found if is_running(os.path.join(ROOT, name))]
     for names in (live, found):
         if len(names) == 1:
             return os.path.join(ROOT, names[0])
@@ -31,8 +31,13 @@ def storage_of(storage: str | None, network: Any, app: str | None) -> str:
     raise SetupError(f"which network? {told}; name it with --storage DIR")
 
 
+def is_running(storage: str) -> bool:
+    """Unless the run was killed, which leaves its file behind."""
+    return os.path.exists(_described(storage))
+
+
 def running(storage: str) -> FlightPeer:
-    path = os.path.join(storage, "run.json")
+    path = _described(storage)
     try:
         with open(path) as file:
             told = json.load(file)
@@ -43,3 +48,7 @@ def running(storage: str) -> FlightPeer:
     except ValueError:
         raise SetupError(f"{path} is damaged; stop the run and delete it") from None
     return FlightPeer(told["address"])
+
+
+def _described(storage: str) -> str:
+    return os.path.join(storage, "run.json")

@@ -1,9 +1,8 @@
-"""`run` and `tail`: results as they come."""
+"""`run`: results as they come; and `restart`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shutil
 import threading
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from holdfast.cli.find import running, storage_of
 from holdfast.cli.show import show_report
-from holdfast.client import BEFORE_ALL, BucketInfo
+from holdfast.client import BucketInfo
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
 from holdfast.errors import InputError, SetupError, TransportError
@@ -172,52 +171,6 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
     thread = threading.Thread(target=read, name=f"client-{op.name}", daemon=True)
     thread.start()
     return thread
-
-
-def _maker(chief: FlightPeer, output: str) -> FlightPeer:
-    """A node that makes the output and answers."""
-    asked: dict[str, Any] = {"stream": output}
-    for maker in chief.call("makers", asked)["makers"]:
-        address = chief.call("locate", {"maker": maker})["address"]
-        if address is not None:
-            peer = FlightPeer(address)
-            with suppress(TransportError):
-                peer.streams()
-                return peer
-    return chief
-
-
-def tail(storage: str, output: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
-    chief = running(storage)
-    peer = _maker(chief, output)
-    info = next((info for info in peer.streams() if info.name == output), None)
-    if info is None:
-        known = ", ".join(info.name for info in peer.streams())
-        raise InputError(f"there is no stream {output!r} (streams: {known})")
-    start = None if oldest else info.complete_upto + 1
-    seen = 0
-    for delivery in peer.follow(output, start, threading.Event(), BEFORE_ALL):
-        if delivery.undone and not as_json:
-            print(f"{delivery.since - 1} UNDO", flush=True)
-        for number, segment in enumerate(delivery.segments):
-            for row in delivery.table(number).to_pylist():
-                shown = {
-                    key: str(value) if isinstance(value, datetime) else value
-                    for key, value in row.items()
-                }
-                if as_json:
-                    body = {"bucket": segment.id.bucket, "stability": segment.stability.value}
-                    print(json.dumps({**body, **shown}, default=str), flush=True)
-                else:
-                    print(
-                        f"{segment.id.bucket} {segment.stability.value} "
-                        + "  ".join(f"{k}={v}" for k, v in shown.items()),
-                        flush=True,
-                    )
-            seen += 1
-            if buckets is not None and seen >= buckets:
-                return 0
-    return 0
 
 
 def restart(storage: str, host: str | None) -> int:

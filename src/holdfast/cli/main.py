@@ -279,7 +279,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _tail(args: argparse.Namespace) -> int:
-    from holdfast.cli.live import tail
+    from holdfast.cli.tail import tail
 
     return tail(_folder(args), args.output, args.json, args.buckets, args.all)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from typing import Any
 
 from rich.console import Console
@@ -35,8 +38,7 @@ def run_simulate(
     json_to: str | None = None,
     history_to: str | None = None,
 ) -> int:
-    logging.getLogger("holdfast.node").setLevel(logging.ERROR)
-    simulate(Scenario("warm-up", "line", 1))  # what is imported late should not count as slow
+    _get_ready()
     console = Console(stderr=json_to == "-")
     if seed is not None or scenario is not None:
         one = scenario_of(seed) if seed is not None else find(str(scenario))
@@ -45,6 +47,17 @@ def run_simulate(
     if history_to is not None:
         raise InputError("--history is for one run: name it with --seed or --scenario")
     return _many(_range(seeds or "1..50"), console, json_to)
+
+
+def _get_ready() -> None:
+    logging.getLogger("holdfast.node").setLevel(logging.ERROR)
+    simulate(Scenario("warm-up", "line", 1))  # what is imported late should not count as slow
+
+
+def _begin() -> None:
+    """In a process for seeds alone."""
+    _get_ready()
+    gc.disable()  # a run makes no cycles worth looking for, and is thrown away whole
 
 
 def _range(text: str) -> range:
@@ -67,29 +80,57 @@ def _one(
     console.print(_speed(outcome.node_seconds, seconds), highlight=False, soft_wrap=True)
     if outcome.failed:
         _explain(outcome, again, console)
-    _write([outcome], outcome.node_seconds / 60 / seconds, json_to)
+    _write([_ran(outcome, seconds)], outcome.node_seconds / 60 / seconds, json_to)
     return 1 if outcome.failed else 0
 
 
-def _many(seeds: Iterable[int], console: Console, json_to: str | None) -> int:
-    kept: list[Outcome] = []
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What is left of a run."""
+
+    seed: int
+    toml: str
+    verdicts: list[Verdict]
+    node_seconds: float
+    #: Of one core.
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return any(verdict.outcome == "failed" for verdict in self.verdicts)
+
+
+def _ran(outcome: Outcome, seconds: float) -> _Ran:
+    scenario = outcome.scenario
+    return _Ran(scenario.seed, scenario.toml(), outcome.verdicts, outcome.node_seconds, seconds)
+
+
+def _run(seed: int) -> _Ran:
+    began = time.process_time()
+    outcome = simulate(scenario_of(seed))
+    if seed % 50 == 0:
+        gc.collect()
+    return _ran(outcome, time.process_time() - began)
+
+
+def _all(seeds: range) -> Iterator[_Ran]:
+    """Seeds know nothing of each other: as many at once as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_begin) as pool:
+        yield from pool.map(_run, seeds)
+
+
+def _many(seeds: range, console: Console, json_to: str | None) -> int:
+    kept: list[_Ran] = []
     outcomes: Counter[tuple[str, str]] = Counter()
-    node_seconds, runs, began = 0.0, 0, time.process_time()
+    node_seconds = seconds = 0.0
     checkers: list[str] = []
-    gc.disable()  # a run makes no cycles worth looking for, and is thrown away whole
-    try:
-        for seed in track(seeds, "simulating", console=console, transient=True):
-            outcome = simulate(scenario_of(seed))
-            runs, node_seconds = runs + 1, node_seconds + outcome.node_seconds
-            checkers = [verdict.checker for verdict in outcome.verdicts]
-            outcomes.update((verdict.checker, verdict.outcome) for verdict in outcome.verdicts)
-            if outcome.failed:
-                kept.append(outcome)
-            if runs % 50 == 0:
-                gc.collect()
-    finally:
-        gc.enable()
-    seconds = time.process_time() - began
+    for ran in track(_all(seeds), "simulating", len(seeds), console=console, transient=True):
+        node_seconds, seconds = node_seconds + ran.node_seconds, seconds + ran.seconds
+        checkers = [verdict.checker for verdict in ran.verdicts]
+        outcomes.update((verdict.checker, verdict.outcome) for verdict in ran.verdicts)
+        if ran.failed:
+            kept.append(ran)
     width = max(len(checker) for checker in checkers)
     console.print(f"{'checker':<{width}}      ok  failed  unknown", highlight=False)
     for checker in checkers:
@@ -98,12 +139,13 @@ def _many(seeds: Iterable[int], console: Console, json_to: str | None) -> int:
             f"{checker:<{width}}  {counts[0]:>6}  {counts[1]:>6}  {counts[2]:>7}", highlight=False
         )
     speed = _speed(node_seconds, seconds)
-    console.print(f"{runs} seeds, {len(kept)} failed; {speed}", highlight=False, soft_wrap=True)
+    told = f"{len(seeds)} seeds, {len(kept)} failed; {speed}"
+    console.print(told, highlight=False, soft_wrap=True)
     if kept:
-        first = kept[0]
-        console.print(f"\nfailed: seeds {', '.join(str(o.scenario.seed) for o in kept[:20])}")
+        console.print(f"\nfailed: seeds {', '.join(str(ran.seed) for ran in kept[:20])}")
+        first = simulate(scenario_of(kept[0].seed))
         _print_verdicts(first, console)
-        _explain(first, f"--seed {first.scenario.seed}", console)
+        _explain(first, f"--seed {kept[0].seed}", console)
     _write(kept, node_seconds / 60 / seconds, json_to)
     return 1 if kept else 0
 
@@ -144,19 +186,19 @@ def _upto(outcome: Outcome) -> str:
     return outcome.world.transcript(to_us=max(seen, default=2**62))
 
 
-def _write(outcomes: list[Outcome], rate: float, to: str | None) -> None:
+def _write(runs: list[_Ran], rate: float, to: str | None) -> None:
     if to is None:
         return
     told: dict[str, Any] = {
-        "ok": not any(outcome.failed for outcome in outcomes),
+        "ok": not any(ran.failed for ran in runs),
         "node_minutes_per_second": round(rate, 1),
         "runs": [
-            {"seed": o.scenario.seed, "scenario": o.scenario.toml(), "verdicts": _plain(o.verdicts)}
-            for o in outcomes
+            {
+                "seed": ran.seed,
+                "scenario": ran.toml,
+                "verdicts": [asdict(verdict) for verdict in ran.verdicts],
+            }
+            for ran in runs
         ],
     }
     write_verdicts(told, to)
-
-
-def _plain(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    return [asdict(verdict) for verdict in verdicts]

@@ -1,0 +1,131 @@
+"""`tail`: a stream as it comes, seen from another terminal. Whoever makes it may die meanwhile.
+
+It only looks, so nothing is kept for it; what is deleted before it was shown is said to be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from holdfast.cli.find import is_running, running
+from holdfast.core.following import Following
+from holdfast.errors import InputError, SetupError, TransportError, Trimmed
+from holdfast.following import Makers, follow
+from holdfast.transport.flight import FlightPeer
+from holdfast.transport.service import Delivery
+from holdfast.types import Segment, Stability
+
+#: Whoever has not been heard of for so long is not waited for.
+GONE_S = 60.0
+
+
+def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
+    makers = _makers(storage, stream)
+    newest = _newest(makers, stream)
+    seen, tentative = 0, False
+    for delivery, rows in _Looking(storage, stream, makers, None if oldest else newest + 1):
+        if tentative and (delivery.undone or delivery.upto >= delivery.since):
+            tentative = False
+            if not as_json:
+                print(f"{delivery.since - 1} UNDO", flush=True)
+        for segment, held in zip(delivery.segments, rows, strict=True):
+            tentative |= segment.stability is Stability.TENTATIVE
+            for row in held:
+                print(_line(segment, row, as_json), flush=True)
+            seen += 1
+            if buckets is not None and seen >= buckets:
+                return 0
+    return 0
+
+
+class _Looking:
+    """Iterates over what comes, with its rows, until the stream or the run is over."""
+
+    def __init__(self, storage: str, stream: str, makers: Makers, start: int | None) -> None:
+        self._storage, self._stream, self._makers = storage, stream, makers
+        self._following = Following(start, tentative=True)
+        self._heard = time.monotonic()
+        self._stop = threading.Event()
+        self._over: SetupError | None = None
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def __iter__(self) -> Iterator[tuple[Delivery, list[list[dict[str, Any]]]]]:
+        following, wanted = self._following, self._following.at
+        while not self._stop.is_set():
+            try:
+                for delivery in follow(self._stream, following, self._makers, self._stop):
+                    self._heard = time.monotonic()
+                    if wanted is not None and wanted < delivery.since:
+                        last = delivery.since - 1
+                        print(f"buckets {wanted} to {last} were deleted before they could be shown",
+                              file=sys.stderr, flush=True)  # fmt: skip
+                    # All of them, or all are asked for again.
+                    numbers = range(len(delivery.segments))
+                    yield delivery, [delivery.table(number).to_pylist() for number in numbers]
+                    following.taken(delivery.upto)
+                    if delivery.tentative_upto is not None:
+                        following.taken_tentative(delivery.tentative_upto)
+                    wanted = following.at
+                    if delivery.ended:
+                        return
+            except Trimmed:
+                following.at = None
+            except TransportError:  # a file that was deleted since
+                self._stop.wait(following.lost() / 1_000)
+        if self._over is not None:
+            raise self._over
+
+    def _watch(self) -> None:
+        while not self._stop.wait(1.0):
+            if not is_running(self._storage):
+                self._over = SetupError(f"nothing runs on {self._storage} any more")
+            if time.monotonic() - self._heard > GONE_S:
+                self._over = SetupError(f"nothing is heard of {self._stream!r} for {GONE_S:.0f} s")
+            if self._over is not None:
+                self._stop.set()
+
+
+def _makers(storage: str, stream: str) -> Makers:
+    """Sources, and with one process everything, are with the run itself."""
+    names = running(storage).call("makers", {"stream": stream})["makers"]
+    return {name: partial(_connect, storage, name) for name in names} or {
+        stream: partial(running, storage)
+    }
+
+
+def _connect(storage: str, maker: str) -> FlightPeer:
+    address = running(storage).call("locate", {"maker": maker})["address"]
+    if address is None:
+        raise TransportError(f"node {maker!r} has not reported yet")
+    return FlightPeer(address)
+
+
+def _newest(makers: Makers, stream: str) -> int:
+    """How far the stream is."""
+    known: set[str] = set()
+    for connect in makers.values():
+        with suppress(TransportError):
+            for info in connect().streams():
+                if info.name == stream:
+                    return info.complete_upto
+                known.add(info.name)
+    if not known:
+        raise SetupError(f"nobody who makes {stream!r} answers yet; try again in a moment")
+    raise InputError(f"there is no stream {stream!r} (streams: {', '.join(sorted(known))})")
+
+
+def _line(segment: Segment, row: dict[str, Any], as_json: bool) -> str:
+    shown = {k: str(v) if isinstance(v, datetime) else v for k, v in row.items()}
+    if as_json:
+        body = {"bucket": segment.id.bucket, "stability": segment.stability.value}
+        return json.dumps({**body, **shown}, default=str)
+    told = "  ".join(f"{key}={value}" for key, value in shown.items())
+    return f"{segment.id.bucket} {segment.stability.value} {told}"

@@ -1,0 +1,154 @@
+"""`holdfast tail` while whoever makes the output dies, deletes and comes back. No JVM."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.tail import tail
+from holdfast.errors import HoldfastError, InputError, SetupError
+from holdfast.log import Log
+from holdfast.transport.flight import FlightServer
+from holdfast.transport.service import Service
+from tests.transport.test_contract import SCHEMA, put
+
+LIMIT_S = 20.0
+
+
+class Maker:
+    """A run of which one node makes `s`, and may be replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._log_folder = folder, folder / "log"
+        self.chief = Service()
+        self.chief.calls["makers"] = lambda body: {"makers": ["main"] if body["stream"] else []}
+        self.chief.calls["locate"] = lambda body: {"address": self.server.address}
+        self._chief_server = FlightServer(self.chief)
+        (folder / "run.json").write_text(json.dumps({"address": self._chief_server.address}))
+        self.come_up()
+
+    def come_up(self) -> None:
+        self.log = Log.open(self._log_folder, "main", fsync="never")
+        if not self.log.streams():
+            self.log.open_stream("s", SCHEMA, "ts", 0)
+        self.service = Service(logs={"s": self.log}, trim_buckets=1)
+        self.server = FlightServer(self.service)
+
+    def die(self) -> None:
+        self.server.stop()
+        self.log.close()
+
+    def end(self) -> None:
+        self.die()
+        self._chief_server.stop()
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Iterator[Maker]:
+    maker = Maker(tmp_path)
+    yield maker
+    maker.end()
+
+
+class Printed(io.StringIO):
+    """What was printed, and who waits for it is woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = threading.Condition()
+
+    def write(self, text: str) -> int:
+        with self._news:
+            self._news.notify_all()
+            return super().write(text)
+
+    def buckets(self) -> list[int]:
+        """Of every first row."""
+        return [int(ln.split()[0]) for ln in self.getvalue().splitlines() if ln.endswith("value=0")]
+
+    def shows(self, bucket: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: bucket in self.buckets(), LIMIT_S), self.getvalue()
+
+
+class Tailing(threading.Thread):
+    def __init__(self, maker: Maker, monkeypatch: pytest.MonkeyPatch, buckets: int) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._buckets = str(maker.folder), buckets
+        self.out, self.err = Printed(), Printed()
+        monkeypatch.setattr(sys, "stdout", self.out)
+        monkeypatch.setattr(sys, "stderr", self.err)
+        self.failure: HoldfastError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            tail(self._folder, "s", False, self._buckets, True)
+        except HoldfastError as err:
+            self.failure = err
+
+    def ends(self) -> None:
+        self.join(LIMIT_S)
+        assert not self.is_alive()
+
+
+def test_it_goes_on_with_whoever_comes_after(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(maker.log, 0)
+    tailing = Tailing(maker, monkeypatch, buckets=3)
+    tailing.out.shows(0)
+    maker.die()
+    maker.come_up()
+    put(maker.log, 1)
+    tailing.out.shows(1)
+    put(maker.log, 2)
+    tailing.ends()
+    assert (
+        tailing.out.buckets() == [0, 1, 2]
+        and tailing.failure is None
+        and tailing.err.getvalue() == ""
+    )
+
+
+def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(maker.log, 0)
+    tailing = Tailing(maker, monkeypatch, buckets=2)
+    tailing.out.shows(0)
+    maker.die()
+    maker.come_up()
+    maker.server.stop()  # nobody reads meanwhile
+    for bucket in (1, 2, 3):
+        put(maker.log, bucket)
+    maker.log.trim("s", 2)
+    maker.server = FlightServer(maker.service)
+    tailing.ends()
+    assert tailing.out.buckets() == [0, 3]
+    assert tailing.err.getvalue() == "buckets 1 to 2 were deleted before they could be shown\n"
+
+
+def test_it_ends_with_the_run(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(maker.log, 0)
+    tailing = Tailing(maker, monkeypatch, buckets=2)
+    tailing.out.shows(0)
+    (maker.folder / "run.json").unlink()
+    maker.server.stop()
+    tailing.ends()
+    assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)
+
+
+def test_a_name_that_is_not_known(maker: Maker) -> None:
+    with pytest.raises(InputError, match=r"no stream 'nope' \(streams: s\)"):
+        tail(str(maker.folder), "nope", False, 1, False)
+
+
+def test_nobody_is_up_yet(maker: Maker) -> None:
+    maker.chief.calls["locate"] = lambda body: {"address": None}
+    with pytest.raises(SetupError, match="try again"):
+        tail(str(maker.folder), "s", False, 1, False)

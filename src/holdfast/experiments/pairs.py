@@ -47,6 +47,8 @@ PAPER_MOVED_BYTES, PAPER_MOVE_MS = 8_500_000, 941
 STEADY_BUCKETS, SOON_MS, QUICK_SOON_MS = 5, 1_500, 3_000
 #: ... or will not be: the machine is busy.
 WARM_S = 120.0
+#: Rows per second are drawn as means over so many buckets.
+RATE_BUCKETS = 3
 #: What was killed is back by then, or never.
 BACK_S = 150.0
 
@@ -335,9 +337,11 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     paths = []
     for one in result["runs"]:
         figure, panels = plt.subplots(2, 1, figsize=(10, 6), sharex=True)
-        at = np.array([row[0] for row in one["series"]])
-        rate = np.array([row[1] for row in one["series"]])[1:] / np.diff(at)
-        panels[0].plot(at[1:], rate / 1_000, drawstyle="steps-pre")
+        at, rows = (np.array([row[column] for row in one["series"]]) for column in (0, 1))
+        # Two results may come at once: over a few buckets.
+        over_s = RATE_BUCKETS * BUCKET_MS / 1_000
+        held, edges = np.histogram(at, np.arange(at[0], at[-1] + over_s, over_s), weights=rows)
+        panels[0].stairs(held / over_s / 1_000, edges)
         panels[0].set_ylabel("results (thousand rows/s)")
         panels[1].plot(at, [row[2] / 1_000 for row in one["series"]], ".-")
         panels[1].set_ylabel("delay of results (s)")

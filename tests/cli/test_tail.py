@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, InputError, SetupError
 from holdfast.log import Log
 from holdfast.transport.flight import FlightServer
 from holdfast.transport.service import Service
-from tests.transport.test_contract import SCHEMA, put
+from tests.transport.test_contract import SCHEMA, correct, guess, put
 
 LIMIT_S = 20.0
 
@@ -131,6 +131,21 @@ def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
     tailing.ends()
     assert tailing.out.buckets() == [0, 3]
     assert tailing.err.getvalue() == "buckets 1 to 2 were deleted before they could be shown\n"
+
+
+def test_what_is_tentative_is_taken_back_before_it_is_corrected(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(maker.log, 0)
+    guess(maker.log, 1, 2, 1, 2)
+    tailing = Tailing(maker, monkeypatch, buckets=5)
+    tailing.out.shows(2)
+    correct(maker.log, 1)
+    guess(maker.log, 2, 2, 2)
+    tailing.ends()
+    firsts = [" ".join(line.split()[:2]) for line in tailing.out.getvalue().splitlines()
+              if line.endswith(("value=0", "UNDO"))]  # fmt: skip
+    assert firsts == ["0 STABLE", "1 TENTATIVE", "2 TENTATIVE", "0 UNDO", "1 STABLE", "2 TENTATIVE"]
 
 
 def test_it_ends_with_the_run(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:

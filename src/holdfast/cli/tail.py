@@ -15,51 +15,50 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from holdfast.cli.find import is_running, running
-from holdfast.core.following import Following
+from holdfast.client import BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
 from holdfast.following import Makers, follow
 from holdfast.transport.flight import FlightPeer
-from holdfast.transport.service import Delivery
-from holdfast.types import Segment, Stability
 
 #: Whoever has not been heard of for so long is not waited for.
 GONE_S = 60.0
+#: Delays are not shown, so the width of buckets is not asked for.
+NO_WIDTH = 0
 
 
 def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
     makers = _makers(storage, stream)
     newest = _newest(makers, stream)
-    seen, tentative = 0, False
-    for delivery, rows in _Looking(storage, stream, makers, None if oldest else newest + 1):
-        if tentative and (delivery.undone or delivery.upto >= delivery.since):
-            tentative = False
-            if not as_json:
-                print(f"{delivery.since - 1} UNDO", flush=True)
-        for segment, held in zip(delivery.segments, rows, strict=True):
-            tentative |= segment.stability is Stability.TENTATIVE
-            for row in held:
-                print(_line(segment, row, as_json), flush=True)
-            seen += 1
-            if buckets is not None and seen >= buckets:
-                return 0
+    seen = 0
+    for table, info in _Looking(storage, stream, makers, None if oldest else newest + 1):
+        if info.undo and not as_json:
+            print(f"{info.bucket} UNDO", flush=True)
+        for row in table.to_pylist():
+            print(_line(info, row, as_json), flush=True)
+        seen += not (info.undo or info.rec_done)
+        if buckets is not None and seen >= buckets:
+            return 0
     return 0
 
 
 class _Looking:
-    """Iterates over what comes, with its rows, until the stream or the run is over."""
+    """Iterates over what comes until the stream or the run is over."""
 
     def __init__(self, storage: str, stream: str, makers: Makers, start: int | None) -> None:
         self._storage, self._stream, self._makers = storage, stream, makers
-        self._following = Following(start, tentative=True)
+        # It is not told whom it reads, so nobody is told how far it is.
+        self._client = Client(stream, {}, NO_WIDTH, from_bucket=start, tentative=True)
         self._heard = time.monotonic()
         self._stop = threading.Event()
         self._over: SetupError | None = None
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def __iter__(self) -> Iterator[tuple[Delivery, list[list[dict[str, Any]]]]]:
-        following, wanted = self._following, self._following.at
-        while not self._stop.is_set():
+    def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
+        following, wanted = self._client.following, self._client.following.at
+        while not (self._stop.is_set() or self._client.ended):
             try:
                 for delivery in follow(self._stream, following, self._makers, self._stop):
                     self._heard = time.monotonic()
@@ -67,17 +66,10 @@ class _Looking:
                         last = delivery.since - 1
                         print(f"buckets {wanted} to {last} were deleted before they could be shown",
                               file=sys.stderr, flush=True)  # fmt: skip
-                    # All of them, or all are asked for again.
-                    numbers = range(len(delivery.segments))
-                    yield delivery, [delivery.table(number).to_pylist() for number in numbers]
-                    following.taken(delivery.upto)
-                    if delivery.tentative_upto is not None:
-                        following.taken_tentative(delivery.tentative_upto)
+                    yield from self._client.take(delivery)
                     wanted = following.at
-                    if delivery.ended:
-                        return
             except Trimmed:
-                following.at = None
+                wanted, following.at = following.at, None
             except TransportError:  # a file that was deleted since
                 self._stop.wait(following.lost() / 1_000)
         if self._over is not None:
@@ -122,10 +114,10 @@ def _newest(makers: Makers, stream: str) -> int:
     raise InputError(f"there is no stream {stream!r} (streams: {', '.join(sorted(known))})")
 
 
-def _line(segment: Segment, row: dict[str, Any], as_json: bool) -> str:
+def _line(info: BucketInfo, row: dict[str, Any], as_json: bool) -> str:
     shown = {k: str(v) if isinstance(v, datetime) else v for k, v in row.items()}
     if as_json:
-        body = {"bucket": segment.id.bucket, "stability": segment.stability.value}
+        body = {"bucket": info.bucket, "stability": info.stability.value}
         return json.dumps({**body, **shown}, default=str)
     told = "  ".join(f"{key}={value}" for key, value in shown.items())
-    return f"{segment.id.bucket} {segment.stability.value} {told}"
+    return f"{info.bucket} {info.stability.value} {told}"

@@ -197,7 +197,7 @@ class _Replicas:
             return
         line.room.release()
         self._trimmed.pop(line.replica, None)
-        self._perform(self.upstream.said(line.replica, delivery.state, delivery.upto))
+        self._perform(self.upstream.said(now_us(), line.replica, delivery.state, delivery.upto))
         if not self.upstream.takes_tentative(line.replica):
             delivery = only_stable(delivery)
         elif self._wanted_at is not None:

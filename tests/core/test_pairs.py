@@ -12,7 +12,7 @@ from holdfast.core import progress as core
 from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.following import Following
 from holdfast.core.membership import Standing
-from holdfast.core.upstream import Follow, Heard, Upstream
+from holdfast.core.upstream import LAG_BUCKETS, STEP_US, Follow, Gone, Heard, Upstream
 from holdfast.errors import TransportError
 from holdfast.log import Boundary, Log
 from holdfast.model.fragments import home_of
@@ -21,6 +21,7 @@ from holdfast.transport.service import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability
 
 STABLE = OutputState.STABLE
+S = 1_000_000
 
 
 def started(**more: object) -> tuple[core.Progress, list[core.Action]]:
@@ -137,6 +138,69 @@ def test_home_is_no_reason_to_read_one_that_is_behind() -> None:
     upstream.handle(Heard(0, "m", STABLE, 9))
     assert upstream.handle(Heard(0, "m@2", STABLE, 5)) == []
     assert upstream.handle(Heard(0, "m@2", OutputState.STABILIZATION, 9)) == []
+
+
+def at_home() -> Upstream:
+    """It reads its own copy; both are at bucket 9, and the other one was at 8 before."""
+    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
+    for upto in (8, 9):
+        upstream.handle(Heard(0, "m", STABLE, upto))
+        upstream.handle(Heard(0, "m@2", STABLE, upto))
+    assert upstream.main == "m@2"
+    return upstream
+
+
+def test_3_1_that_the_other_copy_finished_a_long_step_first_is_no_reason_to_leave_home() -> None:
+    """Flux section 3.1: the copies are not in step. Going there and back sends everything twice."""
+    upstream, now = at_home(), 0
+    for upto in (23, 37, 51):
+        now += 5 * S
+        assert upstream.handle(Heard(now - S, "m", STABLE, upto)) == []
+        assert upstream.said(now, "m@2", STABLE, upto) == []
+        upstream.following.taken(upto)
+    assert upstream.main == "m@2"
+
+
+def test_a_home_that_is_more_than_a_step_behind_is_left_until_it_has_what_the_reader_has() -> None:
+    upstream = at_home()
+    assert upstream.handle(Heard(1 * S, "m", STABLE, 23)) == []
+    assert upstream.handle(Heard(2 * S, "m", STABLE, 23)) == []  # nothing new, no second step
+    assert upstream.handle(Heard(3 * S, "m", STABLE, 24)) == [Follow("m", correcting=False)]
+    upstream.following.taken(24)
+    assert upstream.handle(Heard(4 * S, "m@2", STABLE, 23)) == []
+    assert upstream.handle(Heard(5 * S, "m@2", STABLE, 24)) == [Follow("m@2", correcting=False)]
+
+
+def test_a_home_that_was_cut_off_is_left_after_a_few_buckets() -> None:
+    """Steps of one bucket, as they are without load; the home knows of no failure."""
+    upstream = at_home()
+    for upto in range(10, 10 + LAG_BUCKETS):
+        assert upstream.handle(Heard(S, "m", STABLE, upto)) == []
+    left = upstream.handle(Heard(S, "m", STABLE, 10 + LAG_BUCKETS))
+    assert left == [Follow("m", correcting=False)]
+
+
+def test_a_home_that_was_cut_off_is_left_when_the_other_one_has_come_to_the_end() -> None:
+    """There will be no further step to judge by."""
+    upstream = at_home()
+    assert upstream.handle(Heard(S, "m", STABLE, 23)) == []
+    assert upstream.handle(Heard(S + STEP_US - 1, "m", STABLE, 23)) == []
+    left = upstream.handle(Heard(S + STEP_US, "m", STABLE, 23))
+    assert left == [Follow("m", correcting=False)]
+
+
+def test_of_one_that_is_heard_for_the_first_time_nobody_knows_its_steps() -> None:
+    upstream = at_home()
+    upstream.handle(Gone(S, "m"))
+    assert upstream.handle(Heard(2 * S, "m", STABLE, 23)) == []
+    assert upstream.handle(Heard(3 * S, "m", STABLE, 24)) == [Follow("m", correcting=False)]
+
+
+def test_what_is_taken_back_is_no_step() -> None:
+    upstream = at_home()
+    upstream.handle(Heard(S, "m", OutputState.UP_FAILURE, 9, 11))
+    assert upstream.handle(Heard(2 * S, "m", OutputState.UP_FAILURE, 9, 9)) == []
+    assert upstream.main == "m@2"
 
 
 # -- the buffer: who must have had what before it goes --------------------------------------------

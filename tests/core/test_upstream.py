@@ -78,9 +78,9 @@ def test_3_3_what_comes_with_the_rows_counts_as_much_as_an_answer() -> None:
     upstream = reader()
     stands(upstream, "a", STABLE)
     stands(upstream, "b", STABLE)
-    assert upstream.said("a", STABLE, 10) == []
-    assert upstream.said("a", UP_FAILURE, 10) == [follows("b")]
-    assert upstream.said("c", STABLE, 10) == []  # nobody knows how that one stands
+    assert upstream.said(0, "a", STABLE, 10) == []
+    assert upstream.said(0, "a", UP_FAILURE, 10) == [follows("b")]
+    assert upstream.said(0, "c", STABLE, 10) == []  # nobody knows how that one stands
     assert upstream.main == "b"
 
 
@@ -89,10 +89,10 @@ def test_rows_that_came_since_the_last_answer_show_how_far_a_replica_is() -> Non
     upstream = reader(at=10)
     stands(upstream, "a", STABLE, 9)
     stands(upstream, "b", UP_FAILURE, 9, 14)
-    upstream.said("a", STABLE, 12)
+    upstream.said(0, "a", STABLE, 12)
     upstream.following.taken(12)
     assert stands(upstream, "b", UP_FAILURE, 9, 15) == []
-    upstream.said("a", STABLE, 11)  # less than it said before
+    upstream.said(0, "a", STABLE, 11)  # less than it said before
     assert stands(upstream, "b", UP_FAILURE, 9, 16) == []
 
 
@@ -292,7 +292,7 @@ def test_the_best_that_is_known_is_followed_and_nobody_twice(
         if isinstance(event, tuple):
             replica, state, upto = event
             chosen = replica in known and known[replica].state is not state
-            actions = upstream.said(replica, state, upto)
+            actions = upstream.said(0, replica, state, upto)
             if replica in known:
                 heard = known[replica]
                 known[replica] = replace(heard, state=state, upto=max(upto, heard.upto))

@@ -5,18 +5,24 @@ that is STABLE if there is any, else one in UP_FAILURE, else whatever is there. 
 content with tentative rows, a replica in STABILIZATION is followed beside it, for the corrections.
 What is stable may be taken from anybody; what is tentative only from the one that is followed, so
 that no two replicas' guesses are mixed.
+
+Where replicas are pairs, a reader goes back to the copy in its own dataflow, its `home`. Two copies
+under load take long steps, and finish them one after the other: that the other one is ahead by a
+step is no reason to go there and back. It is one when it is ahead by more, or for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.following import Following
+from holdfast.core.following import NOTHING, Following
 from holdfast.types import OutputState
 
 #: A stable replica that is so many buckets behind another one is left for it.
 LAG_BUCKETS = 3
+#: A step takes less: after that, a home that is behind by a step is not at work on it.
+STEP_US = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,25 @@ class Drop:
 Action = Follow | Drop
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How a replica stands, and how it got there."""
+
+    heard: Heard
+    #: How far it was before its last step, which was over when?
+    before: int
+    stepped_at: int
+
+    @property
+    def reached(self) -> int:
+        heard = self.heard
+        return heard.upto if heard.tentative_upto is None else heard.tentative_upto
+
+    def surely(self, now: int) -> int:
+        """How far anybody else may be expected to be, too."""
+        return self.reached if now - self.stepped_at >= STEP_US else min(self.before, self.reached)
+
+
 class Upstream:
     """Of one reader and one stream."""
 
@@ -68,7 +93,8 @@ class Upstream:
         self.replicas, self.following = tuple(replicas), following
         #: The one in the same dataflow, where replicas are pairs: read when it is as good.
         self.home = home
-        self._known: dict[str, Heard] = {}
+        self._known: dict[str, _Known] = {}
+        self._now = 0
         #: Who is followed, and who is read for corrections; never the same.
         self.main: str | None = None
         self.correcting: str | None = None
@@ -76,8 +102,9 @@ class Upstream:
         self.lost_at: int | None = None
 
     def handle(self, event: Event) -> list[Action]:
+        self._now = event.at
         if isinstance(event, Heard):
-            self._known[event.replica] = event
+            self._hears(event)
         else:
             self._known.pop(event.replica, None)
             if event.replica == self.main:
@@ -86,13 +113,22 @@ class Upstream:
                 self.correcting = None
         return self._choose()
 
-    def said(self, replica: str, state: OutputState, upto: int) -> list[Action]:
+    def said(self, at: int, replica: str, state: OutputState, upto: int) -> list[Action]:
         """What comes with the rows: the state they were made in, and how far they go."""
-        known = self._known.get(replica)
+        self._now, known = at, self._known.get(replica)
         if known is None:
             return []
-        self._known[replica] = replace(known, state=state, upto=max(upto, known.upto))
-        return self._choose() if known.state is not state else []
+        heard = known.heard
+        self._hears(replace(heard, at=at, state=state, upto=max(upto, heard.upto)))
+        return self._choose() if heard.state is not state else []
+
+    def _hears(self, heard: Heard) -> None:
+        now, was = _Known(heard, NOTHING, heard.at), self._known.get(heard.replica)
+        if was is not None and was.reached == now.reached:
+            now = replace(was, heard=heard)
+        elif was is not None:
+            now = replace(now, before=was.reached)
+        self._known[heard.replica] = now
 
     def takes_tentative(self, replica: str) -> bool:
         return replica == self.main
@@ -113,41 +149,41 @@ class Upstream:
     def _best(self) -> str | None:
         """The replica to follow; the one that is followed where nothing speaks for another."""
         known = [self._known[name] for name in self.replicas if name in self._known]
-        ranked = sorted(
-            known,
-            key=lambda heard: (
-                self._rank(heard), heard.replica != self.home, heard.replica != self.main,
-            ),
-        )  # fmt: skip
-        if not ranked:
+        rank = {it.heard.replica: self._rank(it) for it in known}
+        first = min(
+            rank,
+            key=lambda name: (rank[name], name != self.home, name != self.main),
+            default=None,
+        )
+        if first is None:
             return None
-        first = ranked[0]
-        equal = [heard for heard in known if self._rank(heard) == self._rank(first)]
-        furthest = max(equal, key=_reached)
-        if _reached(furthest) - _reached(first) >= LAG_BUCKETS:
-            return furthest.replica
-        return first.replica
+        equal = [it for it in known if rank[it.heard.replica] == rank[first]]
+        if self._lags(first, self._known[first].reached, equal):
+            return max(equal, key=lambda it: it.reached).heard.replica
+        return first
 
-    def _rank(self, heard: Heard) -> int:
+    def _rank(self, known: _Known) -> int:
+        heard = known.heard
         if heard.state is OutputState.STABLE:
             # One that has less than the reader itself is no better than one that catches up; and
             # one that was cut off from all its inputs knows of no failure, and does not get on.
             behind = self.following.at is not None and heard.upto < self.following.at - 1
-            furthest = max(_reached(known) for known in self._known.values())
-            return 2 if behind or furthest - heard.upto >= LAG_BUCKETS else 0
+            lags = self._lags(heard.replica, heard.upto, self._known.values())
+            return 2 if behind or lags else 0
         return 1 if heard.state is OutputState.UP_FAILURE else 3
 
+    def _lags(self, replica: str, reached: int, others: Iterable[_Known]) -> bool:
+        home = replica == self.home
+        furthest = max(it.surely(self._now) if home else it.reached for it in others)
+        return furthest - reached >= LAG_BUCKETS
+
     def _corrector(self, main: str | None) -> str | None:
-        if main is None or self._known[main].state is not OutputState.UP_FAILURE:
+        if main is None or self._known[main].heard.state is not OutputState.UP_FAILURE:
             return None
         others = [
-            heard
-            for name, heard in self._known.items()
-            if name != main and heard.state is not OutputState.UP_FAILURE
+            known.heard
+            for name, known in self._known.items()
+            if name != main and known.heard.state is not OutputState.UP_FAILURE
         ]
         best = max(others, key=lambda heard: (heard.upto, heard.replica), default=None)
         return None if best is None else best.replica
-
-
-def _reached(heard: Heard) -> int:
-    return heard.upto if heard.tentative_upto is None else heard.tentative_upto

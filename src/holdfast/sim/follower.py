@@ -290,7 +290,8 @@ class Follower:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)
             if self._many:
-                said = self.upstream.said(connection.replica, delivery.state, delivery.upto)
+                now = self.reader.world.now
+                said = self.upstream.said(now, connection.replica, delivery.state, delivery.upto)
                 self._perform(said)
                 if not self.upstream.takes_tentative(connection.replica):
                     delivery = only_stable(delivery)
@@ -326,7 +327,7 @@ class Follower:
         self._paused_until = self.reader.world.now + for_us
         self._close(False)
         self._close(True)
-        self.upstream = Upstream(self.upstream.replicas, self.following)
+        self.upstream = Upstream(self.upstream.replicas, self.following, self.upstream.home)
 
     def _close(self, correcting: bool) -> None:
         self._tickets[correcting] += 1

@@ -52,6 +52,22 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.performer, "describe", bare)
 
 
+@mutation(
+    "stay at home when home is cut off", "available",
+    faults=(
+        Fault(4 * S, "cut", "ingress<->lower.0", 12 * S),
+        Fault(4 * S, "cut", "lower.0@2<->upper.0@2", 12 * S),
+    ), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._lags
+
+    def faithful(self: Upstream, replica: str, *more: Any) -> bool:
+        return replica != self.home and original(self, replica, *more)
+
+    patch.setattr(Upstream, "_lags", faithful)
+
+
 ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
 
 

@@ -49,7 +49,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("stay with a replica that lags", "available", "delay", seed=411)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.core.upstream, "_reached", lambda heard: 0)
+    patch.setattr(Upstream, "_lags", lambda self, *which: False)
 
 
 @mutation("acknowledge only to the replica that is read", "bounded", seed=20)

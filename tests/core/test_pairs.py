@@ -150,8 +150,8 @@ def at_home() -> Upstream:
     return upstream
 
 
-def test_3_1_that_the_other_copy_finished_a_long_step_first_is_no_reason_to_leave_home() -> None:
-    """Flux section 3.1: the copies are not in step. Going there and back sends everything twice."""
+def test_3_1_2_that_the_other_copy_finished_a_long_step_first_is_no_reason_to_leave() -> None:
+    """The copies are only loosely in step. Going there and back sends everything twice."""
     upstream, now = at_home(), 0
     for upto in (23, 37, 51):
         now += 5 * S
@@ -198,7 +198,7 @@ def test_of_one_that_is_heard_for_the_first_time_nobody_knows_its_steps() -> Non
 
 def test_what_is_taken_back_is_no_step() -> None:
     upstream = at_home()
-    upstream.handle(Heard(S, "m", OutputState.UP_FAILURE, 9, 11))
+    upstream.handle(Heard(S, "m", OutputState.UP_FAILURE, 9, 14))
     assert upstream.handle(Heard(2 * S, "m", OutputState.UP_FAILURE, 9, 9)) == []
     assert upstream.main == "m@2"
 

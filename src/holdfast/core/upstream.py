@@ -70,7 +70,7 @@ class _Known:
     """How a replica stands, and how it got there."""
 
     heard: Heard
-    #: How far it was before its last step, which was over when?
+    #: How far it was before its last step, and when that was over.
     before: int
     stepped_at: int
 
@@ -123,12 +123,11 @@ class Upstream:
         return self._choose() if heard.state is not state else []
 
     def _hears(self, heard: Heard) -> None:
-        now, was = _Known(heard, NOTHING, heard.at), self._known.get(heard.replica)
-        if was is not None and was.reached == now.reached:
-            now = replace(was, heard=heard)
-        elif was is not None:
-            now = replace(now, before=was.reached)
-        self._known[heard.replica] = now
+        was = self._known.get(heard.replica)
+        known = _Known(heard, NOTHING if was is None else was.reached, heard.at)
+        if was is not None and was.reached == known.reached:
+            known = replace(was, heard=heard)
+        self._known[heard.replica] = known
 
     def takes_tentative(self, replica: str) -> bool:
         return replica == self.main

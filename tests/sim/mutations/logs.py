@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-import holdfast.controller
-import holdfast.core.consistency
-import holdfast.core.upstream
 import holdfast.log.manifest
-import holdfast.performer
-import holdfast.sim.engine
-import holdfast.sim.follower
-import holdfast.transport.service
 from holdfast.controller import Controller
 from holdfast.errors import StorageFull
 from holdfast.log import Log

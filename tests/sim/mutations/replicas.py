@@ -7,13 +7,6 @@ from typing import Any
 
 import pytest
 
-import holdfast.controller
-import holdfast.core.consistency
-import holdfast.core.upstream
-import holdfast.log.manifest
-import holdfast.performer
-import holdfast.sim.engine
-import holdfast.sim.follower
 import holdfast.transport.service
 from holdfast.core import progress
 from holdfast.core.consistency import Consistency

@@ -259,11 +259,9 @@ class _Replicas:
                 if peer is None:
                     peer = self._peers[replica] = self.makers[replica]()
                 position = self.position()
-                if position is not None and position != said:
-                    peer.acknowledge(self.stream, *position)
+                if position != said or not self._tells(replica):
+                    self._events.put(self._stands(peer, replica, position))
                     said = position
-                if not self._tells(replica):
-                    self._events.put(self._stands(peer, replica))
             except StaleEpoch as err:
                 self._events.put(_Ended(None, err))
                 return
@@ -281,8 +279,8 @@ class _Replicas:
         line = self._lines.get(False)
         return self.home is not None and line is not None and line.replica == replica
 
-    def _stands(self, peer: Peer, replica: str) -> Heard:
-        body = peer.call("stands", {"stream": self.stream})
+    def _stands(self, peer: Peer, replica: str, position: Position | None) -> Heard:
+        body = peer.call("stands", {"stream": self.stream, "position": position})
         if body["state"] is None:
             raise TransportError(f"{replica} has not opened {self.stream!r} yet")
         state = OutputState(body["state"])

@@ -307,6 +307,15 @@ def test_3_3_a_replica_says_how_it_stands_with_each_delivery_and_when_asked(
     assert stands() == ("STABILIZATION", 2, None)
 
 
+def test_who_asks_how_a_replica_stands_says_how_far_it_is(log: Log, peer: Peer) -> None:
+    put(log, 0)
+    answer = peer.call("stands", {"stream": "s", "position": ("reader", 0, -1, 2)})
+    assert (answer["state"], answer["upto"]) == ("STABLE", 0)
+    assert (log.received("s"), log.trimmable("s"), log.reader_epoch("s", "reader")) == (0, -1, 2)
+    with pytest.raises(StaleEpoch, match="epoch 1"):
+        peer.call("stands", {"stream": "s", "position": ("reader", 0, 0, 1)})
+
+
 def test_a_stream_that_is_not_opened_yet_stands_nowhere(
     log: Log, service: Service, peer: Peer
 ) -> None:

@@ -161,6 +161,9 @@ class Service:
         }
 
     def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Whoever asks may say on the occasion how far it is."""
+        if (position := body.get("position")) is not None:
+            self.acknowledge(body["stream"], *position)
         state, upto, tentative_upto = self.stands(body["stream"]) or (None, None, None)
         return {"state": state, "upto": upto, "tentative_upto": tentative_upto}
 

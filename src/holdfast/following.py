@@ -259,9 +259,12 @@ class _Replicas:
                 if peer is None:
                     peer = self._peers[replica] = self.makers[replica]()
                 position = self.position()
-                if position != said or not self._tells(replica):
-                    self._events.put(self._stands(peer, replica, position))
+                tells = self._tells(replica)
+                if position != said or not tells:
+                    heard = self._stands(peer, replica, position)
                     said = position
+                    if not tells:
+                        self._events.put(heard)
             except StaleEpoch as err:
                 self._events.put(_Ended(None, err))
                 return

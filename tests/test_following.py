@@ -19,7 +19,7 @@ from holdfast.core.following import Following
 from holdfast.errors import HoldfastError, StaleEpoch, Trimmed
 from holdfast.following import Position, follow
 from holdfast.log import Added, Boundary, Ended, Log, Tentative, Undo
-from holdfast.transport.service import Delivery, InProcess, Service
+from holdfast.transport.service import Cursor, Delivery, InProcess, Service
 from holdfast.types import OutputState, SegmentId, Stability
 
 STABLE = OutputState.STABLE
@@ -86,6 +86,16 @@ class Replica:
         self.service.stopping.set()
 
 
+class Counting(Service):
+    """Tells how often anything is delivered."""
+
+    __slots__ = ("delivered",)
+
+    def next(self, stream: str, cursor: Cursor) -> Delivery:
+        self.delivered.release()
+        return super().next(stream, cursor)
+
+
 class Reader:
     """Takes what it is given, in a thread of its own, and tells of it."""
 
@@ -95,13 +105,15 @@ class Reader:
         *,
         at: int | None = 0,
         position: Callable[[Following], Position | None] = lambda following: None,
+        home: str | None = None,
     ) -> None:
         self.following = Following(at, tentative=True)
         self.stop = threading.Event()
         self.switches: queue.Queue[str] = queue.Queue()
         self.taken: list[tuple[int, int]] = []
         self._news: queue.Queue[Delivery | BaseException] = queue.Queue()
-        self._position = position
+        self._position, self._home = position, home
+        self.deliveries = 0
         #: A replica that comes back is connected to anew.
         self._makers = {
             name: (lambda replica=replica: replica.connect()) for name, replica in replicas.items()
@@ -114,8 +126,9 @@ class Reader:
             for delivery in follow(
                 "s", self.following, self._makers, self.stop,
                 position=lambda: self._position(self.following), heartbeat_s=0.02,
-                switched=lambda replica, us: self.switches.put(replica),
+                switched=lambda replica, us: self.switches.put(replica), home=self._home,
             ):  # fmt: skip
+                self.deliveries += 1
                 self.following.taken(delivery.upto)
                 if delivery.tentative_upto is not None:
                     self.following.taken_tentative(delivery.tentative_upto)
@@ -291,6 +304,28 @@ def test_one_that_comes_back_is_found_again(replicas: dict[str, Replica]) -> Non
         reader.reads("b")
         reader.until(upto(1))
     assert reader.taken == [(0, 0), (1, 1)]
+
+
+def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, Replica]) -> None:
+    """Signs of life of many streams, each through two threads, cost more than they say."""
+    a, b = replicas.values()
+    a.service = Counting(logs={"s": a.log}, heartbeat_s=0.001)
+    a.service.delivered = threading.Semaphore(0)
+    for replica in (a, b):
+        replica.put(0)
+    with reading(replicas, home="a") as reader:
+        reader.reads("a")
+        for _ in range(50):
+            assert a.service.delivered.acquire(timeout=LIMIT_S)
+        for replica in (a, b):
+            replica.put(1)
+        reader.until(upto(1))
+        assert reader.deliveries < 10
+        a.is_in(UP_FAILURE)  # without a row, it is news
+        reader.reads("b")
+        b.put(2)
+        reader.until(upto(2))
+    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> None:

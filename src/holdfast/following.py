@@ -84,7 +84,8 @@ def follow(
     Where there are replicas, `position` is said to all of them, and `switched` is called when
     another one is read than before: with its name, and the microseconds since that was decided.
     They are asked how they stand as often as they give a sign of life. With `home`, which is read
-    unless it is lost, that is seldom needed: every `ask_s`, and not of the one that is read.
+    unless it is lost, that is seldom needed: every `ask_s`, and not of the one that is read; nor
+    are its signs of life delivered.
     """
     if len(makers) > 1:
         replicas = _Replicas(
@@ -261,7 +262,8 @@ class _Replicas:
                 position = self.position()
                 tells = self._tells(replica)
                 if position != said or not tells:
-                    heard = self._stands(peer, replica, position)
+                    news = None if position == said else position
+                    heard = self._stands(peer, replica, news)
                     said = position
                     if not tells:
                         self._events.put(heard)
@@ -292,7 +294,12 @@ class _Replicas:
     def _read(self, line: _Line, at: int | None, after: int | None) -> None:
         try:
             peer = self._peers.get(line.replica) or self.makers[line.replica]()
+            life: Delivery | None = None
             for delivery in peer.follow(self.stream, at, line.over, after):
+                if self.home is not None:
+                    if delivery == life:
+                        continue
+                    life = delivery if delivery.is_sign_of_life else None
                 while not line.room.acquire(timeout=self.heartbeat_s):
                     if line.over.is_set():
                         return

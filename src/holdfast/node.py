@@ -56,6 +56,8 @@ class Node:
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
+        #: What was last heard of each partner.
+        self._gone: dict[str, bool] = {}
         #: What ended the node, if anything did.
         self.failure: BaseException | None = None
         self._events: queue.Queue[Event | None] = queue.Queue()
@@ -179,7 +181,7 @@ class Node:
                     position=lambda: self._positions.get(stream),
                     switched=lambda replica, us: self.switches.append((replica, us)),
                     heartbeat_s=self._options.heartbeat_s, home=home,
-                    ask_s=self._options.silence_s / 2 if home else None,
+                    ask_s=self._options.silence_s if home else None,
                 ):  # fmt: skip
                     if delivery.info is not None and stream in self._positions:
                         # Whoever speaks may be new, and not know how far we are.
@@ -241,7 +243,9 @@ class Node:
         with suppress(StorageFull, TransportError):
             self._service.lost(dead_of(standings))
         for partner in self._partners:
-            if known := standings.get(partner):
+            known = standings.get(partner)
+            if known is not None and known.gone is not self._gone.get(partner):
+                self._gone[partner] = known.gone
                 self.post(core.Alone(now_us(), known.gone))
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:

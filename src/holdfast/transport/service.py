@@ -54,6 +54,12 @@ class Delivery:
     tentative_upto: int | None = None
     missing: tuple[str, ...] = ()
 
+    @property
+    def is_sign_of_life(self) -> bool:
+        """Nothing happened; only how the replica stands is told."""
+        happened = self.undone or self.rec_done or self.ended or self.tentative_upto is not None
+        return self.since > self.upto and self.info is None and not happened
+
     def table(self, number: int) -> pa.Table:
         """Rows of a segment, verified, whichever way they came."""
         if self.tables:

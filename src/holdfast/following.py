@@ -260,9 +260,9 @@ class _Replicas:
                 if peer is None:
                     peer = self._peers[replica] = self.makers[replica]()
                 position = self.position()
+                news = position if position != said else None
                 tells = self._tells(replica)
-                if position != said or not tells:
-                    news = None if position == said else position
+                if news is not None or not tells:
                     heard = self._stands(peer, replica, news)
                     said = position
                     if not tells:

@@ -56,8 +56,6 @@ class Node:
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
-        #: What was last heard of each partner.
-        self._gone: dict[str, bool] = {}
         #: What ended the node, if anything did.
         self.failure: BaseException | None = None
         self._events: queue.Queue[Event | None] = queue.Queue()
@@ -244,8 +242,7 @@ class Node:
             self._service.lost(dead_of(standings))
         for partner in self._partners:
             known = standings.get(partner)
-            if known is not None and known.gone is not self._gone.get(partner):
-                self._gone[partner] = known.gone
+            if known is not None and known.gone is not self.performer.core.alone:
                 self.post(core.Alone(now_us(), known.gone))
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos import find
 from holdfast.cli.main import _parser
 from holdfast.model.network import Network
-from holdfast.sim.simulation import simulate
+from holdfast.verify.chaos import find
+from holdfast.verify.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

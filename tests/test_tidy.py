@@ -19,23 +19,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-#: From the bottom. A module may import its own layer and those before it in this table.
-LAYERS = {
-    "values": "types errors config",
-    "model": "model",
-    "core": "core",
-    "log": "log",
-    "engine": "engine",
-    "transport": "transport",
-    "shells": "app carrying client controller feeds following hosted host_main inputs metrics "
-    "monitor moving node performer presiding rolling running source soutput supervise",
-    "face": "__init__",
-    "stories": "history scenario checkers",
-    "proof": "sim chaos audit",
-    "top": "experiments cli examples dashboard",
-}
+_ROOM = re.compile(r"`([\w/]+?)/?`")
+
+
+def rooms(text: str) -> list[tuple[str, ...]]:
+    """The table of layers in ARCHITECTURE.md, from the bottom: the modules and packages of each."""
+    table = text.partition("## Layers")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return [tuple(name.replace("/", ".") for name in _ROOM.findall(row)) for row in rows]
+
+
+#: A module may import its own layer and those before it.
+LAYERS = rooms((ROOT / "ARCHITECTURE.md").read_text())
 #: Stories are shared by simulator, chaos and audit, so they know no machinery at all.
-NARROW = {"stories": {"values", "model", "stories"}}
+NARROW = {"verify.history": {"types", "model", "verify.history"}}
 
 #: Libraries a layer stays away from.
 FORBIDDEN = {
@@ -47,7 +44,7 @@ FORBIDDEN = {
 }  # fmt: skip
 
 #: The one module that makes bytes durable. Others may rename, but not in `log`; nobody may sync.
-DURABLE_IN = "src/holdfast/log/disk.py"
+DURABLE_IN = "src/holdfast/storage/disk.py"
 SYNC, RENAME = {"fsync", "fdatasync"}, {"rename", "replace"}
 
 LINES_MAX = 500
@@ -55,7 +52,7 @@ LINES_MAX = 500
 #: Modules nobody imports, and who runs them.
 ENTRY_POINTS = {
     "holdfast.cli.main": "the command `holdfast`",
-    "holdfast.host_main": "the supervisor, with python -m",
+    "holdfast.cluster.host_main": "the supervisor, with python -m",
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
     "holdfast.experiments.chain": "holdfast experiment, by its name",
@@ -79,10 +76,10 @@ ALLOWED = {
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: test_kills_lose_double_and_change_nothing sleeps": "kills "
     "at random moments: the time is the test",
-    "tests/chaos/test_judging.py: _until sleeps": "polls threads that tell nobody, with a limit",
+    "tests/verify/chaos/test_judging.py: _until sleeps": "polls threads, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
-    "tests/log/test_log_store.py: is too long": "one short scenario after another",
-    "tests/test_checkers.py: is too long": "one short scenario after another",
+    "tests/storage/test_log_store.py: is too long": "one short scenario after another",
+    "tests/verify/test_checkers.py: is too long": "one short scenario after another",
 }
 
 #: What breaks a rule and should not, and why it still does.
@@ -104,7 +101,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """`holdfast.log.store`; empty for what is not below `src`."""
+        """`holdfast.storage.store`; empty for what is not below `src`."""
         if not self.path.startswith("src/"):
             return ""
         dotted = self.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
@@ -140,9 +137,12 @@ Rule = Callable[[Module], list[Problem]]
 
 
 def layer_of(name: str) -> str | None:
-    """The layer of one of our modules, or of a name in one; None: it has no place."""
-    part = [*name.split("."), "__init__"][1]
-    return next((layer for layer, held in LAYERS.items() if part in held.split()), None)
+    """The layer of one of our modules, or of a name in one, called by its first room; None: it has
+    no place."""
+    inside = name.removeprefix("holdfast").removeprefix(".") or "__init__"
+    held = [(room, layer[0]) for layer in LAYERS for room in layer]
+    held = [(room, first) for room, first in held if f"{inside}.".startswith(f"{room}.")]
+    return max(held, key=lambda it: len(it[0]))[1] if held else None
 
 
 # -- rules about one module -----------------------------------------------------------------------
@@ -151,15 +151,15 @@ def layer_of(name: str) -> str | None:
 def imports_go_down(module: Module) -> list[Problem]:
     if not module.name:
         return []
-    layer, order = module.layer, list(LAYERS)
+    layer, order = module.layer, [rooms[0] for rooms in LAYERS]
     if layer is None:
-        return [Problem(module.path, 1, "is in no layer: give it a place in LAYERS")]
+        return [Problem(module.path, 1, "is in no layer: give it a place in ARCHITECTURE.md")]
     may = NARROW.get(layer, set(order[: order.index(layer) + 1]))
     ours = [(line, name) for line, name in module.imports() if name.split(".")[0] == "holdfast"]
     return [
         Problem(module.path, line, f"{layer} imports {name} of {target}")
         for line, name in ours
-        if (target := layer_of(name) or "face") not in may
+        if (target := layer_of(name) or "__init__") not in may
     ]
 
 
@@ -180,7 +180,7 @@ def layers_stay_away(module: Module) -> list[Problem]:
 def one_module_syncs(module: Module) -> list[Problem]:
     if not module.name or module.path == DURABLE_IN:
         return []
-    unwanted = SYNC | RENAME if module.layer == "log" else SYNC
+    unwanted = SYNC | RENAME if module.layer == "storage" else SYNC
     attributes = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
     used = [(node.lineno, ast.unparse(node)) for node in attributes]
     return [
@@ -209,7 +209,7 @@ def nobody_sleeps(module: Module) -> list[Problem]:
 
 def sets_are_sorted(module: Module) -> list[Problem]:
     """A set of strings has another order in every process, and so would the trace."""
-    if not module.name.startswith(("holdfast.core", "holdfast.sim")):
+    if not module.name.startswith(("holdfast.core", "holdfast.verify.sim")):
         return []
     loops = (ast.For, ast.AsyncFor, ast.comprehension)
     return [
@@ -229,6 +229,18 @@ def _is_set(node: ast.expr) -> bool:
     return isinstance(node, ast.Set | ast.SetComp)
 
 
+def one_module_knows_the_time(module: Module) -> list[Problem]:
+    """Durations may be measured anywhere but in `core`; what time it is, only `clock` asks."""
+    if not module.name or module.name == "holdfast.clock":
+        return []
+    wanted = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today")
+    return [
+        Problem(module.path, node.lineno, f"calls {ast.unparse(node.func)}")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(wanted)
+    ]
+
+
 def names_say_something(module: Module) -> list[Problem]:
     empty = {"util", "utils", "helper", "helpers", "common", "manager", "managers"}
     parts = module.path.removesuffix(".py").split("/")
@@ -246,7 +258,8 @@ def modules_hold_one_idea(module: Module) -> list[Problem]:
 
 
 RULES: list[Rule] = [
-    imports_go_down, layers_stay_away, one_module_syncs, nobody_sleeps, sets_are_sorted,
+    imports_go_down, layers_stay_away, one_module_syncs, one_module_knows_the_time,
+    nobody_sleeps, sets_are_sorted,
     names_say_something, modules_tell_their_purpose, modules_hold_one_idea,
 ]  # fmt: skip
 
@@ -270,6 +283,17 @@ def orphans(modules: Sequence[Module]) -> list[Problem]:
         for module in modules
         if module.name and not module.path.endswith("__init__.py")
         if module.name not in used and module.name not in ENTRY_POINTS
+    ]
+
+
+def names_used_twice(modules: Sequence[Module]) -> list[Problem]:
+    """A file that is named in a message or a conversation is one file."""
+    first: dict[str, str] = {}
+    return [
+        Problem(module.path, 1, f"has the name of {other}")
+        for module in modules
+        if module.name and not module.path.endswith("__init__.py")
+        if (other := first.setdefault(module.path.rpartition("/")[2], module.path)) != module.path
     ]
 
 
@@ -316,6 +340,10 @@ def test_every_module_is_used(modules: list[Module]) -> None:
     judge(orphans(modules))
 
 
+def test_every_name_is_used_once(modules: list[Module]) -> None:
+    judge(names_used_twice(modules))
+
+
 def test_no_place_of_one_machine_is_named() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("which files are committed is known to git alone")
@@ -344,45 +372,46 @@ def test_exceptions_do_not_outlive_their_cause(modules: list[Module]) -> None:
 CHECKED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
 BAD = [
     (imports_go_down, "model/x.py", "from holdfast.core import progress", "of core"),
-    (imports_go_down, "types.py", "import holdfast.log.store", "of log"),
+    (imports_go_down, "types.py", "import holdfast.storage.store", "of storage"),
     (imports_go_down, "engine/x.py", "from holdfast.transport.wire import f", "of transport"),
-    (imports_go_down, "log/x.py", "def f():\n    import holdfast", "of face"),
-    (imports_go_down, "node.py", "from holdfast import Network", "of face"),
-    (imports_go_down, "core/x.py", "from ..log import store", "of log"),
-    (imports_go_down, "core/x.py", CHECKED + "from holdfast.node import Node", "of shells"),
-    (imports_go_down, "source.py", "from holdfast.sim import world", "of proof"),
-    (imports_go_down, "checkers/x.py", "from holdfast.client import Client", "of shells"),
+    (imports_go_down, "storage/x.py", "def f():\n    import holdfast", "of __init__"),
+    (imports_go_down, "node/x.py", "from holdfast import Network", "of __init__"),
+    (imports_go_down, "core/x.py", "from ..storage import store", "of storage"),
+    (imports_go_down, "core/x.py", CHECKED + "from holdfast.node.node import Node", "of node"),
+    (imports_go_down, "edge/x.py", "from holdfast.verify.sim import world", "of verify"),
+    (imports_go_down, "verify/checkers/x.py", "from holdfast.edge.client import Client", "of edge"),
     (imports_go_down, "novel.py", "", "is in no layer"),
     (layers_stay_away, "model/x.py", "def f():\n    import pyspark.sql", "pyspark"),
     (layers_stay_away, "model/x.py", "from time import monotonic", "time"),
     (layers_stay_away, "core/x.py", "import os.path", "imports os"),
     (layers_stay_away, "core/x.py", "from random import Random", "random"),
     (layers_stay_away, "core/x.py", "text = open('x').read()", "opens a file"),
-    (one_module_syncs, "log/store.py", "import os\nos.replace('a', 'b')", "os.replace"),
-    (one_module_syncs, "log/store.py", "from os import fdatasync", "os.fdatasync"),
-    (one_module_syncs, "node.py", "import os\nos.fsync(3)", "os.fsync"),
+    (one_module_syncs, "storage/store.py", "import os\nos.replace('a', 'b')", "os.replace"),
+    (one_module_syncs, "storage/store.py", "from os import fdatasync", "os.fdatasync"),
+    (one_module_syncs, "node/x.py", "import os\nos.fsync(3)", "os.fsync"),
+    (one_module_knows_the_time, "edge/x.py", "import time\nat = time.time_ns()", "time.time_ns"),
     (nobody_sleeps, "tests/x.py", "import time\ndef test_x():\n    time.sleep(1)", "test_x"),
     (nobody_sleeps, "tests/x.py", "from time import sleep\nsleep(1)", "module sleeps"),
     (sets_are_sorted, "core/x.py", "for x in {'a', 'b'}: pass", "{'a', 'b'}"),
-    (sets_are_sorted, "sim/x.py", "y = [x for x in set(names)]", "set(names)"),
-    (sets_are_sorted, "sim/x.py", "for x in list(set(a) - set(b)): pass", "set(a)"),
-    (names_say_something, "log/utils.py", "", "utils"),
+    (sets_are_sorted, "verify/sim/x.py", "y = [x for x in set(names)]", "set(names)"),
+    (sets_are_sorted, "verify/sim/x.py", "for x in list(set(a) - set(b)): pass", "set(a)"),
+    (names_say_something, "storage/utils.py", "", "utils"),
     (names_say_something, "common/x.py", "", "common"),
-    (modules_tell_their_purpose, "log/x.py", "import os", "docstring"),
-    (modules_hold_one_idea, "log/x.py", "x = 1\n" * (LINES_MAX + 1), "too long"),
+    (modules_tell_their_purpose, "storage/x.py", "import os", "docstring"),
+    (modules_hold_one_idea, "storage/x.py", "x = 1\n" * (LINES_MAX + 1), "too long"),
 ]
 GOOD = [
-    (imports_go_down, "node.py", "from holdfast.core import progress\nimport holdfast.log"),
+    (imports_go_down, "node/x.py", "from holdfast.core import progress\nimport holdfast.storage"),
     (imports_go_down, "experiments/x.py", "import holdfast as hf"),
-    (layers_stay_away, "log/x.py", "import os, time"),
-    (one_module_syncs, "log/disk.py", "import os\nos.fsync(3)"),
-    (one_module_syncs, "running.py", "import os\nos.replace('a', 'b')"),
+    (layers_stay_away, "storage/x.py", "import os, time"),
+    (one_module_syncs, "storage/disk.py", "import os\nos.fsync(3)"),
+    (one_module_syncs, "runtime/x.py", "import os\nos.replace('a', 'b')"),
     (nobody_sleeps, "tests/x.py", "import threading\nthreading.Event().wait(1)"),
     (sets_are_sorted, "core/x.py", "for x in sorted({'a', 'b'}): pass"),
-    (sets_are_sorted, "log/x.py", "for x in {'a', 'b'}: pass"),
-    (names_say_something, "log/commonplace.py", ""),
-    (modules_tell_their_purpose, "log/__init__.py", ""),
-    (modules_hold_one_idea, "log/x.py", "x = 1\n" * LINES_MAX),
+    (sets_are_sorted, "storage/x.py", "for x in {'a', 'b'}: pass"),
+    (names_say_something, "storage/commonplace.py", ""),
+    (modules_tell_their_purpose, "storage/__init__.py", ""),
+    (modules_hold_one_idea, "storage/x.py", "x = 1\n" * LINES_MAX),
 ]
 
 
@@ -403,14 +432,19 @@ def test_no_rule_goes_too_far(rule: Rule, path: str, text: str) -> None:
 
 def test_an_orphan_is_found() -> None:
     tree = {
-        "cli/main.py": "from holdfast.log import store",
-        "log/store.py": "from holdfast.log.files import f",
-        "log/files.py": "",
-        "log/forgotten.py": "from holdfast.log import forgotten, store",
-        "tests/x.py": "from holdfast.log import forgotten",
+        "cli/main.py": "from holdfast.storage import store",
+        "storage/store.py": "from holdfast.storage.files import f",
+        "storage/files.py": "",
+        "storage/forgotten.py": "from holdfast.storage import forgotten, store",
+        "tests/x.py": "from holdfast.storage import forgotten",
     }
     found = orphans([snippet(path, text) for path, text in tree.items()])
-    assert [problem.path for problem in found] == ["src/holdfast/log/forgotten.py"]
+    assert [problem.path for problem in found] == ["src/holdfast/storage/forgotten.py"]
+
+
+def test_a_name_used_twice_is_found() -> None:
+    tree = [snippet(path, "") for path in ("model/x.py", "core/x.py", "core/__init__.py")]
+    assert [problem.path for problem in names_used_twice(tree)] == ["src/holdfast/core/x.py"]
 
 
 @pytest.mark.parametrize("place", ["work/main", "root", "tmp/x", "home/me"])

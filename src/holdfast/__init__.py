@@ -1,9 +1,9 @@
 """Holdfast: fault-tolerant continuous queries on Spark."""
 
-from holdfast.client import CorrectedTable, ParquetSink
 from holdfast.config import Options
+from holdfast.edge.feeds import Generate, ReadStream, Replay
+from holdfast.edge.sinks import CorrectedTable, ParquetSink
 from holdfast.errors import HoldfastError, NetworkError
-from holdfast.feeds import Generate, ReadStream, Replay
 from holdfast.model.aggregates import (
     approx_distinct,
     avg,
@@ -20,7 +20,7 @@ from holdfast.model.aggregates import (
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network, Stream
 from holdfast.model.protection import Protection
-from holdfast.running import Run, run
+from holdfast.runtime.running import Run, run
 
 __version__ = "0.1.0"
 

@@ -68,7 +68,7 @@ class Segment:
     #: Where the Parquet file is: a path below the storage root of its log.
     path: str
     rows: int
-    #: Order-independent digest of the rows (`holdfast.log.rows.digest`), 16 hex digits.
+    #: Order-independent digest of the rows (`holdfast.storage.rows.digest`), 16 hex digits.
     checksum: str
     #: Greatest row time in the segment.
     t_max_us: int

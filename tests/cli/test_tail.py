@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.cli.tail import tail
 from holdfast.errors import HoldfastError, InputError, SetupError
-from holdfast.log import Log
+from holdfast.storage import Log
+from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightServer
-from holdfast.transport.service import Service
 from tests.transport.test_contract import SCHEMA, correct, guess, put
 
 LIMIT_S = 20.0

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast import monitor as monitor_shell
 from holdfast.core.monitor import (
     Action,
     Began,
@@ -24,8 +23,9 @@ from holdfast.core.monitor import (
     Promised,
     Tick,
 )
-from holdfast.metrics import Metrics
 from holdfast.model.fragments import fragments
+from holdfast.runtime import contracts as monitor_shell
+from holdfast.runtime.metrics import Metrics
 
 WIDTH, WITHIN = 100, 250
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.controller import Controller
+from holdfast.cluster.controller import Controller
 from holdfast.core import progress as core
 from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.following import Following
 from holdfast.core.membership import Standing
 from holdfast.core.upstream import LAG_BUCKETS, STEP_US, Follow, Gone, Heard, Upstream
 from holdfast.errors import TransportError
-from holdfast.log import Boundary, Log
 from holdfast.model.fragments import home_of
-from holdfast.moving import Moving, Results, moving_body, moving_of
-from holdfast.transport.service import Service
+from holdfast.node.state_transfer import Moving, Results, moving_body, moving_of
+from holdfast.storage import Boundary, Log
+from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability
 
 STABLE = OutputState.STABLE

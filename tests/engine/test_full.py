@@ -18,8 +18,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from holdfast.engine.engine import _told
-from holdfast.engine.history import put_together
 from holdfast.engine.state import Chunk, Version, export_version, files_below, write_rows
+from holdfast.engine.step_inputs import put_together
 from holdfast.errors import HoldfastError, InputError, StorageFull
 from holdfast.model.fragments import Path as NetworkPath
 

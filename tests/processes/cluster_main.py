@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.config import Options
-from holdfast.log.rows import digest
-from holdfast.running import Run
+from holdfast.runtime.running import Run
+from holdfast.storage.rows import digest
 from tests.processes.kill_app import net
 
 BUCKETS = 25

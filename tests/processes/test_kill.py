@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from holdfast.audit import audit
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.running import Run, node_folder
+from holdfast.runtime.running import Run, node_folder
+from holdfast.verify.audit import audit
 from tests.processes import kill_app
 
 APP = str(Path(kill_app.__file__)) + ":net"

@@ -13,11 +13,11 @@ import pyarrow as pa
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
-from holdfast.log.rows import canonical, digest, times_us
-from holdfast.log.segment import write_segment
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
+from holdfast.storage.rows import canonical, digest, times_us
+from holdfast.storage.segment import write_segment
 
 
 class Files:

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
-from holdfast.audit import Report, audit, compare
-from holdfast.audit.ideal import Batch, batch_session
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.log import Ended, Log, canonical, read_only
-from holdfast.running import Run, client_folder, source_folder
+from holdfast.runtime.running import Run, client_folder, source_folder
+from holdfast.storage import Ended, Log, canonical, read_only
 from holdfast.types import SegmentId, Stability
+from holdfast.verify.audit import Report, audit, compare
+from holdfast.verify.audit.ideal import Batch, batch_session
 from tests.spark.harness import run_network
 
 SECOND_US = 1_000_000

@@ -24,15 +24,15 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 import holdfast as hf
-from holdfast.engine import aggregates
+from holdfast.engine import mergeable as aggregates
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import export_version, import_version
-from holdfast.log.rows import canonical, times_us
-from holdfast.log.segment import write_segment
 from holdfast.model.fragments import fragments
+from holdfast.storage.rows import canonical, times_us
+from holdfast.storage.segment import write_segment
 from tests.spark import oracles
 from tests.spark.harness import digests
 
@@ -100,7 +100,7 @@ def run(
         for module in ("history", "step"):
             patch.setattr(f"holdfast.engine.{module}.PANE_FILES", trial.pane_files)
         if trial.large:
-            patch.setattr("holdfast.engine.history.LARGE_JOB_ROWS", 0)
+            patch.setattr("holdfast.engine.step_inputs.LARGE_JOB_ROWS", 0)
         files = ShuffledFiles(network, tables, folder, trial.order)
         first, last = files.span()
         (fragment,) = fragments(network)

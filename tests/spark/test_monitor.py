@@ -15,11 +15,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli.show import contract_word
+from holdfast.clock import now_us
 from holdfast.core.monitor import Action, Broken, Kept
 from holdfast.engine.session import Sessions
 from holdfast.errors import InputError, SetupError
-from holdfast.running import node_folder
-from holdfast.source import now_us
+from holdfast.runtime.running import node_folder
 
 LIMIT_S = 60.0
 WIDTH_US = 200_000

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from holdfast.app import load
 from holdfast.engine.session import Sessions
 from holdfast.examples.nexmark import queries
 from holdfast.examples.nexmark.generator import SCHEMAS, live, make
+from holdfast.model.loading import load
 from tests.spark.harness import digests, run_network
 
 S = 1_000_000

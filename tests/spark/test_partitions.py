@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.audit import audit
 from holdfast.engine.session import Sessions
-from holdfast.log.rows import digest
+from holdfast.storage.rows import digest
+from holdfast.verify.audit import audit
 
 WIDTH_US = 100_000
 BUCKETS = 16

@@ -16,7 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.engine.session import Sessions
 from holdfast.errors import NotDeterministic
-from holdfast.log.rows import digest
+from holdfast.storage.rows import digest
 
 WIDTH_US = 100_000
 LIMIT_S = 60.0

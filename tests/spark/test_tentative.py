@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.client import BucketInfo
+from holdfast.edge.client import BucketInfo
 from holdfast.engine.session import Sessions
 from holdfast.experiments.failing import Breakable, Watch
 from holdfast.model.schema import arrow_schema

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from holdfast.log import Log
+from holdfast.storage import Log
+from holdfast.streams.serving import Service
 from holdfast.transport import flight as ours
 from holdfast.transport import wire
-from holdfast.transport.service import Service
 from holdfast.types import SegmentId, Stability
 
 

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import InputError, SetupError, StaleEpoch, TransportError, Trimmed
-from holdfast.log import Added, Boundary, Ended, Log, RecDone, Tentative, Undo
+from holdfast.storage import Added, Boundary, Ended, Log, RecDone, Tentative, Undo
+from holdfast.streams.delivery import Delivery, Peer
+from holdfast.streams.serving import Service
 from holdfast.transport import flight as flight_module
 from holdfast.transport import wire
 from holdfast.transport.flight import FlightPeer, FlightServer
-from holdfast.transport.service import Delivery, InProcess, Peer, Service
+from holdfast.transport.in_process import InProcess
 from holdfast.types import OutputState, SegmentId, Stability
 
 SCHEMA = "ts timestamp, value bigint"

@@ -10,13 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.chaos.proxy import Link, Proxies
 from holdfast.config import Options
 from holdfast.errors import InputError, TransportError
-from holdfast.log import Log
+from holdfast.storage import Log
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.serving import Service
 from holdfast.transport.flight import PIECE_BYTES, FlightPeer, FlightServer
-from holdfast.transport.service import Delivery, Service
 from holdfast.types import SegmentId, Stability
+from holdfast.verify.chaos.proxy import Link, Proxies
 
 SCHEMA = "ts timestamp, value bigint"
 SILENCE_S = 0.6

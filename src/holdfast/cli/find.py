@@ -19,7 +19,7 @@ def storage_of(storage: str | None, network: Any, app: str | None) -> str:
     if network is not None:
         return os.path.join(ROOT, network.name)
     if app is not None:
-        from holdfast.app import load
+        from holdfast.model.loading import load
 
         return os.path.join(ROOT, load(app).name)
     found = sorted(os.listdir(ROOT)) if os.path.isdir(ROOT) else []

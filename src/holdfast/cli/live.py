@@ -17,12 +17,12 @@ from rich.console import Console
 
 from holdfast.cli.find import running, storage_of
 from holdfast.cli.show import show_report
-from holdfast.client import BucketInfo
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
+from holdfast.edge.client import BucketInfo
 from holdfast.errors import InputError, SetupError, TransportError
-from holdfast.rolling import BACK_S
-from holdfast.running import Run
+from holdfast.runtime.rolling_restart import BACK_S
+from holdfast.runtime.running import Run
 from holdfast.transport.flight import FlightPeer
 from holdfast.types import Stability
 
@@ -92,7 +92,7 @@ def run_live(
         if args.deployment == "local" or args.audit:
             sessions, network = start()
         else:
-            from holdfast.app import load
+            from holdfast.model.loading import load
 
             network = load(args.app)
         storage = storage_of(args.storage, network, None)
@@ -139,7 +139,7 @@ def run_live(
             )
     if not args.audit:
         return 0
-    from holdfast.audit import audit
+    from holdfast.verify.audit import audit
 
     console.print("audit: computing the ideal output from the source logs …")
     assert sessions is not None

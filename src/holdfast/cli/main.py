@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cli.reliability import reliability_arguments, run_reliability
+from holdfast.cli.mttf import reliability_arguments, run_reliability
 from holdfast.config import Options
 from holdfast.errors import HoldfastError
 
@@ -224,8 +224,8 @@ def _master(parser: argparse.ArgumentParser) -> None:
 
 def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
     """Spark first, because applications may build Columns; then the application."""
-    from holdfast.app import load
     from holdfast.engine import session
+    from holdfast.model.loading import load
 
     sessions = session.start(options)
     return sessions, load(args.app)
@@ -305,7 +305,7 @@ def _audit(args: argparse.Namespace) -> int:
     from holdfast.cli.show import show_report
 
     sessions, network = _load(args, Options(master=args.master))
-    from holdfast.audit import audit
+    from holdfast.verify.audit import audit
 
     report = audit(network, _folder(args, network), sessions.large)
     show_report(report, args.json)
@@ -319,7 +319,7 @@ def _experiment(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from holdfast.sim.command import run_simulate
+    from holdfast.cli.simulate import run_simulate
 
     return run_simulate(
         seed=args.seed, seeds=args.seeds, json_to=args.json, history_to=args.history,
@@ -328,7 +328,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _chaos(args: argparse.Namespace) -> int:
-    from holdfast.chaos.command import run_chaos
+    from holdfast.cli.chaos import run_chaos
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run_chaos(args.scenario, json_to=args.json, history_to=args.history)

@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.cli.find import is_running, running
-from holdfast.client import BucketInfo, Client
+from holdfast.edge.client import BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
-from holdfast.following import Makers, follow
+from holdfast.streams.subscribing import Makers, follow
 from holdfast.transport.flight import FlightPeer
 
 #: Whoever has not been heard of for so long is not waited for.

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.engine import aggregates, determinism, windows
+from holdfast.engine import determinism, mergeable, windows
 from holdfast.engine.sql import query, quoted
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
@@ -36,7 +36,7 @@ class Compiled:
     network: Network
     schema: dict[str, str] = field(default_factory=dict)
     time: dict[str, str] = field(default_factory=dict)
-    plans: dict[str, aggregates.AggregatePlan] = field(default_factory=dict)
+    plans: dict[str, mergeable.AggregatePlan] = field(default_factory=dict)
     #: Spark schema of the panes of each time window.
     panes: dict[str, Any] = field(default_factory=dict)
     #: Window functions that give rows even for no rows, such as a count without groups.
@@ -143,7 +143,7 @@ def _compile(
             else:
                 _have(op.keys, df, op.name, "group_by")
                 _free(op.keys, (time, "window_start"), op.name, "group_by")
-                plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+                plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
                 made.plans[op.name] = plan
                 panes = windows.partials(plan, op, "SELECT * FROM {rows}", time)
                 partial = query(panes, rows=df)
@@ -164,7 +164,7 @@ def _compile(
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "by")
             _free(op.keys, (time,), op.name, "by")
-            plan = aggregates.plan(df, op.keys, op.aggregates, time, op.name)
+            plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
             partial = query(plan.first(plan.prepare("SELECT * FROM {rows}")), rows=df)
             _same_everywhere(partial, op.name)
             made.plans[op.name] = plan
@@ -190,7 +190,7 @@ def _compile(
     made.time[op.name] = time
 
 
-def count_windows(plan: aggregates.AggregatePlan, rows: str, time: str) -> str:
+def count_windows(plan: mergeable.AggregatePlan, rows: str, time: str) -> str:
     """Rows with their window (`_seq`, `_last`: the time of the row that filled it) to results."""
     partials = plan.first(plan.prepare(rows), _seq="_seq", _last="_last")
     return plan.finish(partials, ("_seq", "_last"), (f"timestamp_micros(_last) AS {quoted(time)}",))
@@ -285,7 +285,7 @@ def _ddl(df: DataFrame, of: str) -> str:
 def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
     """Declared UDFs are tried on a made-up sample under two splits and orders."""
     from holdfast.engine.sample import sample_rows
-    from holdfast.log.rows import canonical, digest
+    from holdfast.storage.rows import canonical, digest
 
     rows = sample_rows(arrow_schema(ddl), 64)
     found = []

@@ -23,18 +23,18 @@ from pyspark.sql import SparkSession
 
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.determinism import brief
-from holdfast.engine.history import PANE_BUCKETS
 from holdfast.engine.inputs import InputFile, Inputs, StepResult
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
+from holdfast.engine.step_inputs import PANE_BUCKETS
 from holdfast.errors import HoldfastError, InputError, StorageFull
-from holdfast.log.files import storage, storage_error
-from holdfast.log.rows import digest
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
+from holdfast.storage.files import storage, storage_error
+from holdfast.storage.rows import digest
 
 
 class Engine:

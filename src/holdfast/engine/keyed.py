@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from holdfast.engine.state import write_rows
 from holdfast.errors import InputError
-from holdfast.log.rows import runs, sort_canonical, times_us
+from holdfast.storage.rows import runs, sort_canonical, times_us
 
 Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | None]]
 

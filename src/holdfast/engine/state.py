@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.errors import InputError, LogCorrupted
-from holdfast.log.files import put_file, storage
+from holdfast.storage.files import put_file, storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from pyspark.sql import functions as F
 
 from holdfast.engine import keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
-from holdfast.engine.history import PANE_FILES, History
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.sql import query
 from holdfast.engine.state import Chunk, Shard, Version
+from holdfast.engine.step_inputs import PANE_FILES, History
 from holdfast.errors import InputError
-from holdfast.log.rows import parts_of
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
+from holdfast.storage.rows import parts_of
 
 #: The tables of the buckets that have rows.
 Rows = list[tuple[int, pa.Table]]

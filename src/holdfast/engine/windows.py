@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import gcd
 
-from holdfast.engine.aggregates import AggregatePlan
+from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.sql import quoted
 from holdfast.model.operators import TimeWindow
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import holdfast as hf
-from holdfast.feeds import Generate
+from holdfast.edge.feeds import Generate
 
 FLOWS_PER_S = 1_000
 

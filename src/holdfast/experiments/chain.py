@@ -19,11 +19,11 @@ from typing import Any
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.chaos.proxy import Proxies
+from holdfast.clock import now_us
 from holdfast.experiments.failing import CUT, Breakable, Numbered, Seen, Watch, fail
-from holdfast.running import Run
-from holdfast.source import now_us
-from holdfast.transport.service import Peer
+from holdfast.runtime.running import Run
+from holdfast.streams.delivery import Peer
+from holdfast.verify.chaos.proxy import Proxies
 
 X_S, FAILURE_S = 3.0, 15.0
 BUCKET_MS = 500

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import holdfast as hf
 from holdfast.errors import HoldfastError
-from holdfast.running import Run
+from holdfast.runtime.running import Run
 
 BUCKETS, QUICK_BUCKETS = 5_000, 500
 ROWS, KEYS = 1_000, 100

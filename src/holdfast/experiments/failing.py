@@ -20,12 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.client import BucketInfo, Client
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo, Client
 from holdfast.errors import HoldfastError, TransportError
-from holdfast.log.rows import times_us
-from holdfast.running import Run
-from holdfast.source import now_us
-from holdfast.transport.service import Delivery, InProcess, Peer, Service
+from holdfast.runtime.running import Run
+from holdfast.storage.rows import times_us
+from holdfast.streams.delivery import Delivery, Peer
+from holdfast.streams.serving import Service
+from holdfast.transport.in_process import InProcess
 from holdfast.types import Stability
 
 #: The stream that is cut; rows of the two others are what is watched.

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import holdfast as hf
 from holdfast.experiments.failing import Watch, merging
-from holdfast.running import Run
+from holdfast.runtime.running import Run
 
 RATE = 4_500
 WARM_FIRST_S, WARM_S = 30.0, 4.0

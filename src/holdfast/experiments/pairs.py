@@ -28,17 +28,17 @@ import numpy as np
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.audit import audit
-from holdfast.client import BucketInfo
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo
 from holdfast.engine import session
 from holdfast.errors import SetupError
 from holdfast.experiments import pairs_cost
 from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets, flux
 from holdfast.model.fragments import pairs_of
 from holdfast.model.layout import EDGE
-from holdfast.rolling import position
-from holdfast.running import Run
-from holdfast.source import now_us
+from holdfast.runtime.rolling_restart import position
+from holdfast.runtime.running import Run
+from holdfast.verify.audit import audit
 
 OPTIONS = replace(HOSTS, standby=1)
 #: Of the paper: 8.5 MB of state, moved in 941 ms.

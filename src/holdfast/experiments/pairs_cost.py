@@ -22,7 +22,7 @@ import holdfast as hf
 from holdfast.experiments import sessions
 from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets
 from holdfast.model.fragments import pairs_of
-from holdfast.running import Run
+from holdfast.runtime.running import Run
 
 OPTIONS = replace(HOSTS, archive=False)
 KINDS = ("plain", "clusters", "flux")

@@ -17,10 +17,11 @@ import numpy as np
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.client import BucketInfo
-from holdfast.log.rows import times_us
-from holdfast.running import Run
-from holdfast.source import Source, now_us
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo
+from holdfast.edge.source import Source
+from holdfast.runtime.running import Run
+from holdfast.storage.rows import times_us
 
 #: Boundary interval in ms to (average processing delay, standard deviation), as published.
 PAPER = {

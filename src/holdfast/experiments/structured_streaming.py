@@ -38,6 +38,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.clock import now_us
+
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
@@ -379,7 +381,7 @@ def _run(
     arriving, out = work_dir / "in", work_dir / "out"
     arriving.mkdir(parents=True)
     out.mkdir()
-    oldest = time.time() - len(files) - 60
+    oldest = now_us() / 1e6 - len(files) - 60
     for at, file in enumerate(files[: warm + steps]):
         placed = shutil.copy(file, arriving)
         # The source takes files by modification time; equal times would be taken in any order.

@@ -24,10 +24,11 @@ import numpy as np
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.client import BucketInfo
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo
+from holdfast.edge.source import Source
 from holdfast.errors import HoldfastError
-from holdfast.running import Run
-from holdfast.source import Source, now_us
+from holdfast.runtime.running import Run
 from holdfast.types import Stability
 
 BUCKET_MS = 200

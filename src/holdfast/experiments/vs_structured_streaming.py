@@ -30,8 +30,8 @@ from rich.table import Table
 import holdfast as hf
 from holdfast.errors import HoldfastError
 from holdfast.experiments.structured_streaming import EPOCH_US, write_buckets
-from holdfast.log import Log
 from holdfast.model.fragments import fragments
+from holdfast.storage import Log
 from holdfast.types import SegmentId, Stability
 
 WIDTH_US = 100_000
@@ -65,8 +65,8 @@ def run_job(job: Job) -> dict[str, Any]:
     """Our side, in this process."""
     from holdfast.engine import session
     from holdfast.engine.engine import Engine
-    from holdfast.engine.history import PANE_BUCKETS
     from holdfast.engine.inputs import InputFile
+    from holdfast.engine.step_inputs import PANE_BUCKETS
 
     total = job.warm + job.steps
     with tempfile.TemporaryDirectory(prefix="holdfast-versus-") as folder:

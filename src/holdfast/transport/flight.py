@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from holdfast.errors import HoldfastError, SetupError, TransportError
-from holdfast.log.files import storage
-from holdfast.log.rows import canonical, digest
 from holdfast.model.schema import arrow_schema
+from holdfast.storage.files import storage
+from holdfast.storage.rows import canonical, digest
+from holdfast.streams.delivery import Delivery, verified
+from holdfast.streams.serving import Service
 from holdfast.transport import wire
-from holdfast.transport.service import Delivery, Service, verified
 from holdfast.types import Segment, StreamInfo
 
 #: So long a peer may say nothing, unless the run has an option for it.

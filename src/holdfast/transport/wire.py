@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import errors
 from holdfast.errors import TransportError
-from holdfast.transport.service import Delivery
+from holdfast.streams.delivery import Delivery
 from holdfast.types import FORMAT, OutputState, Segment, SegmentId, Stability, StreamInfo
 
 _BOUNDARY = [

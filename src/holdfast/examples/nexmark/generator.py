@@ -61,7 +61,7 @@ def make(
 def live(
     source: str, *, rate: int = 1_000, start_us: int = START_US, seed: int = 0
 ) -> Callable[[int, int, int], pa.Table]:
-    """The rows of one stream in [from_us, to_us), for `holdfast.feeds.Generate`."""
+    """The rows of one stream in [from_us, to_us), for `hf.Generate`."""
     _check(rate)
     if source not in SCHEMAS:
         raise InputError(f"nexmark: source {source!r} is not one of {', '.join(SCHEMAS)}")

@@ -14,10 +14,10 @@ from typing import Any
 
 import holdfast as hf
 from holdfast.config import duration_us
+from holdfast.edge.feeds import Generate
 from holdfast.errors import InputError
-from holdfast.examples.nexmark import keyed
+from holdfast.examples.nexmark import keyed_queries as keyed
 from holdfast.examples.nexmark.generator import SCHEMAS, live
-from holdfast.feeds import Generate
 
 #: Declares a source, by its name, and gives its stream.
 Take = Callable[[str], hf.Stream]

@@ -1,0 +1,204 @@
+"""`holdfast simulate`: seeds by the hundred, and a failing one made small enough to read."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from holdfast.errors import InputError
+from holdfast.verify.chaos import find
+from holdfast.verify.checkers import Verdict, verdict_table, write_verdicts
+from holdfast.verify.scenario import Scenario
+from holdfast.verify.sim.chance import scenario_of
+from holdfast.verify.sim.simulation import Outcome, shrink, simulate
+from holdfast.verify.sim.world import EPOCH_US
+
+#: A transcript of a whole run is long; what led to the failure is at its end.
+LINES = 40
+
+
+def run_simulate(
+    *,
+    seed: int | None = None,
+    seeds: str | None = None,
+    scenario: str | None = None,
+    json_to: str | None = None,
+    history_to: str | None = None,
+) -> int:
+    _get_ready()
+    console = Console(stderr=json_to == "-")
+    if seed is not None or scenario is not None:
+        one = scenario_of(seed) if seed is not None else find(str(scenario))
+        again = f"--seed {seed}" if seed is not None else f"--scenario {shlex.quote(str(scenario))}"
+        return _one(one, again, console, json_to, history_to)
+    if history_to is not None:
+        raise InputError("--history is for one run: name it with --seed or --scenario")
+    return _many(_range(seeds or "1..50"), console, json_to)
+
+
+def _get_ready() -> None:
+    logging.getLogger("holdfast.node").setLevel(logging.ERROR)
+    simulate(Scenario("warm-up", "line", 1))  # what is imported late should not count as slow
+
+
+def _begin() -> None:
+    """In a process for seeds alone."""
+    _get_ready()
+    gc.disable()  # a run makes no cycles worth looking for, and is thrown away whole
+
+
+def _range(text: str) -> range:
+    match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise InputError(f"--seeds {text!r}: write the first and the last, such as 1..50")
+    return range(int(match[1]), int(match[2]) + 1)
+
+
+def _one(
+    scenario: Scenario, again: str, console: Console, json_to: str | None, history_to: str | None
+) -> int:
+    began = time.process_time()
+    outcome = simulate(scenario)
+    seconds = time.process_time() - began
+    if history_to is not None:
+        outcome.history.write(history_to)
+    console.print(outcome.world.transcript(), markup=False, highlight=False, soft_wrap=True)
+    _print_verdicts(outcome, console)
+    console.print(_speed(outcome.node_seconds, seconds), highlight=False, soft_wrap=True)
+    if outcome.failed:
+        _explain(outcome, again, console)
+    _write([_ran(outcome, seconds)], outcome.node_seconds / 60 / seconds, json_to)
+    return 1 if outcome.failed else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What is left of a run."""
+
+    seed: int
+    toml: str
+    verdicts: list[Verdict]
+    node_seconds: float
+    #: Of one core.
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return any(verdict.outcome == "failed" for verdict in self.verdicts)
+
+
+def _ran(outcome: Outcome, seconds: float) -> _Ran:
+    scenario = outcome.scenario
+    return _Ran(scenario.seed, scenario.toml(), outcome.verdicts, outcome.node_seconds, seconds)
+
+
+def _run(seed: int) -> _Ran:
+    began = time.process_time()
+    outcome = simulate(scenario_of(seed))
+    if seed % 50 == 0:
+        gc.collect()
+    return _ran(outcome, time.process_time() - began)
+
+
+def _all(seeds: range) -> Iterator[_Ran]:
+    """Seeds know nothing of each other: as many at once as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_begin) as pool:
+        yield from pool.map(_run, seeds)
+
+
+def _many(seeds: range, console: Console, json_to: str | None) -> int:
+    kept: list[_Ran] = []
+    outcomes: Counter[tuple[str, str]] = Counter()
+    node_seconds = seconds = 0.0
+    checkers: list[str] = []
+    for ran in track(_all(seeds), "simulating", len(seeds), console=console, transient=True):
+        node_seconds, seconds = node_seconds + ran.node_seconds, seconds + ran.seconds
+        checkers = [verdict.checker for verdict in ran.verdicts]
+        outcomes.update((verdict.checker, verdict.outcome) for verdict in ran.verdicts)
+        if ran.failed:
+            kept.append(ran)
+    width = max(len(checker) for checker in checkers)
+    console.print(f"{'checker':<{width}}      ok  failed  unknown", highlight=False)
+    for checker in checkers:
+        counts = [outcomes[checker, outcome] for outcome in ("ok", "failed", "unknown")]
+        console.print(
+            f"{checker:<{width}}  {counts[0]:>6}  {counts[1]:>6}  {counts[2]:>7}", highlight=False
+        )
+    speed = _speed(node_seconds, seconds)
+    told = f"{len(seeds)} seeds, {len(kept)} failed; {speed}"
+    console.print(told, highlight=False, soft_wrap=True)
+    if kept:
+        console.print(f"\nfailed: seeds {', '.join(str(ran.seed) for ran in kept[:20])}")
+        first = simulate(scenario_of(kept[0].seed))
+        _print_verdicts(first, console)
+        _explain(first, f"--seed {kept[0].seed}", console)
+    _write(kept, node_seconds / 60 / seconds, json_to)
+    return 1 if kept else 0
+
+
+def _speed(node_seconds: float, seconds: float) -> str:
+    minutes = node_seconds / 60
+    return (
+        f"{minutes:.1f} simulated node-minutes in {seconds:.2f} s of one core "
+        f"({minutes / seconds:.0f} a second)"
+    )
+
+
+def _print_verdicts(outcome: Outcome, console: Console) -> None:
+    table = verdict_table(outcome.verdicts, since_us=EPOCH_US)
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
+
+
+def _explain(outcome: Outcome, again: str, console: Console) -> None:
+    """The same failure with as little around it as possible, and how to see it again."""
+    names = {verdict.checker for verdict in outcome.failed}
+
+    def fails(scenario: Scenario) -> bool:
+        return bool(names & {verdict.checker for verdict in simulate(scenario).failed})
+
+    small = shrink(outcome.scenario, fails)
+    short = simulate(small)
+    console.print("\nthe smallest scenario found that fails like this:\n")
+    console.print(small.toml(), markup=False, highlight=False)
+    lines = _upto(short).splitlines()
+    console.print(f"its last {min(LINES, len(lines))} of {len(lines)} events:\n")
+    console.print("\n".join(lines[-LINES:]), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\nrepeat: holdfast simulate {again}", highlight=False, soft_wrap=True)
+
+
+def _upto(outcome: Outcome) -> str:
+    """The transcript up to where the last of the failures was seen."""
+    seen = [verdict.at for verdict in outcome.failed if verdict.at is not None]
+    return outcome.world.transcript(to_us=max(seen, default=2**62))
+
+
+def _write(runs: list[_Ran], rate: float, to: str | None) -> None:
+    if to is None:
+        return
+    told: dict[str, Any] = {
+        "ok": not any(ran.failed for ran in runs),
+        "node_minutes_per_second": round(rate, 1),
+        "runs": [
+            {
+                "seed": ran.seed,
+                "scenario": ran.toml,
+                "verdicts": [asdict(verdict) for verdict in ran.verdicts],
+            }
+            for ran in runs
+        ],
+    }
+    write_verdicts(told, to)

@@ -1,0 +1,1 @@
+"""Controller, hosts and their supervisor."""

@@ -1,0 +1,1 @@
+"""Where rows enter and results leave: sources, feeds, clients, sinks."""

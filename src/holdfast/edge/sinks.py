@@ -1,0 +1,69 @@
+"""Sinks: folders of Parquet files that any engine can read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.edge.client import BucketInfo
+from holdfast.storage.files import put_file
+from holdfast.types import Stability
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedTable:
+    """A folder of Parquet files that always holds the best there is: stable buckets, and tentative
+    ones until they are corrected. Any engine can read it at any time; nothing is kept in memory.
+
+    The column `_stability` tells the rows apart.
+    """
+
+    folder: str
+    #: A client that feeds it wants to be given what is tentative.
+    tentative = True
+
+    def __call__(self, table: pa.Table, info: BucketInfo) -> None:
+        if info.undo:
+            for bucket, stability in self._files():
+                if stability == Stability.TENTATIVE and bucket > info.bucket:
+                    os.unlink(self._file(bucket, stability))
+        elif not info.rec_done:
+            marked = table.append_column(
+                "_stability", pa.array([info.stability.value] * table.num_rows)
+            )
+            _write_bucket(marked, self._file(info.bucket, info.stability))
+
+    def read(self) -> pa.Table:
+        """All of it, by bucket."""
+        files = sorted(self._files())
+        return pa.concat_tables([pq.read_table(self._file(*file)) for file in files])
+
+    def _files(self) -> list[tuple[int, Stability]]:
+        if not os.path.isdir(self.folder):
+            return []
+        named = [name.split(".") for name in os.listdir(self.folder) if name.endswith(".parquet")]
+        return [(int(parts[0].removeprefix("bucket-")), Stability(parts[1])) for parts in named]
+
+    def _file(self, bucket: int, stability: Stability) -> str:
+        return os.path.join(self.folder, f"bucket-{bucket:+020d}.{stability.value}.parquet")
+
+
+def _write_bucket(table: pa.Table, path: str) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    put_file(path, memoryview(sink.getvalue()), fsync=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSink:
+    """A folder of Parquet files, one per bucket, named by the bucket: writing one again replaces it
+    by the same rows, so a restart can never double them."""
+
+    folder: str
+
+    def __call__(self, table: pa.Table, info: BucketInfo) -> None:
+        _write_bucket(table, os.path.join(self.folder, f"bucket-{info.bucket:+020d}.parquet"))

@@ -1,0 +1,352 @@
+"""The rows of a step: inputs and what is kept of them, as DataFrames for any stretch of buckets.
+
+Between an input and an operator that keeps state often stands nothing but stateless code: then its
+history is the input segments themselves, read again (`by reference`). Elsewhere rows are kept in
+chunks. Many small files are put together, whoever they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from holdfast.engine import windows
+from holdfast.engine.inputs import Inputs
+from holdfast.engine.session import LARGE_JOB_ROWS
+from holdfast.engine.sql import read_parquet
+from holdfast.engine.state import Chunk, Version, write_rows
+from holdfast.errors import InputError, LogError
+from holdfast.model import operators as ops
+from holdfast.model.fragments import Path
+from holdfast.model.schema import arrow_schema
+from holdfast.storage.files import storage
+from holdfast.storage.rows import canonical, runs, sort_canonical, times_us
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
+
+#: Fold the raw rows of open windows into panes once so many buckets with rows have gathered.
+PANE_BUCKETS = 16
+#: Merge panes once a window has so many files of them.
+PANE_FILES = 16
+
+
+#: Rows of a history that are put together through the driver; larger ones stay as they are.
+FOLD_ROWS_MAX = 500_000
+
+
+def together_of(files: Sequence[str]) -> pa.Table:
+    """The rows of small files."""
+    tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
+    # Merged panes say that a count may be null where fresh ones say it is not.
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def put_together(files: Sequence[str], into: str) -> None:
+    """The rows of all files in one, which is there whole or not at all."""
+    together = together_of(files)
+    try:
+        with storage(into):
+            pq.write_table(
+                together, into, compression="none", use_dictionary=False, write_statistics=False
+            )
+    except LogError:
+        with suppress(OSError):
+            os.unlink(into)
+        raise
+
+
+class History:
+    """What one step over buckets lo..hi can read, and what it will leave for the next."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Inputs,
+        *,
+        line: str,
+    ) -> None:
+        #: Whose files these will be.
+        self.line = line
+        self.engine, self.path, self.before = engine, path, version
+        self.lo, self.hi, self.inputs = lo, hi, inputs
+        self.width_us = engine.network.width_us
+        self.compiled = engine.compiled
+        self.mine = {op.name for op in path.operators}
+        self.panes = dict(version.panes)
+        self.edges = dict(version.edges)
+        self.shards = dict(version.shards)
+        self.jobs = 0
+        self.needs_from = hi + 1
+        self.frames: dict[str, DataFrame | None] = {}
+        self.folders: list[tuple[str, str]] = []
+        self.scratch: list[str] = []
+        # All a job may read: new rows, the raw rows that open windows still need, and state.
+        since = min(lo, version.needs_from)
+        raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
+        large = raw + version.rows() >= LARGE_JOB_ROWS
+        self.spark = engine.sessions.large if large else engine.sessions.small
+        self.small = not large
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def _read(self, ddl: Any, files: list[str]) -> DataFrame:
+        reader = self.engine.reader(self.spark, ddl)
+        if not self.small:
+            return read_parquet(self.spark, reader, files)
+        if len(files) > 2:
+            # Opening a file costs Spark about 2 ms and Arrow a fifth of it.
+            files = [self._together(files)]
+        return read_parquet(self.spark, reader, files).coalesce(1)
+
+    def _together(self, files: list[str]) -> str:
+        """A few small files as one, for the time of this step."""
+        file = os.path.join(self.engine.folder, f"{self.path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        put_together(files, file)
+        self.scratch.append(file)
+        return file
+
+    def _input(self, stream: str, lo: int, hi: int) -> DataFrame | None:
+        files = [f.path for f in self.inputs.files(stream, lo, hi)]
+        return self._read(self.compiled.schema[stream], files) if files else None
+
+    def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
+        """Rows of any operator in this step; of the past where all above is stateless."""
+        current = (lo, hi) == (self.lo, self.hi)
+        if op.name not in self.mine:
+            return self._input(op.name, lo, hi)
+        if current and op.name in self.frames:
+            return self.frames[op.name]
+        if isinstance(op, ops.Apply):
+            up = op.inputs[0]
+            assert up is not None
+            df = self._stateless(up, lo, hi)
+            return None if df is None else op.fn(df)
+        assert isinstance(op, ops.Union)
+        ups = [up for up in op.inputs if up is not None]
+        if all(up.name not in self.mine for up in ups):
+            # Straight from inputs of one schema: one scan of all files.
+            files = [f.path for up in ups for f in self.inputs.files(up.name, lo, hi)]
+            return self._read(self.compiled.schema[op.name], files) if files else None
+        return self._united([df for up in ups if (df := self._stateless(up, lo, hi)) is not None])
+
+    def _by_reference(self, op: ops.Operator) -> bool:
+        """Between this stream and the inputs stands nothing that keeps state."""
+        if op.name not in self.mine:
+            return True
+        return not op.stateful and all(self._by_reference(up) for up in op.inputs if up is not None)
+
+    def _buckets(self, op: ops.Operator, port: int, lo: int, hi: int) -> list[int]:
+        """Buckets in lo..hi in which the edge may have rows, sorted."""
+        up = op.inputs[port]
+        assert up is not None
+        chunks = self.edges.get(f"{op.name}:{port}", ())
+        found = {b for chunk in chunks for b in chunk.buckets if lo <= b <= hi}
+        if self._by_reference(up):
+            raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
+            for stream in self._streams(up):
+                found.update(f.bucket for f in self.inputs.files(stream, raw_from, hi))
+        return sorted(found)
+
+    def _streams(self, op: ops.Operator) -> list[str]:
+        if op.name not in self.mine:
+            return [op.name]
+        return [s for up in op.inputs if up is not None for s in self._streams(up)]
+
+    def _history(self, op: ops.Operator, port: int, lo: int, hi: int) -> DataFrame | None:
+        """Rows of an input edge in lo..hi, where lo may lie before this step."""
+        up = op.inputs[port]
+        assert up is not None
+        chunks = self.edges.get(f"{op.name}:{port}", ())
+        parts = [self._chunk_rows(up, chunks, lo, hi)]
+        if self._by_reference(up):
+            raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
+            parts.append(self._stateless(up, raw_from, hi) if raw_from <= hi else None)
+        return self._united([part for part in parts if part is not None])
+
+    def _chunk_rows(
+        self, up: ops.Operator, chunks: Sequence[Chunk], lo: int, hi: int
+    ) -> DataFrame | None:
+        held = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
+        if not held:
+            return None
+        df = self._read(
+            self.compiled.schema[up.name],
+            [os.path.join(self.engine.folder, chunk.file) for chunk in held],
+        )
+        time = f"unix_micros(`{self.compiled.time[up.name]}`)"
+        if min(chunk.lo for chunk in held) < lo or max(chunk.hi for chunk in held) > hi:
+            df = df.filter(self._within(time, lo, hi))
+        return df
+
+    def _within(self, time: str, lo: int, hi: int) -> str:
+        """SQL: the microseconds `time` lie in buckets lo..hi."""
+        start, end = lo * self.width_us, (hi + 1) * self.width_us
+        return f"{time} >= {start}L and {time} < {end}L"
+
+    def _united(self, parts: list[DataFrame]) -> DataFrame | None:
+        if not parts:
+            return None
+        united = parts[0]
+        for part in parts[1:]:
+            united = united.unionByName(part)
+        return united.coalesce(1) if self.small and len(parts) > 1 else united
+
+    def _feeds_history(self, op: ops.Operator) -> bool:
+        """Its rows must outlive the step: a window or join reads them, and they are not inputs."""
+        if self._by_reference(op):
+            return False
+        return any(
+            up is op and isinstance(reader, ops.TimeWindow | ops.Join)
+            for reader in self.path.operators
+            for up in reader.inputs
+        )
+
+    def _into_union(self, op: ops.Operator) -> bool:
+        """A shard is known by its task's number, which a union in the same job would change."""
+        return any(
+            isinstance(reader, ops.Union)
+            or (isinstance(reader, ops.Apply) and self._into_union(reader))
+            for reader in self.path.operators
+            if op in reader.inputs
+        )
+
+    def _materialise(self, op: ops.Operator, frame: DataFrame) -> DataFrame | None:
+        table = self._arrow(frame, op.name)
+        if table.num_rows == 0:
+            return None
+        chunk = self._write(table, op.name, self.lo, self.hi, op)
+        for reader in self.path.operators:
+            for port, up in enumerate(reader.inputs):
+                if up is op and isinstance(reader, ops.TimeWindow | ops.Join):
+                    edge = f"{reader.name}:{port}"
+                    self.edges[edge] = (*self.edges.get(edge, ()), chunk)
+        return self._read(
+            self.compiled.schema[op.name], [os.path.join(self.engine.folder, chunk.file)]
+        )
+
+    def _write(
+        self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
+    ) -> Chunk:
+        """A state file; where its rows are those of the stream `up`, with the buckets in it."""
+        file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
+        write_rows(table, os.path.join(self.engine.folder, file))
+        self.engine.made(self.line, file)
+        buckets: tuple[int, ...] = ()
+        if up is not None:
+            times = times_us(table, self.compiled.time[up.name])
+            buckets = tuple(map(int, np.unique(times // self.width_us)))
+        return Chunk(file, lo, hi, table.num_rows, buckets)
+
+    def _arrow(self, frame: DataFrame, name: str) -> pa.Table:
+        self.jobs += 1
+        table = frame.toArrow()
+        schema = arrow_schema(self.compiled.schema[name])
+        return canonical(table.select(schema.names).cast(schema))
+
+    def _collect(self, frame: DataFrame | None, output: str) -> list[tuple[int, pa.Table]]:
+        if frame is None:
+            return []
+        time = self.compiled.time[output]
+        table = sort_canonical(self._arrow(frame, output), time)
+        found = runs(times_us(table, time) // self.width_us)
+        if found and (found[0][0] < self.lo or found[-1][0] > self.hi):
+            raise InputError(
+                f"{output}: a result in bucket {found[0][0]} or {found[-1][0]} came out of buckets "
+                f"{self.lo} to {self.hi}"
+            )
+        return [(bucket, table.slice(start, end - start)) for bucket, start, end in found]
+
+    def _passed_on(self, op: ops.Operator) -> bool:
+        """Nothing is computed between this stream and the inputs."""
+        plain = op.name not in self.mine or isinstance(op, ops.Union)
+        ups = op.inputs if op.name in self.mine else []
+        return plain and all(self._passed_on(up) for up in ups if up is not None)
+
+    def _pass_on(self, end: ops.Operator) -> list[tuple[int, pa.Table]]:
+        """Rows of inputs as they are, bucket by bucket: no work for Spark."""
+        time = self.compiled.time[end.name]
+        files: dict[int, list[str]] = {}
+        for stream in self._streams(end):
+            for file in self.inputs.files(stream, self.lo, self.hi):
+                files.setdefault(file.bucket, []).append(file.path)
+        return [
+            (bucket, sort_canonical(together_of(paths), time))
+            for bucket, paths in sorted(files.items())
+        ]
+
+    # -- what the next step still needs ------------------------------------------------------------
+
+    def _alive_from(self, op: ops.Operator) -> int | None:
+        """First bucket of its inputs that a later step can still need; None without history."""
+        if isinstance(op, ops.TimeWindow):
+            alive = windows.needed_from(op, self.hi, self.width_us)
+            panes = self.panes.get(op.name, ())
+            return max(alive, panes[-1].hi + 1) if panes else alive
+        if isinstance(op, ops.Join):
+            return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
+        return None
+
+    def _forget(self) -> None:
+        """Drop chunks out of reach, put small files together, and say from which bucket on raw
+        inputs are still referred to."""
+        for op in self.path.operators:
+            alive = self._alive_from(op)
+            if alive is None:
+                continue
+            for port, up in enumerate(op.inputs):
+                assert up is not None
+                edge = f"{op.name}:{port}"
+                chunks = tuple(c for c in self.edges.get(edge, ()) if c.hi >= alive)
+                if isinstance(op, ops.Join) or op.fn is not None:  # type: ignore[attr-defined]
+                    chunks = self._fold_rows(op, port, up, chunks, alive)
+                if chunks or edge in self.edges:
+                    self.edges[edge] = chunks
+                if self._by_reference(up):
+                    raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+                    raw = self._raw_buckets(up, raw_from)
+                    self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
+
+    def _raw_buckets(self, up: ops.Operator, since: int) -> list[int]:
+        streams = self._streams(up)
+        return sorted({f.bucket for s in streams for f in self.inputs.files(s, since, self.hi)})
+
+    def _fold_rows(
+        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
+    ) -> tuple[Chunk, ...]:
+        """A history of many small files is read again in every step: put them into one."""
+        if self._by_reference(up):
+            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+            few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
+            rows = sum(
+                f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
+            )
+            if not few and rows <= FOLD_ROWS_MAX:
+                raw = self._stateless(up, raw_from, self.hi)
+                chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
+        if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
+            lo = max(alive, chunks[0].lo)
+            held = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
+            chunks = self._row_chunk(op, port, up, (), held, lo)
+        return chunks
+
+    def _row_chunk(
+        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
+        rows: DataFrame | None, lo: int,
+    ) -> tuple[Chunk, ...]:  # fmt: skip
+        if rows is None:
+            return chunks
+        chunk = self._write(self._arrow(rows, up.name), f"{op.name}.{port}", lo, self.hi, up)
+        return (*chunks, chunk)

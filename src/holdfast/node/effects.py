@@ -1,0 +1,139 @@
+"""Between a node's decisions and whoever carries them out: what comes back as events, and what is
+asked of an engine and of a carrier. Threads carry in production, virtual time in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.core import progress as core
+from holdfast.core.consistency import Answer
+from holdfast.engine.inputs import StepResult
+from holdfast.engine.state import Version
+from holdfast.model.fragments import Path
+from holdfast.model.network import Network
+from holdfast.node.state_transfer import Moving
+
+#: What takes a step.
+Work = core.Run | core.RunTentative
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows of a delivery are in the index; the boundary they came with may be believed."""
+
+    stream: str
+    upto: int
+    rows: tuple[tuple[int, int], ...]
+    ended: bool
+    opened: tuple[int, int] | None
+    tentative_upto: int | None = None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step is done and logged, or failed."""
+
+    run: Work
+    version: Version | None
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A partner wants to correct a path, and asks this one to go on answering meanwhile."""
+
+    path: str
+    partner: str
+    reply: Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The partner is being made anew, and asks for the state."""
+
+    reply: Callable[[list[Moving] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time has come that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A peer does not take what we say: we were replaced, or it cannot go on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Time to try what a full disk kept from being done: this step, or the actions that wait."""
+
+    step: core.Run | None = None
+
+
+Event = Arrived | Finished | Refused | Again | Asked | Wanted | Woken | core.Event
+
+
+class StepEngine(Protocol):
+    """What a node asks of the engine; the simulator has a twin that is a plain function."""
+
+    folder: str
+    network: Network
+
+    @property
+    def width_us(self) -> int: ...
+
+    def schema(self, stream: str) -> str: ...
+
+    def time(self, stream: str) -> str: ...
+
+    def plan_hash(self, path: Path) -> str: ...
+
+    def empty(self, path: Path, bucket: int) -> Version: ...
+
+    def run(
+        self,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Any,
+        *,
+        tentative: bool = False,
+    ) -> StepResult: ...
+
+    def check(self, version: Version) -> None: ...
+
+    def recovered(self, versions: list[Version]) -> None: ...
+
+    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None: ...
+
+    def digest(self, table: Any) -> str: ...
+
+
+class Carrier(Protocol):
+    """Whatever takes time or goes to others."""
+
+    def run(self, work: Work, version: Version) -> None:
+        """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
+        same time."""
+
+    def ask(self, path: str, partners: tuple[str, ...]) -> None:
+        """Ask the other replicas to go on answering while this one corrects itself (`Asked`), then
+        give `core.Answered`."""
+
+    def watch(self, path: str, partner: str) -> None:
+        """Ask a partner now and then whether it still corrects itself (`correcting`); when it does
+        not, or is gone, give `core.Postponed` with nobody."""
+
+    def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
+        """Tell the producer; `Refused` if it says that we were replaced."""
+
+    def post(self, event: Event, after_s: float = 0.0) -> None:
+        """Give the event to `Performer.take`, later."""

@@ -1,0 +1,448 @@
+"""What a node does, without the threads that do it: it performs the core's actions on a log, an
+engine and the inputs. It decides nothing (`core.progress` does) and waits for nothing: what takes
+time is handed to a `Carrier` and comes back as an event. `node` carries with threads, the simulator
+in virtual time; both run this."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+
+from holdfast.config import Options
+from holdfast.core import progress as core
+from holdfast.core.consistency import Policy
+from holdfast.core.following import Following
+from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError, InputsLost, LogError, StorageFull
+from holdfast.model.fragments import Fragment, Path, is_pair
+from holdfast.model.network import Network
+from holdfast.model.trees import patience, tree_of
+from holdfast.node.effects import (
+    Again,
+    Arrived,
+    Asked,
+    Carrier,
+    Event,
+    Finished,
+    Refused,
+    StepEngine,
+    Wanted,
+    Woken,
+    Work,
+)
+from holdfast.node.input_index import Best, InputIndex
+from holdfast.node.state_transfer import Moving, describe
+from holdfast.storage import Ended, Log
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.serving import Service
+from holdfast.streams.soutput import SOutput
+from holdfast.types import OutputState
+
+_log = logging.getLogger("holdfast.node")
+#: A full disk is asked again after so long.
+FULL_S = 1.0
+
+
+class Performer:
+    """Runs `fragment`. `take` is called by one thread; `step` and `receive` may be by others."""
+
+    def __init__(
+        self,
+        name: str,
+        fragment: Fragment,
+        engine: StepEngine,
+        log: Log,
+        service: Service,
+        carrier: Carrier,
+        options: Options,
+        *,
+        inputs: InputIndex,
+        clock: Callable[[], int],
+        partners: tuple[str, ...] = (),
+    ) -> None:
+        self._partners = partners
+        self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
+        self.inputs = inputs
+        self._carrier, self._clock = carrier, clock
+        self.width_us = engine.width_us
+        self.paths = {path.name: path for path in fragment.paths}
+        self._service = service
+        self.versions: dict[str, Version] = {}
+        self._durable: dict[str, Version] = {}
+        #: Newest version of the tentative line of a path, where there is one.
+        self._tentative: dict[str, Version] = {}
+        #: What tentative runs under way began from: a line may be over while one still runs.
+        self._read: dict[tuple[str, int], Version] = {}
+        #: What a partner is being made from.
+        self._given: list[Version] = []
+        #: Paths whose stable version was not kept: it is rebuilt when needed.
+        self._forgotten: set[str] = set()
+        self.soutput = SOutput(log, engine.digest)
+        self._opened: set[str] = set()
+        #: Actions in the order they are to be performed. A full disk holds up all of them: what
+        #: comes later relies on what comes first.
+        self._waiting: deque[core.Action] = deque()
+        self._blocked = False
+        #: Why the node does not get on at the moment; it tries again.
+        self.trouble: str | None = None
+        self.steps = 0
+        self.tentative_steps = 0
+        self.jobs = 0
+        self.step_seconds: deque[float] = deque(maxlen=1_000)
+        self._plans = {path.name: self._plan(path) for path in fragment.paths}
+        resumed = self._recover()
+        # Alone in its process it is not one of a pair.
+        pair = bool(partners) and is_pair(engine.network, fragment.name)
+        self.core = core.Progress(
+            self._plans.values(),
+            resumed=resumed,
+            recovery="pairs" if pair else options.recovery,
+            checkpoint_buckets=options.checkpoint_buckets,
+            group_buckets_max=options.group_buckets_max,
+            group_rows_max=options.group_rows_max,
+            buffer_buckets=options.buffer_buckets,
+        )
+        tentative = engine.network.protection(fragment.name).failure != "block"
+        self.following = {
+            stream: Following(self._from(stream), tentative=tentative) for stream in fragment.inputs
+        }
+        for output in fragment.outputs:
+            service.logs[output] = log
+            service.states[output] = OutputState.STABILIZATION
+        service.on_ack.append(self._on_ack)
+
+    @property
+    def ended(self) -> bool:
+        return not self._waiting and all(state.ended for state in self.core.paths.values())
+
+    # -- recovery -------------------------------------------------------------------------------
+
+    def _plan(self, path: Path) -> core.PathPlan:
+        stateful = sum(op.stateful for op in path.operators)
+        extent = -(-path.extent_us() // self.width_us) + stateful
+        network = self.engine.network
+        trees = {output: tree_of(path, output, network) for output in path.outputs}
+        policy = policy_of(network, self.fragment.name, self._partners)
+        return core.PathPlan(
+            path.name, path.inputs, path.outputs, path.convergent, extent, policy, trees
+        )
+
+    def _recover(self) -> dict[str, tuple[int, int]]:
+        """The newest durable version of each path whose files are all there."""
+        found: dict[str, tuple[int, int]] = {}
+        for path in self.fragment.paths:
+            plan = self.engine.plan_hash(path)
+            for bucket, body in reversed(self.log.states(path.name)):
+                version = Version.of(path.name, bucket, body)
+                if version.plan != plan:
+                    raise HoldfastError(
+                        f"the storage of node {self.name!r} holds the state of another query (path "
+                        f"{path.name!r}); use another --storage, or delete it to start afresh"
+                    )
+                try:
+                    self.engine.check(version)
+                except LogError as err:
+                    _log.warning("node %s: checkpoint at bucket %s unusable: %s",
+                                 self.name, bucket, err)  # fmt: skip
+                    continue
+                self.versions[path.name] = self._durable[path.name] = version
+                found[path.name] = (bucket, self._needs_from(version))
+                break
+        self.engine.recovered(list(self.versions.values()))
+        return found
+
+    def _from(self, stream: str) -> int | None:
+        """Where to follow an input from: what the recovered versions refer to, or the oldest."""
+        readers = [path.name for path in self.fragment.paths if stream in path.inputs]
+        resumed = [
+            self._needs_from(self.versions[name]) for name in readers if name in self.versions
+        ]
+        return min(resumed) if len(resumed) == len(readers) else None
+
+    # -- called by whoever carries --------------------------------------------------------------
+
+    def correcting(self, path: str) -> bool:
+        return self.core.paths[path].consistency.correcting
+
+    def give(self) -> list[Moving] | None:
+        """All paths as they are now, to make the partner anew; None before they have begun. The
+        files stay until the next time, or until `given`."""
+        if any(state.position is None for state in self.core.paths.values()):
+            return None
+        self._given = list(self.versions.values())
+        found = [describe(self.log, v, self.paths[v.path].outputs) for v in self._given]
+        files = [os.path.join("state", name) for moving in found for name in moving.files]
+        files += [s.path for moving in found for r in moving.results for s in r.segments]
+        self._service.offered = {name: os.path.join(str(self.log.root), name) for name in files}
+        return found
+
+    def given(self) -> None:
+        self._given = []
+        self._service.offered = {}
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take what is new in a delivery; it counts once its rows are in the index."""
+        opened = None
+        if delivery.stream not in self._opened and delivery.info is not None:
+            opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
+        following = self.following[delivery.stream]
+        news = delivery.ended or following.is_behind(delivery.upto)
+        if opened is None and not news and delivery.tentative_upto is None:
+            return  # a sign of life
+        rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
+        self._opened.add(delivery.stream)
+        following.taken(delivery.upto)
+        if delivery.tentative_upto is not None:
+            following.taken_tentative(delivery.tentative_upto)
+        assert following.at is not None
+        # Another replica may have told more than this one.
+        self._carrier.post(
+            Arrived(delivery.stream, following.at - 1, tuple(rows), delivery.ended, opened,
+                    delivery.tentative_upto, delivery.missing)
+        )  # fmt: skip
+
+    def step(self, work: Work, version: Version) -> Version:
+        """Compute buckets and log the results: data first, then one append."""
+        path = self.paths[work.path]
+        if isinstance(work, core.RunTentative):
+            result = self.engine.run(
+                path, version, work.lo, work.hi, Best(self.inputs), tentative=True
+            )
+            self.jobs += result.jobs
+            self.soutput.tentative(work, result.outputs)
+            return result.version
+        try:
+            result = self.engine.run(path, version, work.lo, work.hi, self.inputs)
+        except Exception as err:
+            gone = self.inputs.missing(path.inputs, version.needs_from, work.hi)
+            if gone is None:
+                raise
+            raise InputsLost(
+                f"{gone} is gone: the log it belongs to lost its storage; node {self.name!r} "
+                "follows its inputs anew when it is started again"
+            ) from err
+        self.jobs += result.jobs
+        self.soutput.stable(work, path, result.outputs)
+        return result.version
+
+    def _on_ack(self, stream: str, needed: int, received: int) -> None:
+        if stream in self.fragment.outputs:
+            self._carrier.post(core.Acknowledged(self._clock(), stream, needed, received))
+
+    # -- events in, actions performed -----------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Raises what must stop the node."""
+        self._waiting.extend(self._decide(event))
+        if self._blocked and not isinstance(event, Again):
+            return
+        self._blocked = False
+        while self._waiting:
+            try:
+                self._perform(self._waiting[0])
+            except StorageFull as err:
+                self._wait_for_space(err)
+                self._blocked = True
+                self._carrier.post(Again(), FULL_S)
+                return
+            self._waiting.popleft()
+        if isinstance(event, Again):
+            self.trouble = None
+
+    def _decide(self, event: Event) -> list[core.Action]:
+        at = self._clock()
+        match event:
+            case Arrived():
+                actions: list[core.Action] = []
+                if event.opened is not None:
+                    actions += self.core.handle(core.InputOpened(at, event.stream, *event.opened))
+                return actions + self.core.handle(
+                    core.BoundaryArrived(at, event.stream, event.upto, event.rows, event.ended,
+                                         event.tentative_upto, event.missing)
+                )  # fmt: skip
+            case Finished():
+                if isinstance(event.run, core.RunTentative):
+                    return self._finished_tentative(event.run, event, at)
+                return self._finished(event.run, event, at)
+            case Asked():
+                answer = self.core.paths[event.path].consistency.asked_by(event.partner, self.name)
+                event.reply(answer)
+                if answer == "postponed":
+                    self._carrier.watch(event.path, event.partner)
+                return []
+            case Wanted():
+                event.reply(self.give())
+                return []
+            case Woken():
+                return self.core.handle(core.Tick(at))
+            case Refused():
+                raise event.error
+            case Again():
+                return [] if event.step is None else [event.step]
+            case _:
+                return self.core.handle(event)
+
+    def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
+        if isinstance(event.error, StorageFull):
+            self._wait_for_space(event.error)
+            self._carrier.post(Again(run), FULL_S)
+            return []
+        if event.error is not None:
+            raise event.error
+        version, path = event.version, self.paths[run.path]
+        assert version is not None
+        self.trouble = None
+        self.steps += 1
+        self.step_seconds.append(event.seconds)
+        self.versions[run.path] = version
+        self._forgotten.discard(run.path)
+        self._release(path)
+        return self.core.handle(
+            core.StepDone(at, run.path, version.bucket, self._needs_from(version),
+                          self._horizon(path, version))
+        )  # fmt: skip
+
+    def _finished_tentative(
+        self, run: core.RunTentative, event: Finished, at: int
+    ) -> list[core.Action]:
+        path = self.paths[run.path]
+        del self._read[run.path, run.line]
+        done = core.TentativeDone(at, run.path, run.line, run.hi)
+        failed = core.TentativeDone(at, run.path, run.line, None)
+        if isinstance(event.error, StorageFull):
+            self._wait_for_space(event.error)
+            self._carrier.post(failed, FULL_S)
+            return []
+        if event.error is not None:
+            if not self.inputs.drop_gone(path.inputs):
+                raise event.error
+            return self.core.handle(failed)  # rows that were taken back meanwhile
+        assert event.version is not None
+        self.tentative_steps += 1
+        if self.soutput.lines.get(run.path) == run.line:
+            self._tentative[run.path] = event.version
+        self._release(path, tentative=True)
+        if run.path in self._forgotten and self.core.paths[run.path].running_upto is None:
+            self._release(path)  # what only the stable version referred to goes too
+        return self.core.handle(done)
+
+    def _release(self, path: Path, *, tentative: bool = False) -> None:
+        """Versions nothing can go back to give their files back."""
+        kept = [self.versions[path.name]] if path.name not in self._forgotten else []
+        kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
+        kept += [version for (name, _), version in self._read.items() if name == path.name]
+        kept += [version for version in self._given if version.path == path.name]
+        self.engine.release(path, kept, tentative=tentative)
+
+    def _wait_for_space(self, err: StorageFull) -> None:
+        if self.trouble is None:
+            _log.warning("node %s waits for space: %s", self.name, err)
+        self.trouble = str(err)
+
+    def _horizon(self, path: Path, version: Version) -> int:
+        """Without more input something may come out up to here: open windows, then timers."""
+        extent = self.core.paths[path.name].plan.extent
+        held = [self.inputs.last(stream) for stream in path.inputs]
+        chunks = [c.hi for held in (*version.panes.values(), *version.edges.values()) for c in held]
+        last = max([*(bucket for bucket in held if bucket is not None), *chunks], default=None)
+        horizon = version.bucket if last is None else max(version.bucket, last + extent)
+        timers = [
+            s.timer_us // self.width_us
+            for held in version.shards.values()
+            for s in held.values()
+            if s.timer_us is not None
+        ]
+        return max([horizon, *([min(timers) + extent] if timers else [])])
+
+    def _perform(self, action: core.Action) -> None:
+        match action:
+            case core.Start():
+                path = self.paths[action.path]
+                self.soutput.valid_from[path.name] = action.valid_from
+                if path.name not in self.versions:
+                    self.versions[path.name] = self.engine.empty(path, action.bucket)
+                for output in path.outputs:
+                    self._open_output(output, action)
+            case core.Run():
+                version = self.versions[action.path]
+                if action.rebuild_from is not None:
+                    version = self.engine.empty(self.paths[action.path], action.lo - 1)
+                self._carrier.run(action, version)
+            case core.Enter():
+                self.soutput.lines[action.path] = action.line
+                self._tentative[action.path] = self.versions[action.path]
+                if action.forget:
+                    self._forgotten.add(action.path)
+            case core.RunTentative():
+                began_from = self._read[action.path, action.line] = self._tentative[action.path]
+                self._carrier.run(action, began_from)
+            case core.Leave():
+                self.soutput.leave(self.paths[action.path])
+                del self._tentative[action.path]
+                self._release(self.paths[action.path], tentative=True)
+            case core.Change():
+                for output in self.paths[action.path].outputs:
+                    self._service.states[output] = action.state
+                _log.info("node %s: %s is %s", self.name, action.path, action.state)
+            case core.Ask():
+                self._carrier.ask(action.path, self._partners)
+            case core.Wake():
+                self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
+            case core.Checkpoint():
+                self._checkpoint(self.paths[action.path])
+            case core.Acknowledge():
+                self.inputs.forget(action.stream, self._unreferenced(action.stream))
+                self._carrier.acknowledge(
+                    action.stream, action.received, action.no_longer_needed, self.log.epoch
+                )
+            case core.End():
+                for output in self.paths[action.path].outputs:
+                    if not self.log.info(output).ended:
+                        self.log.append(Ended(output))
+            case core.Fail():
+                raise HoldfastError(action.why)
+
+    def _open_output(self, output: str, start: core.Start) -> None:
+        self.log.open_stream(
+            output, self.engine.schema(output), self.engine.time(output), start.origin,
+            gone_upto=start.valid_from - 1,
+        )  # fmt: skip
+        if self._service.all_spoke(output):  # to a predecessor
+            self._on_ack(output, self.log.trimmable(output), self.log.received(output))
+
+    def _checkpoint(self, path: Path) -> None:
+        version = self.versions[path.name]
+        files = [os.path.join("state", name) for name in version.files()]
+        try:
+            self.log.save_state(path.name, version.bucket, version.body(), files)
+            self.log.drop_states(path.name, version.bucket)
+        except StorageFull as err:  # asked for again after the next step
+            self._wait_for_space(err)
+            return
+        self._durable[path.name] = version
+        self._carrier.post(
+            core.CheckpointDone(self._clock(), path.name, version.bucket, self._needs_from(version))
+        )
+
+    def _unreferenced(self, stream: str) -> int:
+        """Up to here no running version reads the stream any more; older ones follow it anew."""
+        paths = [path for path in self.fragment.paths if stream in path.inputs]
+        return min(self._needs_from(self.versions[path.name]) for path in paths) - 1
+
+    def _needs_from(self, version: Version) -> int:
+        return self._plans[version.path].needs_from(version.bucket, version.needs_from)
+
+
+def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:
+    """How long buckets are held is counted from their beginning: they are one width old when the
+    first of them comes."""
+    protection, known = network.protection(fragment), patience(network)[fragment]
+    if known is None:
+        return Policy()
+    spare_us = int((1 - protection.alpha) * known.own_us) + network.width_us
+    return Policy(
+        protection.failure, protection.stabilization, protection.reconcile,
+        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Where the rows of a node's inputs are, by bucket. Grows with what is retained, not with time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.engine.inputs import InputFile
+from holdfast.storage.files import storage
+from holdfast.storage.segment import write_segment
+from holdfast.streams.delivery import Delivery
+from holdfast.types import Stability
+
+
+class InputIndex:
+    """Rows that came over the network without shared storage are put into `inputs/` of the node's
+    own storage, a cache that a new instance starts without."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        #: Stable, by bucket.
+        self._files: dict[str, list[InputFile]] = {}
+        #: Tentative, by bucket, until something stable takes its place.
+        self._tentative: dict[str, dict[int, InputFile]] = {}
+        #: Tentative and replaced: a step may still be reading them.
+        self._replaced: dict[str, list[InputFile]] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._clear()
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        with self._lock:
+            held = self._files.get(stream, [])
+            return held[bisect_left(held, lo, key=_bucket) : bisect_right(held, hi, key=_bucket)]
+
+    def best(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        """What there is: stable rows, tentative ones where those are missing."""
+        with self._lock:
+            tentative = self._tentative.get(stream, {})
+            more = [tentative[bucket] for bucket in sorted(tentative) if lo <= bucket <= hi]
+        return sorted([*self.files(stream, lo, hi), *more], key=_bucket) if more else (
+            self.files(stream, lo, hi)
+        )  # fmt: skip
+
+    def drop_gone(self, streams: Iterable[str]) -> bool:
+        """Tentative rows that whoever made them took back are gone. Says whether there were any."""
+        found = False
+        with self._lock:
+            for stream in streams:
+                held = self._tentative.get(stream, {})
+                for bucket in [b for b, file in held.items() if not self._there(file.path)]:
+                    del held[bucket]
+                    found = True
+                # What a step began to read may have been replaced before it was gone.
+                found |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
+        return found
+
+    def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
+        """A file of somebody else's log that is gone, if there is one."""
+        held = (file for stream in streams for file in self.files(stream, lo, hi))
+        others = (file.path for file in held if not file.path.startswith(self.folder))
+        return next((path for path in others if not self._there(path)), None)
+
+    def last(self, stream: str) -> int | None:
+        """The newest bucket with rows."""
+        with self._lock:
+            held = self._files.get(stream)
+            return held[-1].bucket if held else None
+
+    def held(self, stream: str) -> int:
+        with self._lock:
+            return len(self._files.get(stream, []))
+
+    def add(self, delivery: Delivery, time: str) -> list[tuple[int, int]]:
+        """Bucket and rows of each segment. All of them or none: what fails comes again whole."""
+        files: list[InputFile] = []
+        tentative: list[InputFile] = []
+        for number, segment in enumerate(delivery.segments):
+            stable = segment.stability is Stability.STABLE
+            if delivery.tables:
+                kind = "" if stable else f".t{next(self._numbers)}"
+                name = f"{segment.id.bucket}.{segment.id.version}.{segment.id.part}{kind}.parquet"
+                path = os.path.join(self.folder, delivery.stream, name)
+                self._put(delivery.tables[number], path, time)
+            else:
+                path = delivery.paths[number]
+            (files if stable else tentative).append(
+                InputFile(segment.id.bucket, path, segment.rows)
+            )
+        with self._lock:
+            for file in files:
+                insort(self._files.setdefault(delivery.stream, []), file, key=_bucket)
+            held = self._tentative.setdefault(delivery.stream, {})
+            replaced = [held.pop(bucket) for bucket in list(held) if bucket <= delivery.upto]
+            replaced += [held.pop(file.bucket) for file in tentative if file.bucket in held]
+            held |= {file.bucket: file for file in tentative}
+            self._replaced.setdefault(delivery.stream, []).extend(replaced)
+        return [(file.bucket, file.rows) for file in files]
+
+    def forget(self, stream: str, upto: int) -> None:
+        with self._lock:
+            held = self._files.get(stream, [])
+            cut = bisect_right(held, upto, key=_bucket)
+            gone, self._files[stream] = held[:cut], held[cut:]
+            replaced = self._replaced.get(stream, [])
+            gone += [file for file in replaced if file.bucket <= upto]
+            self._replaced[stream] = [file for file in replaced if file.bucket > upto]
+        for file in gone:
+            if file.path.startswith(self.folder):
+                self._delete(file.path)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _put(self, table: pa.Table, path: str, time: str) -> None:
+        with storage(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_segment(table, path, time=time, fsync=False)
+
+    def _delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def _there(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def table(self, path: str) -> Any:
+        raise NotImplementedError("rows are in files")
+
+
+class Best:
+    """The inputs as the tentative line of a path reads them."""
+
+    def __init__(self, index: InputIndex) -> None:
+        self.index = index
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        return self.index.best(stream, lo, hi)
+
+    def table(self, path: str) -> Any:
+        """For engines that keep rows in memory."""
+        return self.index.table(path)
+
+
+def _bucket(file: InputFile) -> int:
+    return file.bucket

@@ -1,0 +1,1 @@
+"""Composes a deployment from its parts; watches contracts, serves metrics."""

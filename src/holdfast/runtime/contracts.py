@@ -1,0 +1,233 @@
+"""Watching the promises of the outputs while the network runs, and saying so when one is broken.
+
+One thread looks at how far each output's readers are, tells `core.monitor`, and passes on what it
+decides: to the log, to the program's callbacks, to whoever asks. It looks once per bucket, and
+besides at the very moment when the next bucket would be overdue.
+
+Readers are the run's clients. Where none has begun to read, the node's own log stands for them, if
+it is in this process; an output of another process that nobody here reads is not judged: a node
+that hangs would hold up the question just when the answer matters.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.clock import now_us
+from holdfast.core import monitor as core
+from holdfast.edge.client import Client
+from holdfast.edge.source import Source
+from holdfast.model.fragments import Fragment
+from holdfast.model.network import Network
+from holdfast.model.operators import Output, sources_of
+from holdfast.types import StreamInfo, bucket_end_us
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+_log = logging.getLogger("holdfast.monitor")
+#: Very narrow buckets are not looked at one by one.
+_LOOK_US_MIN = 20_000
+
+
+@dataclass(slots=True)
+class _Watched:
+    op: Output
+    #: Who makes it: the fragment, and the path in it.
+    fragment: str
+    path: str
+    sources: tuple[str, ...]
+    #: Every source has a real clock, so that delays say something.
+    real_time: bool
+    watched: bool = False
+    #: Where its slowest reader is, or the node while nobody reads.
+    upto: int | None = None
+    #: From the end of the last known bucket to the look that found it.
+    delay_us: int | None = None
+
+
+class Monitor:
+    """Of one run. It reads the run's own collections, which grow while it does."""
+
+    def __init__(
+        self,
+        network: Network,
+        fragments: Sequence[Fragment],
+        sources: Mapping[str, Source],
+        nodes: Mapping[str, Node],
+        clients: Sequence[Client],
+        told: Sequence[Callable[[core.Action], None]],
+    ) -> None:
+        self._width_us = network.width_us
+        self._sources, self._nodes, self._clients, self._told = sources, nodes, clients, told
+        makers = {
+            stream: (fragment.name, path.name)
+            for fragment in fragments
+            for path in fragment.paths
+            for stream in path.outputs
+        }
+        self._outputs = {op.name: _watched(op, *makers[op.name]) for op in network.outputs}
+        #: The core belongs to the thread that looks; others ask it under this lock.
+        self._lock = threading.Lock()
+        self._core = core.Monitor(
+            network.width_us, {name: _promised(output) for name, output in self._outputs.items()}
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            now = now_us()
+            due = self.look(now)
+            wait_us = max(self._width_us, _LOOK_US_MIN)
+            if due is not None:
+                wait_us = min(wait_us, due - now)
+            # A little more: the clock that wakes is not the one that judges.
+            stop.wait(wait_us / 1e6 + 0.0002)
+
+    def look(self, now: int) -> int | None:
+        """Tell the core what is there, then the time, so that a reader that has a bucket by now
+        has it. Gives when the next look is due."""
+        actions: list[core.Action] = []
+        with self._lock:
+            for output in self._outputs.values():
+                for event in self._seen(now, output):
+                    actions += self._core.handle(event)
+            actions += self._core.handle(core.Tick(now))
+            due = self._core.next_due(now)
+        for action in actions:
+            self._report(action)
+        return due
+
+    def contracts(self) -> dict[str, dict[str, Any]]:
+        """How every promise stands."""
+        now = now_us()
+        return {name: self._contract(now, output) for name, output in self._outputs.items()}
+
+    def text(self, action: core.Action) -> str:
+        """One line for people."""
+        contract = self._outputs[action.output].op.contract
+        promise = f"{action.promise} {getattr(contract, action.promise)}"
+        match action:
+            case core.Broken(promise="within"):
+                overdue = f"bucket {action.bucket} is {action.overdue_us / 1_000:.1f} ms overdue"
+                return f"output {action.output}: BROKEN {promise}: {overdue}; {action.why}"
+            case core.Broken():
+                return f"output {action.output}: BROKEN {promise}: {action.why}"
+            case core.Kept():
+                after = f"after {action.broken_for_us / 1e6:.1f}s, up to bucket {action.bucket}"
+                return f"output {action.output}: {promise} is kept again {after}"
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def _seen(self, now: int, output: _Watched) -> list[core.Event]:
+        name = output.op.name
+        # The log before the clients: what a client has acknowledged, and so let go, it has.
+        logged = self._logged(output)
+        reading = [c for c in list(self._clients) if c.output == name and not c.closed]
+        ended = bool(reading) and all(client.ended for client in reading)
+        positions = [client.known_upto for client in reading if client.known_upto is not None]
+        if not reading and output.fragment not in self._nodes:
+            was, output.watched = output.watched, False
+            return [core.Ended(now, name)] if was else []
+        events: list[core.Event] = []
+        if not output.watched:
+            output.watched = True
+            events.append(core.Began(now, name))
+        if positions:
+            upto = min(positions)
+            if logged is not None and logged.trimmed_upto > max(upto, logged.starts_at - 1):
+                events.append(core.Gap(now, name, upto + 1, logged.trimmed_upto))
+        elif logged is not None:
+            upto, ended = logged.complete_upto, logged.ended
+        else:
+            return events
+        if upto != output.upto:
+            output.upto = upto
+            if output.real_time:
+                output.delay_us = now - bucket_end_us(upto, self._width_us)
+        events.append(core.Known(now, name, upto))
+        return [*events, core.Ended(now, name, whole=True)] if ended else events
+
+    def _logged(self, output: _Watched) -> StreamInfo | None:
+        node = self._nodes.get(output.fragment)
+        name = output.op.name
+        return node.log.info(name) if node is not None and name in node.log.streams() else None
+
+    def _waiting_for(self, output: _Watched, bucket: int) -> list[str]:
+        """What holds the bucket up: sources that have not closed it, else the inputs its node
+        lacks, else the node itself, else whoever reads."""
+        behind = [name for name in output.sources if not _closed(self._sources[name], bucket)]
+        node, logged = self._nodes.get(output.fragment), self._logged(output)
+        if behind or node is None:
+            return behind or [f"node {output.fragment}"]
+        if logged is not None and logged.complete_upto >= bucket:
+            return ["its reader"]
+        path = node.status()["paths"][output.path]
+        if path["whole_upto"] is None or path["whole_upto"] < bucket:
+            return list(path["waiting_for"])
+        return [f"node {output.fragment}"]
+
+    # -- telling ----------------------------------------------------------------------------------
+
+    def _report(self, action: core.Action) -> None:
+        if isinstance(action, core.Broken) and action.promise == "within":
+            waiting = ", ".join(self._waiting_for(self._outputs[action.output], action.bucket))
+            action = replace(action, why=f"{action.why}, waiting for {waiting}")
+        # Whoever reads of the one must read of the other.
+        _log.warning("%s", self.text(action))
+        for told in list(self._told):
+            try:
+                told(action)
+            except Exception:
+                _log.exception("a callback of on_contract failed")
+
+    def _contract(self, now: int, output: _Watched) -> dict[str, Any]:
+        with self._lock:
+            standing = self._core.standing(output.op.name, now)
+        since, missing = standing.broken_since_us, standing.missing
+        return {
+            "within": output.op.contract.within,
+            "kept": standing.kept,
+            "broken_since_us": since,
+            "broken_for_ms": None if since is None else max(0, now - since) / 1_000,
+            "overdue_ms": standing.overdue_us / 1_000,
+            "waiting_for": []
+            if missing is None or since is None
+            else self._waiting_for(output, missing),
+            "breaks": sum(standing.breaks.values()),
+            "breaks_of": standing.breaks,
+            "worst_ms": standing.worst_us / 1_000,
+            "lost_buckets": standing.lost_buckets,
+            "position": output.upto,
+            "delay_ms": None if output.delay_us is None else output.delay_us / 1_000,
+            "not_judged": self._not_judged(output),
+        }
+
+    def _not_judged(self, output: _Watched) -> str | None:
+        """Why nothing is said of the delay."""
+        if output.op.contract.within is None:
+            return "no delay is promised"
+        if not output.real_time:
+            return "a source's clock is manual"
+        return None if output.watched else "nobody reads it in this process"
+
+
+def _watched(op: Output, fragment: str, path: str) -> _Watched:
+    above = sources_of(op)
+    real_time = all(source.clock != "manual" for source in above)
+    return _Watched(op, fragment, path, tuple(source.name for source in above), real_time)
+
+
+def _closed(source: Source, bucket: int) -> bool:
+    if not source.opened:
+        return False
+    info = source.log.info(source.name)
+    return info.ended or info.complete_upto >= bucket
+
+
+def _promised(output: _Watched) -> core.Promised:
+    contract = output.op.contract
+    return core.Promised(contract.within_us if output.real_time else None, contract.loss == 0.0)

@@ -1,0 +1,123 @@
+"""What a run can be asked in numbers, in the format of Prometheus.
+
+Nothing is counted twice: every number is read where it lives when somebody asks. Each run has a
+registry of its own, which a program may serve itself; `Options.metrics_port` serves it on
+`/metrics`. Numbers of nodes in other processes are not here, except how often those were restarted:
+asking a node that hangs would make every answer late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.cluster.supervisor import HostProcess
+from holdfast.edge.source import Source
+from holdfast.errors import SetupError
+from holdfast.runtime.contracts import Monitor
+from holdfast.types import OutputState
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+
+class Metrics(Collector):
+    def __init__(
+        self,
+        monitor: Monitor,
+        sources: Mapping[str, Source],
+        nodes: Mapping[str, Node],
+        processes: Mapping[str, HostProcess],
+    ) -> None:
+        self._monitor, self._sources = monitor, sources
+        self._nodes, self._processes = nodes, processes
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        #: Where it is served, when it is.
+        self.url: str | None = None
+
+    def serve(self, host: str, port: int) -> None:
+        try:
+            self._server, self._thread = start_http_server(port, host, self.registry)
+        except (OSError, OverflowError) as err:
+            raise SetupError(
+                f"cannot serve metrics on {host}:{port} ({err}); is the port in use? choose "
+                "another with --metrics-port, or 0 for any free one"
+            ) from None
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        if self.url is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join(timeout=10)
+            self.url = None
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_outputs()
+        yield from self._of_sources()
+        yield from self._of_nodes()
+
+    def _of_outputs(self) -> Iterator[Metric]:
+        kept = _gauge("contract_kept", "1 while all promises of the output are kept", "output")
+        breaks = _counter("contract_breaks", "Times a promise was broken", "output", "promise")
+        delay = _gauge("delay_seconds", "From the end of the last bucket to its reader", "output")
+        position = _gauge("position_bucket", "The last bucket its slowest reader has", "output")
+        for output, told in self._monitor.contracts().items():
+            if _judged(told):
+                kept.add_metric([output], told["kept"])
+            for promise, count in told["breaks_of"].items():
+                breaks.add_metric([output, promise], count)
+            if told["delay_ms"] is not None:
+                delay.add_metric([output], told["delay_ms"] / 1_000)
+            if told["position"] is not None:
+                position.add_metric([output], told["position"])
+        return iter((kept, breaks, delay, position))
+
+    def _of_sources(self) -> Iterator[Metric]:
+        closed = _gauge("source_closed_bucket", "The last bucket the source has closed", "source")
+        rows = _counter("source_rows", "Rows the source has taken", "source")
+        for name, source in list(self._sources.items()):
+            rows.add_metric([name], source.counters["rows"])
+            if source.opened:
+                closed.add_metric([name], source.log.info(name).complete_upto)
+        return iter((closed, rows))
+
+    def _of_nodes(self) -> Iterator[Metric]:
+        steps = _counter("node_steps", "Steps of the node", "node")
+        seconds = _gauge("node_step_seconds", "Median of the last hundred steps", "node")
+        tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
+        states = _gauge("path_state", "1 for the state the path is in", "node", "path", "state")
+        for name, node in list(self._nodes.items()):
+            told = node.status()
+            steps.add_metric([name], told["steps"])
+            if told["step_ms"] is not None:
+                seconds.add_metric([name], told["step_ms"] / 1_000)
+            tentative.add_metric([name], told["tentative_steps"])
+            for path, standing in told["paths"].items():
+                for state in OutputState:
+                    states.add_metric([name, path, state.value], standing["state"] == state)
+        restarts = _counter("host_restarts", "Times the process was started again", "host")
+        for name, process in list(self._processes.items()):
+            restarts.add_metric([name], process.restarts)
+        return iter((steps, seconds, tentative, states, restarts))
+
+
+def _judged(told: Mapping[str, Any]) -> bool:
+    """Whether there is anything to say: of the delay, or of losses where no delay is promised. A
+    loss that was seen is one, whoever looks now."""
+    seen = told["not_judged"] is None or told["within"] is None
+    return seen or told["breaks_of"]["loss"] > 0
+
+
+def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"holdfast_{name}", about, labels=labels)
+
+
+def _counter(name: str, about: str, *labels: str) -> CounterMetricFamily:
+    """Prometheus puts `_total` behind the name."""
+    return CounterMetricFamily(f"holdfast_{name}", about, labels=labels)

@@ -1,0 +1,83 @@
+"""A rolling restart (Flux section 3.4: end a replica, bring up a new one, repeat): every host of a
+running network is ended and started again, one after the other, while the rest goes on. A new
+version of the application is brought in like that, as long as it keeps the same state.
+
+Where hosts stand by, they take over what an ended host ran, and that one stands by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cluster.controller import process_of
+from holdfast.errors import InputError
+from holdfast.model.fragments import pairs_of
+
+if TYPE_CHECKING:
+    from holdfast.runtime.running import Run
+
+#: A host that is not back by then has a problem.
+BACK_S = 300.0
+
+
+class Rolling:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        #: Of the hosts that were ended: epochs of the process and its nodes then, and how far each
+        #: node was.
+        self._before: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+        run.service.calls["hosts"] = lambda _: {"hosts": list(run.layout)}
+        run.service.calls["restart"] = self._asked
+        run.service.calls["restarted"] = lambda body: {"restarted": self.restarted(body["host"])}
+
+    def hosts(
+        self, say: Callable[[str], None] = lambda text: None, hosts: Sequence[str] | None = None
+    ) -> None:
+        """All of them, or those, one after the other."""
+        for host in hosts or self._run.layout:
+            began = time.monotonic()
+            self.restart(host)
+            back = partial(self.restarted, host)
+            self._run.wait_for(back, BACK_S, f"host {host} to come back")
+            say(f"host {host} restarted in {time.monotonic() - began:.1f} s")
+
+    def restart(self, host: str) -> None:
+        """End it in good order; it is started again. Returns at once."""
+        run = self._run
+        if host not in run.processes:
+            known = ", ".join(run.processes) or "none: restart works with deployment='processes'"
+            raise InputError(f"there is no host {host!r} (hosts: {known})")
+        names = run.controller.assigned(host)
+        epochs = {name: run.controller.epoch(name) for name in (process_of(host), *names)}
+        partners = pairs_of(run.network)
+        reached = {}
+        for name in names:
+            both = [position(run.asked(one)) for one in {name, partners.get(name, name)}]
+            if begun := [at for at in both if at is not None]:
+                reached[name] = max(begun)
+        self._before[host] = (epochs, reached)
+        run.processes[host].end()
+
+    def restarted(self, host: str) -> bool:
+        """It is back; and whatever it ran is where it, or its partner, was then."""
+        if host not in self._before:
+            raise InputError(f"host {host!r} was not asked to restart")
+        epochs, reached = self._before[host]
+        controller = self._run.controller
+        if any(controller.epoch(name) <= epoch for name, epoch in epochs.items()):
+            return False
+        now = {name: position(self._run.asked(name)) for name in reached}
+        return all(at is not None and at >= reached[name] for name, at in now.items())
+
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.restart(body["host"])
+        return {}
+
+
+def position(told: dict[str, Any]) -> int | None:
+    """How far a node is, by its slowest path."""
+    found = [path["position"] for path in told.get("paths", {}).values()]
+    return None if not found or None in found else min(found)

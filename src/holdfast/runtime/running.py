@@ -1,0 +1,461 @@
+"""Running a network: sources, nodes and clients put together.
+
+`local`: everything in this process with one JVM. `processes`: one process per node, or hosts that
+share them, supervised and restarted, sources and clients here. The same logs, the same messages,
+the same code.
+
+    with hf.run(net) as run:
+        run.source("tap").push([...])
+        for table, info in run.client("top"):
+            ...
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from holdfast.clock import now_us
+from holdfast.cluster.controller import Controller
+from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.supervisor import HostProcess
+from holdfast.config import Options
+from holdfast.core.monitor import Action
+from holdfast.edge.client import Client
+from holdfast.edge.feeds import tick_wall
+from holdfast.edge.source import Source
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    SetupError,
+    TransportError,
+)
+from holdfast.model.fragments import (
+    Fragment,
+    fragments,
+    makers_of,
+    pairs_of,
+    producers_of,
+    replicas_of,
+)
+from holdfast.model.layout import Layout, layout_of
+from holdfast.model.network import Network
+from holdfast.model.partitions import one_of_each, physical
+from holdfast.runtime.contracts import Monitor
+from holdfast.runtime.metrics import Metrics
+from holdfast.runtime.rolling_restart import Rolling
+from holdfast.storage import Log
+from holdfast.streams.delivery import Peer
+from holdfast.streams.serving import Service
+from holdfast.streams.subscribing import Makers
+from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.transport.in_process import InProcess
+
+_log = logging.getLogger("holdfast.running")
+#: A node process that has not reported by then has a problem.
+READY_S = 180.0
+
+
+def node_folder(storage: str, fragment: str) -> str:
+    return os.path.join(storage, "nodes", fragment)
+
+
+def client_folder(storage: str, output: str) -> str:
+    return os.path.join(storage, "clients", output)
+
+
+def source_folder(storage: str, source: str) -> str:
+    return os.path.join(storage, "sources", source)
+
+
+class Run:
+    """A running network. Made by `run()`; a context manager that stops everything."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        storage: str | None = None,
+        deployment: str = "local",
+        options: Options | None = None,
+        app: str | None = None,
+    ) -> None:
+        if deployment not in ("local", "processes"):
+            raise InputError(f"deployment={deployment!r} is not one of 'local', 'processes'")
+        if deployment == "processes" and app is None:
+            raise InputError(
+                "deployment='processes' wants app='path.py' or 'module:network', because each node "
+                "process imports the network by itself"
+            )
+        if deployment == "local" and options is not None and options.hosts is not None:
+            raise InputError("hosts: everything runs in one process; use deployment='processes'")
+        network.check()
+        network = physical(network)
+        self.network, self.options = network, options or Options()
+        self.deployment, self.app = deployment, app
+        self._temporary = storage is None
+        self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
+        self.service = Service(heartbeat_s=self.options.heartbeat_s)
+        #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
+        self.route: Callable[[str, str, str], str] = lambda reader, producer, address: address
+        self.sources: dict[str, Source] = {}
+        self.fragments = fragments(network)
+        #: Hosts and the nodes they begin with.
+        self.layout: Layout = {}
+        if deployment == "processes":
+            self.layout = layout_of(network, self.options.hosts, self.options.standby)
+        self.nodes: dict[str, Any] = {}
+        self.processes: dict[str, HostProcess] = {}
+        self.failures: list[str] = []
+        #: Called by the monitor when a promise is broken and when it is kept again.
+        self.on_contract: list[Callable[[Action], None]] = []
+        self.controller: Controller
+        self.rolling: Rolling
+        self._logs: list[Log] = []
+        self._clients: list[Client] = []
+        self._sessions: Any = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._producers = producers_of(network)
+        self.monitor = Monitor(
+            network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
+        )
+        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes)
+
+    def start(self) -> Run:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        if self.options.metrics_port is not None:
+            self.metrics.serve(self.options.host, self.options.metrics_port)
+        pairs = pairs_of(self.network)
+        self.controller = Controller(
+            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
+            pairs,
+            now_us(),
+            self.layout,
+        )
+        for fragment in self.fragments:
+            for stream in fragment.inputs:
+                self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
+        for op in self.network.sources:
+            log = self._open(source_folder(self.storage, op.name), op.name)
+            source = self.sources[op.name] = Source(
+                op, log, self.network.width_us, buffer_buckets=self.options.buffer_buckets,
+                received=partial(self.service.received, op.name),
+            )  # fmt: skip
+            self.service.logs[op.name] = log
+            self.service.pushes[op.name] = source.take
+        self.service.calls["status"] = lambda _: self.status()
+        self.service.calls["retire"] = lambda body: {
+            "from_bucket": self.retire(body["source"], body["why"])
+        }
+        outputs = [op.name for op in self.network.outputs]
+        self._presiding = Presiding(self.controller, self.service, outputs)
+        self.service.calls["locate"] = self._locate
+        self.rolling = Rolling(self)
+        self.service.calls["makers"] = lambda body: {
+            "makers": list(self.makers(body["stream"], "").keys())
+            if body["stream"] in self._producers
+            else []
+        }
+        if self.deployment == "local":
+            self._start_local()
+        self.server = FlightServer(self.service, self.options.host, self.options.port)
+        self._describe()
+        if self.deployment == "processes":
+            self._start_processes()
+        for source in self.sources.values():
+            feed = source.op.feed
+            if source.op.clock == "wall":
+                self._thread(partial(tick_wall, source, self._stop), f"clock-{source.name}")
+            if feed is not None:
+                self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
+        self._thread(partial(self.monitor.run, self._stop), "monitor")
+        if pairs and self.deployment == "processes":
+            silence_us, stop = int(1e6 * self.options.silence_s), self._stop
+            judge = partial(self._presiding.judge, stop, self.options.heartbeat_s, silence_us)
+            self._thread(judge, "controller")
+
+    def _start_local(self) -> None:
+        from holdfast.engine import session
+        from holdfast.engine.compiled import compile_network
+        from holdfast.engine.engine import Engine
+        from holdfast.node.node import Node
+
+        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}",
+                                       jvm_log=os.path.join(self.storage, "spark.log"))  # fmt: skip
+        compiled = compile_network(self.network, self._sessions.small)
+        for fragment in self.fragments:
+            log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
+            engine = Engine(
+                self.network,
+                self._sessions,
+                os.path.join(str(log.root), "state"),
+                compiled=compiled,
+            )
+            upstream = {s: self.makers(s, fragment.name) for s in fragment.inputs}
+            self.nodes[fragment.name] = Node(
+                fragment.name, fragment, engine, log, self.service, upstream, self.options
+            )
+        for name in one_of_each(self.network, self.nodes):
+            for path in self.nodes[name].fragment.paths:
+                self.nodes[name].engine.warm_up(path)
+        for node in self.nodes.values():
+            node.start()
+
+    def _start_processes(self) -> None:
+        assert self.app is not None
+        for host in self.layout:
+            process = HostProcess(
+                self.app, host, self.storage, self.server.address, self.options,
+                self.failures.append, self.controller.ended,
+            )  # fmt: skip
+            self.processes[host] = process
+            process.start()
+        for host in self.layout:
+            where = f"its log is in {os.path.join(self.storage, 'nodes')}"
+            up = partial(self._presiding.is_up, host)
+            self.wait_for(up, READY_S, f"host {host} to come up ({where})")
+
+    # -- for the application ----------------------------------------------------------------------
+
+    def source(self, name: str) -> Source:
+        if name not in self.sources:
+            raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
+        return self.sources[name]
+
+    def retire(self, source: str, why: str = "it does not come back") -> int:
+        """Go on without a source for good, from the bucket that is given back."""
+        return self.source(source).retire(why)
+
+    def client(
+        self,
+        output: str,
+        *,
+        tentative: bool = False,
+        durable: bool | None = None,
+        name: str | None = None,
+    ) -> Client:
+        """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
+        computed while inputs are missing, taken back (`info.undo`) before it is corrected.
+        `durable` keeps its position (and with archive what it received) in the storage; by default
+        when the storage was named."""
+        names = [op.name for op in self.network.outputs]
+        if output not in names:
+            raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
+        keep = (not self._temporary) if durable is None else durable
+        log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
+        reader = name or f"client-{output}"
+        client = Client(
+            output, self.makers(output, reader), self.network.width_us, log=log,
+            name=reader, tentative=tentative,
+        )  # fmt: skip
+        self.service.readers.setdefault(output, set()).add(client.name)
+        self._clients.append(client)
+        return client
+
+    def makers(self, stream: str, reader: str) -> Makers:
+        """How `reader` reaches each replica of whoever makes a stream."""
+        if self.deployment == "local":
+            return {stream: partial(self.peer_of, stream, reader, stream)}
+        makers = makers_of(self.network, stream, reader)
+        return {name: partial(self.peer_of, stream, reader, name) for name in makers}
+
+    def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
+        if self.deployment == "local" or maker in self.sources:
+            return InProcess(self.service)
+        address = self.controller.address(maker)
+        if address is None:
+            raise TransportError(f"node {maker!r} has not reported yet")
+        return FlightPeer(
+            self.route(reader, maker, address),
+            silence_s=self.options.silence_s, by_reference=self.options.by_reference,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        nodes = [node.status() for node in self.nodes.values()]
+        hosted: list[tuple[str, dict[str, Any]]] = []
+        for host, process in self.processes.items():
+            runs: dict[str, Any] = {
+                "host": host, "pid": process.pid, "restarts": process.restarts,
+            }  # fmt: skip
+            hosted += [(name, runs) for name in self.controller.assigned(host)]
+        if hosted:
+            with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
+                told = pool.map(self.asked, [name for name, _ in hosted])
+                nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
+        return {
+            "network": self.network.name,
+            "deployment": self.deployment,
+            "sources": {
+                name: {
+                    "complete_upto": source.log.info(name).complete_upto if source.opened else None,
+                    **source.counters,
+                }
+                for name, source in self.sources.items()
+            },
+            "nodes": nodes,
+            "hosts": {host: self.controller.assigned(host) for host in self.processes},
+            "clients": {
+                client.output: {
+                    "position": client.position,
+                    "tentative_upto": client.tentative_upto,
+                    "tentative_rows": client.tentative_rows,
+                    "undos": client.undos,
+                    "reads": client.switches[-1][0] if client.switches else None,
+                    "switches": max(0, len(client.switches) - 1),
+                    "reconnects": client.reconnects,
+                }
+                for client in self._clients
+            },
+            "contracts": self.monitor.contracts(),
+            "failures": list(self.failures),
+        }
+
+    def asked(self, node: str) -> dict[str, Any]:
+        """What a node in another process says of itself."""
+        address = self.controller.address(node)
+        if address is None:
+            return {"node": node}
+        try:
+            peer = FlightPeer(address, silence_s=self.options.silence_s)
+            told = peer.call("node-status", {})
+            peer.close()
+            return told
+        except HoldfastError as err:
+            return {"node": node, "failure": str(err)}
+
+    def raise_failure(self) -> None:
+        """Raise what stopped a node or a feed, if anything did."""
+        for node in self.nodes.values():
+            if node.failure is not None:
+                raise node.failure
+        if self.failures:
+            raise HoldfastError(self.failures[0])
+
+    def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Until it is so; raises what stopped a node, or that it took too long."""
+        until = time.monotonic() + limit_s
+        while not test():
+            self.raise_failure()
+            if time.monotonic() > until:
+                raise SetupError(f"waiting for {what}: not within {limit_s:.0f} s")
+            time.sleep(0.02)
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Until every output has ended (all sources ended), locally."""
+        for node in self.nodes.values():
+            if not node.ended.wait(timeout_s):
+                return False
+        self.raise_failure()
+        return True
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.metrics.close()
+        for client in self._clients:
+            client.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for node in self.nodes.values():
+            node.stop()
+        for process in self.processes.values():
+            process.stop()
+        if hasattr(self, "server"):
+            self.server.stop()
+        for log in self._logs:
+            log.close()
+        described = os.path.join(self.storage, "run.json")
+        if os.path.exists(described):
+            os.unlink(described)
+        if self._temporary:
+            shutil.rmtree(self.storage, ignore_errors=True)
+
+    def __enter__(self) -> Run:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _open(
+        self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
+    ) -> Log:
+        keep = self.options.archive if archive is None else archive
+        log = Log.open(folder, owner, fsync=self.options.fsync, archive=keep)
+        self._logs.append(log)
+        if epoch:
+            log.raise_epoch(self.controller.next_epoch(owner, log.epoch))
+        return log
+
+    def _replicas(self, fragment: Fragment) -> tuple[str, ...]:
+        """The nodes that run it; in one process, a second copy would guard against nothing."""
+        if self.deployment == "local":
+            return (fragment.name,)
+        return replicas_of(self.network, fragment.name)
+
+    def _thread(self, run: Callable[[], None], name: str) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as err:
+                if not self._stop.is_set():
+                    self.failures.append(f"{name}: {err}")
+                    _log.error("%s stopped: %s", name, err)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Where a source, or one replica of whoever makes a stream, is for a reader."""
+        maker: str = body["maker"]
+        address: str | None = self.server.address
+        if self.deployment == "processes" and maker not in self.sources:
+            address = self.controller.address(maker)
+        if address is not None and "reader" in body:
+            address = self.route(body["reader"], maker, address)
+        return {"address": address}
+
+    def _describe(self) -> None:
+        """Other commands (`status`, `tail`) find a running network by this file."""
+        told = {
+            "network": self.network.name,
+            "address": self.server.address,
+            "pid": os.getpid(),
+            "deployment": self.deployment,
+            "app": self.app,
+            "options": asdict(self.options),
+        }
+        path = os.path.join(self.storage, "run.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump(told, file)
+        os.replace(path + ".tmp", path)
+
+
+def run(network: Network, **how: Any) -> Run:
+    """A run of `network`, to be used with `with`. Takes storage, deployment, options and app."""
+    return Run(network, **how)

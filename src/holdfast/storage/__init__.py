@@ -1,0 +1,51 @@
+"""Storage: rows as segments, everything else as records; the only part that syncs."""
+
+from holdfast.storage.reading import ReadOnlyLog, read_only
+from holdfast.storage.records import (
+    Ack,
+    Added,
+    Boundary,
+    Counter,
+    DropState,
+    Ended,
+    Epoch,
+    Note,
+    Open,
+    RecDone,
+    Record,
+    Retired,
+    State,
+    Tentative,
+    Token,
+    Trim,
+    Undo,
+)
+from holdfast.storage.rows import canonical, digest, sort_canonical, times_us
+from holdfast.storage.store import Log
+
+__all__ = [
+    "Ack",
+    "Added",
+    "Boundary",
+    "Counter",
+    "DropState",
+    "Ended",
+    "Epoch",
+    "Log",
+    "Note",
+    "Open",
+    "ReadOnlyLog",
+    "RecDone",
+    "Record",
+    "Retired",
+    "State",
+    "Tentative",
+    "Token",
+    "Trim",
+    "Undo",
+    "canonical",
+    "digest",
+    "read_only",
+    "sort_canonical",
+    "times_us",
+]

@@ -1,0 +1,55 @@
+"""Files and folders on a disk, and what the operating system says of them as one of our errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import LogError, StorageDenied, StorageFull
+from holdfast.storage.disk import OS_DISK, Disk
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
+_DENIED |= {errno.EEXIST}  # a file where a folder should be
+
+
+def storage_error(err: OSError, path: str | Path) -> LogError:
+    """What the operating system said, as one of ours, with the remedy."""
+    why = os.strerror(err.errno) if err.errno else str(err)
+    if err.errno in _FULL:
+        return StorageFull(f"{path}: {why}. Free some space; nothing acknowledged is lost")
+    if err.errno in _DENIED:
+        return StorageDenied(f"{path}: {why}. Check the path, its owner and how it is mounted")
+    return LogError(f"{path}: {why}. Check the device that holds the storage")
+
+
+@contextmanager
+def storage(path: str | Path) -> Iterator[None]:
+    """Turns every `OSError` inside into ours, about `path`."""
+    try:
+        yield
+    except OSError as err:
+        raise storage_error(err, path) from err
+
+
+def make_folder(path: str | Path, *, fsync: bool, disk: Disk = OS_DISK) -> None:
+    """Makes the folder and its parents, each durable in the one above it."""
+    path = str(path)
+    parent = os.path.dirname(path)
+    if parent != path and not disk.is_folder(path):
+        make_folder(parent, fsync=fsync, disk=disk)
+    with storage(path):
+        disk.make_folder(path, fsync=fsync)
+
+
+def put_file(
+    path: str | Path, data: bytes | memoryview, *, fsync: bool, disk: Disk = OS_DISK
+) -> None:
+    """Puts the whole file at `path` in one step, or leaves what was there before."""
+    try:
+        disk.put(str(path), data, fsync=fsync)
+    except OSError as err:
+        raise storage_error(err, path) from err

@@ -1,0 +1,269 @@
+"""What a log knows, as the fold of its records. Recovery is the same function as running.
+
+`fold` refuses what may never happen (a stable bucket twice, a boundary that goes back): those are
+our bugs, and it is better to stop than to write them down. `rehearse` asks the same function before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+from holdfast.errors import ProtocolViolation
+from holdfast.storage.records import (
+    Ack,
+    Added,
+    Boundary,
+    Counter,
+    DropState,
+    Ended,
+    Epoch,
+    Note,
+    Open,
+    RecDone,
+    Record,
+    Retired,
+    State,
+    Tentative,
+    Token,
+    Trim,
+    Undo,
+)
+from holdfast.types import Segment, SegmentId, Stability
+
+
+def _bucket(segment: Segment) -> int:
+    return segment.id.bucket
+
+
+def _place(segment: Segment) -> tuple[int, SegmentId]:
+    return segment.id.bucket, segment.id
+
+
+@dataclass(slots=True)
+class StreamState:
+    name: str
+    schema: str
+    time: str
+    starts_at: int
+    #: Never falls; `starts_at - 1` at first.
+    complete_upto: int
+    #: Never falls, never above `complete_upto`.
+    trimmed_upto: int
+    ended: bool = False
+    #: By bucket, then identity. None is at or below `trimmed_upto`.
+    segments: list[Segment] = field(default_factory=list)
+    #: By reader.
+    acks: dict[str, Ack] = field(default_factory=dict)
+    #: What was given on partial input, oldest first; all of it above `complete_upto`.
+    spans: list[Tentative] = field(default_factory=list)
+    #: Its segments, by bucket. None outside `spans` once an append is whole.
+    tentative: list[Segment] = field(default_factory=list)
+    undos: int = 0
+    rec_dones: int = 0
+    #: The decision that ended it, if it did not end by itself.
+    retired: Retired | None = None
+
+    @property
+    def tentative_upto(self) -> int | None:
+        return self.spans[-1].upto if self.spans else None
+
+    def between(self, from_bucket: int, upto: int) -> list[Segment]:
+        """Segments of the buckets `from_bucket` to `upto`, both included."""
+        first = bisect_left(self.segments, from_bucket, key=_bucket)
+        return self.segments[first : bisect_right(self.segments, upto, lo=first, key=_bucket)]
+
+    def open_part(self) -> StreamState:
+        """A copy without the whole buckets."""
+        open_from = bisect_right(self.segments, self.complete_upto, key=_bucket)
+        return StreamState(
+            self.name, self.schema, self.time, self.starts_at, self.complete_upto,
+            self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
+            list(self.spans), list(self.tentative), self.undos, self.rec_dones, self.retired,
+        )  # fmt: skip
+
+    @property
+    def received(self) -> int:
+        """Every reader has had everything up to this bucket."""
+        return min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
+
+    @property
+    def trimmable(self) -> int:
+        """No reader needs anything up to this bucket, and it is whole."""
+        needed = min((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
+        return max(self.trimmed_upto, min(needed, self.complete_upto))
+
+
+@dataclass(slots=True)
+class LogState:
+    #: 0 before anybody opened the log.
+    epoch: int = 0
+    owner: str = ""
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    #: By path, oldest first: the bucket after which it stood, and what the engine said of it.
+    states: dict[str, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+
+    def stream(self, name: str) -> StreamState:
+        if name not in self.streams:
+            raise ProtocolViolation(f"stream {name!r} is not open; open are {list(self.streams)}")
+        return self.streams[name]
+
+
+def fold(state: LogState, record: Record) -> None:
+    match record:
+        case Epoch():
+            _require(record.epoch > state.epoch, record, f"the epoch is already {state.epoch}")
+            state.epoch, state.owner = record.epoch, record.owner
+        case Open():
+            _require(record.stream not in state.streams, record, "the stream is open already")
+            before = record.starts_at - 1
+            state.streams[record.stream] = StreamState(
+                record.stream, record.schema, record.time, record.starts_at, before, before
+            )
+        case Added():
+            _fold_added(state.stream(record.stream), record)
+        case Boundary():
+            stream = state.stream(record.stream)
+            upto = stream.complete_upto
+            _require(record.upto >= upto, record, f"the boundary is already at {upto}")
+            _require(record.upto == upto or not stream.ended, record, "the stream has ended")
+            standing = [span for span in stream.spans if span.since <= record.upto]
+            _require(not standing, record, f"not yet undone: {standing}")
+            guessed = stream.tentative and stream.tentative[0].id.bucket <= record.upto
+            _require(not guessed, record, "tentative segments are not yet undone")
+            stream.complete_upto = record.upto
+        case Tentative():
+            _fold_tentative(state.stream(record.stream), record)
+        case Undo():
+            stream = state.stream(record.stream)
+            _require(record.upto == stream.complete_upto, record, "stable is never undone")
+            _require(record.number > stream.undos, record, f"{stream.undos} are known already")
+            stream.spans, stream.tentative, stream.undos = [], [], record.number
+        case RecDone():
+            stream = state.stream(record.stream)
+            _require(record.upto == stream.complete_upto, record, "no other bucket is corrected")
+            _require(record.number > stream.rec_dones, record, f"{stream.rec_dones} are known")
+            _require(not stream.spans, record, "tentative buckets stand")
+            stream.rec_dones = record.number
+        case Ended():
+            stream = state.stream(record.stream)
+            _require(not stream.spans, record, "tentative buckets stand")
+            stream.ended = True
+        case Retired():
+            stream = state.stream(record.stream)
+            whole = record.from_bucket == stream.complete_upto + 1
+            _require(whole and not stream.ended, record, "the buckets before are not whole")
+            stream.ended, stream.retired = True, record
+        case Trim():
+            stream = state.stream(record.stream)
+            _require(record.upto <= stream.complete_upto, record, "the buckets are not whole yet")
+            stream.trimmed_upto = max(stream.trimmed_upto, record.upto)
+            del stream.segments[: bisect_right(stream.segments, record.upto, key=_bucket)]
+        case Ack():
+            _fold_ack(state.stream(record.stream), record)
+        case Token():
+            state.stream(record.stream)
+            state.tokens[record.stream] = record.token
+        case Counter():
+            state.counters[record.name] = record.value
+        case State():
+            versions = [v for v in state.states.get(record.path, []) if v[0] != record.bucket]
+            insort(versions, (record.bucket, record.body), key=lambda version: version[0])
+            state.states[record.path] = versions
+        case DropState():
+            versions = [v for v in state.states.pop(record.path, []) if v[0] >= record.upto]
+            if versions:
+                state.states[record.path] = versions
+        case Note():
+            pass
+        case _:
+            assert_never(record)
+
+
+def rehearse(state: LogState, records: Iterable[Record]) -> None:
+    """Raises what folding the records would raise, and changes nothing.
+
+    It folds them onto copies of the streams they name, without the whole buckets, which no record
+    may touch again: the cost does not grow with the log.
+    """
+    draft = LogState(epoch=state.epoch, owner=state.owner, streams=dict(state.streams))
+    for record in records:
+        name = getattr(record, "stream", "")
+        stream = draft.streams.get(name)
+        if stream is not None and stream is state.streams.get(name):
+            draft.streams[name] = stream.open_part()
+        fold(draft, record)
+
+
+def snapshot(state: LogState) -> list[Record]:
+    """The shortest story that folds to this state."""
+    records: list[Record] = [Epoch(state.epoch, state.owner)] if state.epoch else []
+    for stream in state.streams.values():
+        records.append(Open(stream.name, stream.schema, stream.time, stream.starts_at))
+        records += [Added(segment) for segment in stream.segments]
+        records.append(Boundary(stream.name, stream.complete_upto))
+        records.append(Trim(stream.name, stream.trimmed_upto))
+        if stream.undos:
+            records.append(Undo(stream.name, stream.complete_upto, stream.undos))
+        if stream.rec_dones:
+            records.append(RecDone(stream.name, stream.complete_upto, stream.rec_dones))
+        records += [Added(segment) for segment in stream.tentative]
+        records += stream.spans
+        if stream.ended:
+            records.append(stream.retired or Ended(stream.name))
+        records += stream.acks.values()
+    records += [Token(stream, token) for stream, token in state.tokens.items()]
+    records += [Counter(name, value) for name, value in state.counters.items()]
+    for path, versions in state.states.items():
+        records += [State(path, bucket, body) for bucket, body in versions]
+    return records
+
+
+def live_records(state: LogState) -> int:
+    """About `len(snapshot(state))`, without making it."""
+    streams = sum(
+        4 + len(s.segments) + len(s.acks) + len(s.tentative) + len(s.spans)
+        for s in state.streams.values()
+    )
+    versions = sum(len(versions) for versions in state.states.values())
+    return 1 + streams + len(state.tokens) + len(state.counters) + versions
+
+
+def _fold_added(stream: StreamState, record: Added) -> None:
+    segment = record.segment
+    upto = stream.complete_upto
+    _require(not stream.ended, record, "the stream has ended")
+    _require(segment.id.bucket > upto, record, f"buckets up to {upto} are whole already")
+    held = stream.segments if segment.stability is Stability.STABLE else stream.tentative
+    place = bisect_left(held, _place(segment), key=_place)
+    known = place < len(held) and held[place].id == segment.id
+    _require(not known, record, "the segment was added before")
+    held.insert(place, segment)
+
+
+def _fold_tentative(stream: StreamState, record: Tentative) -> None:
+    upto = stream.complete_upto if stream.tentative_upto is None else stream.tentative_upto
+    _require(not stream.ended, record, "the stream has ended")
+    _require(upto < record.since <= record.upto, record, f"the stream was given up to {upto}")
+    stream.spans.append(record)
+
+
+def _fold_ack(stream: StreamState, ack: Ack) -> None:
+    """A newer instance of the reader may start further back; an older one is not heard."""
+    last = stream.acks.get(ack.reader)
+    ahead = last is not None and ack.received >= last.received and ack.needed >= last.needed
+    if last is None or ack.epoch > last.epoch or (ack.epoch == last.epoch and ahead):
+        stream.acks[ack.reader] = ack
+    elif ack.epoch == last.epoch:
+        received, needed = max(ack.received, last.received), max(ack.needed, last.needed)
+        stream.acks[ack.reader] = replace(last, received=received, needed=needed)
+
+
+def _require(legal: bool, record: Record, why: str) -> None:
+    if not legal:
+        raise ProtocolViolation(f"{why}, so this must not be logged: {record}")

@@ -1,0 +1,203 @@
+"""The append-only file that is the only truth of a log: what it does not name does not exist.
+
+    HOLDFAST 1\\n
+    u32 length | u32 crc32(length, payload) | payload: JSON list of records      (little endian)
+    ...
+
+One append is one frame, so records given together become durable together or not at all, and at
+most one frame is ever unsynced. A crash can therefore only damage the last frame. That is the rule
+of recovery: a bad tail was never acknowledged and is cut; a bad frame with a good one behind it is
+damage no crash explains, and recovery refuses rather than forget acknowledged rows.
+
+With fsync 'never' this holds when a process dies, but not when the machine loses power.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.config import FsyncPolicy
+from holdfast.errors import LogCorrupted, LogError
+from holdfast.storage.disk import OS_DISK, AppendFile, Disk
+from holdfast.storage.files import put_file, storage, storage_error
+from holdfast.storage.records import Note, Record, decode, encode
+from holdfast.storage.segment import REMEDY
+from holdfast.types import FORMAT
+
+_MAGIC = b"HOLDFAST "
+HEADER = _MAGIC + str(FORMAT).encode() + b"\n"
+_PREFIX = struct.Struct("<II")
+#: Records per frame of a rewritten manifest, which is atomic by its rename.
+_REWRITE_RECORDS = 1_000
+
+
+def frame(payload: bytes) -> bytes:
+    return _PREFIX.pack(len(payload), _checksum(payload)) + payload
+
+
+def _checksum(payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "little")))
+
+
+def _frame_at(data: bytes, offset: int) -> bytes | None:
+    """The payload of the frame at the offset, if a good one is there."""
+    start = offset + _PREFIX.size
+    if start > len(data):
+        return None
+    length, checksum = _PREFIX.unpack_from(data, offset)
+    payload = data[start : start + length]
+    return payload if len(payload) == length and _checksum(payload) == checksum else None
+
+
+def _next_frame(data: bytes, after: int) -> int | None:
+    """Offset of the first good frame behind `after`.
+
+    Payloads are lists of objects, so only offsets whose length leads from `[{` to `}]` are worth a
+    checksum: the search stays linear for any damage.
+    """
+    raw = np.frombuffer(data, dtype=np.uint8)
+    if len(raw) < after + _PREFIX.size + 4:
+        return None
+    begins = raw[after + _PREFIX.size : -1]
+    places = after + np.flatnonzero((begins == ord("[")) & (raw[after + 9 :] == ord("{")))
+    lengths = sum(raw[places + byte].astype(np.int64) << (8 * byte) for byte in range(4))
+    ends = places + _PREFIX.size + lengths
+    fits = (ends <= len(raw)) & (lengths >= 4)
+    places, ends = places[fits], ends[fits]
+    places = places[(raw[ends - 1] == ord("]")) & (raw[ends - 2] == ord("}"))]
+    return next((place for place in places.tolist() if _frame_at(data, place) is not None), None)
+
+
+def _read(data: bytes, path: str) -> tuple[list[Record], int]:
+    """The records, and how many bytes of the file are good."""
+    if not data.startswith(HEADER):
+        if HEADER.startswith(data):  # nothing was ever written behind a torn header
+            return [], 0
+        line = data[: data.find(b"\n") + 1]
+        version = line[len(_MAGIC) : -1]
+        if line.startswith(_MAGIC) and version.isdigit() and int(version) > FORMAT:
+            raise LogCorrupted(
+                f"{path}: format {int(version)} is newer than {FORMAT}, the newest known here; "
+                "start this storage with the Holdfast that wrote it"
+            )
+        raise LogCorrupted(f"{path}: does not begin like a manifest; {REMEDY}")
+    records: list[Record] = []
+    good = len(HEADER)
+    while (payload := _frame_at(data, good)) is not None:
+        try:
+            records += decode(payload)
+        except LogCorrupted as err:
+            raise LogCorrupted(f"{path}, byte {good}: {err}") from err
+        good += _PREFIX.size + len(payload)
+    survivor = _next_frame(data, good + 1)
+    if survivor is not None:
+        raise LogCorrupted(
+            f"{path}: damaged at byte {good}, with good records from byte {survivor} on: not the "
+            f"trace of a crash, and acknowledged rows would be forgotten; {REMEDY}"
+        )
+    return records, good
+
+
+def read_records(data: bytes, path: str) -> list[Record]:
+    """What the bytes of a manifest say, for who must not change it; a torn tail is left out."""
+    return _read(data, path)[0]
+
+
+class Manifest:
+    """The open file. Not thread-safe: its log appends one at a time."""
+
+    def __init__(
+        self, path: str, file: AppendFile, disk: Disk, *, good: int, cut_bytes: int, fsync: bool
+    ) -> None:
+        self.path = path
+        #: Bytes of a torn tail that recovery cut off.
+        self.cut_bytes = cut_bytes
+        self._file = file
+        self._disk = disk
+        #: Length of the file up to the last durable frame.
+        self._good = good
+        self._fsync = fsync
+        #: Why nothing can be appended any more: what the file holds is no longer certain.
+        self._poison: str | None = None
+
+    @classmethod
+    def open(
+        cls, path: str | Path, fsync: FsyncPolicy, disk: Disk = OS_DISK
+    ) -> tuple[Manifest, list[Record]]:
+        path, sync = os.path.abspath(path), fsync == "always"
+        with storage(path):
+            data = disk.read(path) if disk.exists(path) else b""
+        records, good = _read(data, path)
+        cut_bytes = len(data) - good
+        if good == 0:
+            put_file(path, HEADER, fsync=sync, disk=disk)
+            good, cut_bytes = len(HEADER), 0
+        with storage(path):
+            file = disk.open_append(path, fsync=sync)
+            try:
+                if cut_bytes:
+                    file.truncate(good)
+                if sync:
+                    # A predecessor that was killed may have written or renamed what it did not
+                    # sync, and files are deleted on the word of these records.
+                    disk.sync_tree(path, os.path.dirname(path))
+            except OSError:
+                file.close()
+                raise
+        return cls(path, file, disk, good=good, cut_bytes=cut_bytes, fsync=sync), records
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Makes the records durable, all or none. After a failure the next append works again."""
+        self._refuse_if_poisoned()
+        if not records:
+            return
+        data = frame(encode(records))
+        try:
+            self._file.append(data)
+        except BaseException as err:
+            try:
+                self._file.truncate(self._good)
+            except OSError as second:
+                self._poison = f"an append failed ({err!r}) and was not taken back ({second!r})"
+            if isinstance(err, OSError):
+                raise storage_error(err, self.path) from err
+            raise
+        self._good += len(data)
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        """Replaces the file by one that holds just these records, in one step.
+
+        The note at its end keeps the rule of recovery sharp: no crash can tear what was written
+        before it, so damage there is always found to have a good frame behind it.
+        """
+        self._refuse_if_poisoned()
+        groups = range(0, len(records), _REWRITE_RECORDS)
+        frames = [frame(encode(records[start : start + _REWRITE_RECORDS])) for start in groups]
+        data = HEADER + b"".join(frames) + frame(encode([Note(f"rewritten as {len(records)}")]))
+        try:
+            put_file(self.path, data, fsync=self._fsync, disk=self._disk)
+            with storage(self.path):
+                file = self._disk.open_append(self.path, fsync=self._fsync)
+        except LogError as err:
+            if not self._file.in_place():
+                self._poison = f"it was replaced but the new file is not certain ({err})"
+            raise
+        with suppress(OSError):
+            self._file.close()
+        self._file, self._good = file, len(data)
+
+    def close(self) -> None:
+        self._poison = self._poison or "it is closed"
+        with suppress(OSError):
+            self._file.close()
+
+    def _refuse_if_poisoned(self) -> None:
+        if self._poison is not None:
+            raise LogError(f"{self.path}: cannot be appended to: {self._poison}; restart the node")

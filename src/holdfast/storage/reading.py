@@ -1,0 +1,58 @@
+"""A log as somebody else's: read beside its live owner, without the lock and without a write.
+
+What is appended or trimmed after the manifest was read is not seen; a frame that is just being
+written looks like a torn tail and is left out, as recovery would leave it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from holdfast.errors import InputError
+from holdfast.storage import folder
+from holdfast.storage.disk import OS_DISK, Disk
+from holdfast.storage.files import storage
+from holdfast.storage.log_state import LogState, fold
+from holdfast.storage.manifest import read_records
+from holdfast.storage.segment import PARQUET, Segments
+from holdfast.types import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyLog:
+    root: Path
+    #: The fold of the records that were there. Not to be changed.
+    state: LogState
+    disk: Disk = OS_DISK
+    segments: Segments = PARQUET
+
+    def absolute(self, segment: Segment) -> str:
+        return str(self.root / segment.path)
+
+    def read(self, segment: Segment) -> pa.Table:
+        """The rows, held against their checksum."""
+        return self.segments.read(
+            self.absolute(segment), rows=segment.rows, checksum=segment.checksum, disk=self.disk
+        )
+
+
+def read_only(
+    root: str | Path, *, disk: Disk = OS_DISK, segments: Segments = PARQUET
+) -> ReadOnlyLog:
+    """The log in the folder `root`, as it stands now."""
+    root = Path(root).absolute()
+    path = str(root / folder.MANIFEST)
+    try:
+        with storage(path):
+            data = disk.read(path)
+    except Exception as err:
+        if isinstance(err.__cause__, FileNotFoundError | NotADirectoryError):
+            raise InputError(f"{root}: there is no log here; name a folder of a run") from err
+        raise
+    state = LogState()
+    for record in read_records(data, path):
+        fold(state, record)
+    return ReadOnlyLog(root, state, disk, segments)

@@ -1,0 +1,176 @@
+"""Rows as Arrow tables in one canonical form, so that equal rows are equal bits everywhere.
+
+ARCHITECTURE.md: everything rests on replicas giving the same result to the bit. Two things would
+spoil that although the rows are equal: values with several encodings (-0.0, the many NaNs, units
+and zones of timestamps, dictionaries) and the order of rows. Both get one canonical answer here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as at
+
+from holdfast.errors import InputError
+from holdfast.storage.hashing import as_list, hash_array, starts_of, table_digest
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+#: What Spark calls `timestamp`. Times without a zone are taken as UTC.
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+
+def canonical(table: pa.Table) -> pa.Table:
+    """The same rows in the same order, in the one encoding; one chunk per column, no metadata."""
+    names, columns = table.column_names, []
+    for name, column in zip(names, table.columns, strict=True):
+        try:
+            columns.append(_canonical(column.combine_chunks()))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+            raise InputError(f"column {name!r} of type {column.type}: {err}") from err
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def digest(table: pa.Table) -> str:
+    """16 hex digits that tell whether two tables hold the same rows, in whatever order."""
+    return f"{table_digest(canonical(table)):016x}"
+
+
+def sort_canonical(table: pa.Table, time: str) -> pa.Table:
+    """The rows in canonical order and form: by time, then by every other column, nulls first.
+
+    Nested columns, which have no order, are ordered by their hash. Rows that tie are equal, so any
+    input order gives the same table.
+    """
+    table = canonical(table)
+    _time_column(table, time)
+    names = [time, *(name for name in table.column_names if name != time)]
+    keys = {
+        f"k{place}": hash_array(column) if at.is_nested(column.type) else column
+        for place, column in enumerate(table.column(name).combine_chunks() for name in names)
+        if not at.is_null(column.type)
+    }
+    order = pc.sort_indices(
+        pa.table(keys),
+        sort_keys=[(key, "ascending", "at_start") for key in keys],
+    )
+    return table.take(order).combine_chunks()
+
+
+def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
+    """The rows of each of so many partitions, in their order. Equal keys belong to one of them, the
+    same on every machine."""
+    hashes = np.zeros(table.num_rows, dtype=np.uint64)
+    for key in keys:
+        hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
+    belongs = hashes % np.uint64(of)
+    return [table.filter(pa.array(belongs == number)) for number in range(of)]
+
+
+def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:
+    """The rows' times in microseconds since 1970."""
+    column = _canonical(_time_column(table, time).combine_chunks())
+    if column.null_count:
+        raise InputError(
+            f"time column {time!r} is null in {column.null_count} of {len(column)} rows; "
+            "every row needs a time: fill it in or drop the row before"
+        )
+    result: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    return result
+
+
+def _time_column(table: pa.Table, time: str) -> pa.ChunkedArray:
+    if table.column_names.count(time) != 1:
+        raise InputError(f"no column is named {time!r} once; there are {table.column_names}")
+    column = table.column(time)
+    if not at.is_timestamp(column.type):
+        raise InputError(f"time column {time!r} is of type {column.type}, not timestamp")
+    return column
+
+
+#: Types with one encoding of each value.
+_PLAIN = frozenset(
+    {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
+     pa.date32(), TIMESTAMP}
+)  # fmt: skip
+
+
+def _canonical(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if kind in _PLAIN:
+        return array
+    if isinstance(kind, pa.ExtensionType):
+        return _canonical(array.storage)
+    if at.is_dictionary(kind):
+        return _canonical(array.dictionary_decode())
+    if at.is_float64(kind) or at.is_float32(kind):
+        return _canonical_floats(array)
+    if at.is_timestamp(kind):
+        return _canonical_times(array)
+    if at.is_nested(kind):
+        return _canonical_nested(array)
+    return array.cast(_plain(kind))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The one type among those that hold the same values and that Spark reads alike."""
+    if at.is_large_string(kind) or at.is_string_view(kind):
+        return pa.string()
+    if at.is_large_binary(kind) or at.is_binary_view(kind) or at.is_fixed_size_binary(kind):
+        return pa.binary()
+    if at.is_decimal32(kind) or at.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if at.is_date64(kind):
+        return pa.date32()
+    if at.is_time32(kind):
+        return pa.time64("us")
+    return pa.float32() if at.is_float16(kind) else kind
+
+
+def _canonical_floats(array: pa.Array) -> pa.Array:
+    nulls = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    with np.errstate(invalid="ignore"):
+        values = array.to_numpy(zero_copy_only=False) + 0.0  # -0.0 + 0.0 is 0.0
+    values[np.isnan(values)] = np.nan
+    return pa.array(values, mask=nulls, from_pandas=False)
+
+
+def _canonical_times(array: pa.Array) -> pa.Array:
+    """Finer than a microsecond is cut off towards the past, as Spark cannot hold it."""
+    if array.type.unit == "ns":
+        array = pc.floor_temporal(array.cast(pa.timestamp("ns", tz="UTC")), unit="microsecond")
+        return array.cast(TIMESTAMP, safe=False)
+    return array.cast(TIMESTAMP)
+
+
+def _canonical_nested(array: pa.Array) -> pa.Array:
+    """Rebuilt from canonical children; what lay hidden under nulls or outside a slice is gone."""
+    kind = array.type
+    nulls = array.is_null() if array.null_count else None
+    if at.is_struct(kind):
+        names = [kind.field(index).name for index in range(kind.num_fields)]
+        children = [_canonical(child) for child in array.flatten()]
+        if not children:
+            return array
+        return pa.StructArray.from_arrays(children, names=names, mask=nulls)
+    array = as_list(array)
+    offsets = pa.array(starts_of(array), type=pa.int32())
+    entries = array.flatten()
+    if at.is_map(kind):
+        keys, items = (_canonical(child) for child in entries.flatten())
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=nulls)
+    return pa.ListArray.from_arrays(offsets, _canonical(entries), mask=nulls)
+
+
+def runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Stretches of equal values in a sorted array: (value, first index, index after the last)."""
+    if not len(values):
+        return []
+    if values[0] == values[-1]:
+        return [(int(values[0]), 0, len(values))]
+    starts = np.flatnonzero(np.r_[True, np.diff(values) != 0])
+    ends = np.r_[starts[1:], len(values)]
+    return [(int(values[lo]), int(lo), int(hi)) for lo, hi in zip(starts, ends, strict=True)]

@@ -1,0 +1,112 @@
+"""A segment's rows as one Parquet file that says when it is no longer what was written.
+
+One row group, so that one task reads it and its partial results have one order (ARCHITECTURE.md).
+Snappy, because it is what every Spark reads: measured on 200,000 rows it wrote as fast as lz4 (16
+ms, against 11 ms uncompressed) with half the bytes to sync; zstd or dictionaries took longer. No
+statistics: they would save no work in a file of one row group, and a wrong bit in them would make
+Spark skip rows that are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.errors import InputError, LogCorrupted, ProtocolViolation
+from holdfast.storage.disk import OS_DISK, Disk
+from holdfast.storage.files import put_file, storage
+from holdfast.storage.rows import canonical, digest, times_us
+
+REMEDY = "restore the storage, or delete this node's storage so that it is rebuilt by replay"
+#: Below this, handing columns to other threads costs more than it saves.
+_THREADS_FROM_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """What the manifest must know of the file."""
+
+    rows: int
+    checksum: str
+    t_max_us: int
+    size_bytes: int
+
+
+class Segments(Protocol):
+    """How rows become a file and come back. A simulation spares itself Parquet."""
+
+    def write(
+        self, table: pa.Table, path: str, *, time: str, fsync: bool, disk: Disk
+    ) -> SegmentFile: ...
+
+    def read(self, path: str, *, rows: int, checksum: str, disk: Disk) -> pa.Table: ...
+
+
+class _Parquet:
+    def write(
+        self, table: pa.Table, path: str, *, time: str, fsync: bool, disk: Disk
+    ) -> SegmentFile:
+        return write_segment(table, path, time=time, fsync=fsync, disk=disk)
+
+    def read(self, path: str, *, rows: int, checksum: str, disk: Disk) -> pa.Table:
+        return read_segment(path, rows=rows, checksum=checksum, disk=disk)
+
+
+PARQUET: Segments = _Parquet()
+
+
+def write_segment(
+    table: pa.Table, path: str | Path, *, time: str, fsync: bool, disk: Disk = OS_DISK
+) -> SegmentFile:
+    """Writes the rows in canonical form. The file is there whole or not at all."""
+    if table.num_rows == 0:
+        raise ProtocolViolation(f"{path}: a segment without rows; empty buckets have no segment")
+    table = canonical(table)
+    t_max_us = int(times_us(table, time).max())
+    sink = pa.BufferOutputStream()
+    try:
+        pq.write_table(
+            table,
+            sink,
+            row_group_size=table.num_rows,
+            compression="snappy",
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+    except pa.ArrowException as err:
+        raise InputError(f"{path}: Parquet cannot hold these rows: {err}") from err
+    data = memoryview(sink.getvalue())
+    put_file(path, data, fsync=fsync, disk=disk)
+    return SegmentFile(table.num_rows, digest(table), t_max_us, data.nbytes)
+
+
+def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_DISK) -> pa.Table:
+    """The rows as they were written, or `LogCorrupted`: never anything else."""
+    try:
+        with storage(path):
+            data = disk.read(str(path))
+    except Exception as err:
+        if isinstance(err.__cause__, FileNotFoundError):
+            raise LogCorrupted(f"{path}: the segment's file is missing; {REMEDY}") from err
+        raise
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        # Checked first: a damaged count must not make us ask for memory that does not exist.
+        if file.metadata.num_rows == rows:
+            table = canonical(file.read(use_threads=rows >= _THREADS_FROM_ROWS))
+            found = (table.num_rows, digest(table))
+        else:
+            found = (file.metadata.num_rows, "")
+    except Exception as err:  # a damaged file may trip the reader in any way it likes
+        raise LogCorrupted(f"{path}: not readable as Parquet ({err}); {REMEDY}") from err
+    if found != (rows, checksum):
+        raise LogCorrupted(
+            f"{path}: {rows} rows with checksum {checksum} were written, but the file holds "
+            f"{found[0]} rows{f' with checksum {found[1]}' if found[1] else ''}; {REMEDY}"
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Publishing, delivering and subscribing to logs."""

@@ -1,0 +1,231 @@
+"""What a node or source offers to others, whatever carries it: its logs, pushes and questions.
+
+The Flight server and the in-process twin both stand on this, so that they cannot differ in more
+than the carrying. A reader *follows* a stream from a bucket and gets one `Delivery` after another;
+asking again from an earlier bucket is how everything is repeated after a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from holdfast.core.sunion import FOREVER
+from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
+from holdfast.storage import Log
+from holdfast.streams.delivery import Cursor, Delivery
+from holdfast.types import OutputState, Segment, StreamInfo
+
+T = TypeVar("T")
+#: A silent stream still says so this often, so that a reader can tell silence from death.
+HEARTBEAT_S = 0.1
+
+
+def answered(act: Callable[[], T]) -> T:
+    """Carry out what somebody asks. That our disk is full is not their fault: to them we are a peer
+    that cannot answer now, and is asked again."""
+    try:
+        return act()
+    except StorageFull as err:
+        raise TransportError(f"the peer cannot answer now: {err}") from err
+
+
+@dataclass(slots=True)
+class Service:
+    """The serving side. Logs may be added while it runs (a source opens its stream late)."""
+
+    logs: dict[str, Log] = field(default_factory=dict)
+    pushes: dict[str, Callable[[pa.Table, str | None, bool], None]] = field(default_factory=dict)
+    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    #: Who must have acknowledged before anything of a stream is trimmed.
+    readers: dict[str, set[str]] = field(default_factory=dict)
+    #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
+    #: where all of them have had it.
+    on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    heartbeat_s: float = HEARTBEAT_S
+    #: How this replica stands with each of its outputs; a stream that is not here is stable.
+    states: dict[str, OutputState] = field(default_factory=dict)
+    #: Files that may be fetched now, by the name they are asked for.
+    offered: dict[str, str] = field(default_factory=dict)
+    #: Trimming is a durable record of its own, so it is not done for every single bucket.
+    trim_buckets: int = 8
+
+    def __post_init__(self) -> None:
+        self.calls["stands"] = self._stands
+        self.calls["hold"] = lambda body: {
+            "whole": self.hold(body["stream"], body["reader"], body["epoch"])
+        }
+
+    def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Whoever asks may say on the occasion how far it is."""
+        if (position := body.get("position")) is not None:
+            self.acknowledge(body["stream"], *position)
+        state, upto, tentative_upto = self.stands(body["stream"]) or (None, None, None)
+        return {"state": state, "upto": upto, "tentative_upto": tentative_upto}
+
+    def streams(self) -> list[StreamInfo]:
+        return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
+
+    def follow(
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: Callable[[], bool],
+        tentative_after: int | None = None,
+    ) -> Iterator[Delivery]:
+        """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between; what
+        is tentative only after a bucket of its own."""
+        log = self._log(stream)
+        while (begun := self.begin(stream, from_bucket, tentative_after)) is None:
+            if stop() or self.stopping.wait(0.05):  # declared, not opened yet
+                return
+        first, cursor = begun
+        yield first
+        if first.ended:
+            return
+        while not (stop() or self.stopping.is_set()):
+            log.wait(stream, cursor.news, self.heartbeat_s)
+            delivery = self.next(stream, cursor)
+            yield delivery
+            if delivery.ended:
+                return
+
+    def begin(
+        self, stream: str, from_bucket: int | None, tentative_after: int | None = None
+    ) -> tuple[Delivery, Cursor] | None:
+        """The first delivery of a connection: how far the stream is, even when there is nothing
+        new. None while the stream is not opened yet."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return None
+        info = log.info(stream)
+        oldest = info.trimmed_upto + 1
+        if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
+            raise Trimmed(
+                f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged "
+                f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
+            )
+        cursor = Cursor(
+            oldest if from_bucket is None else from_bucket,
+            None if tentative_after is None else tentative_after + 1,
+            info.undos, info.rec_dones,
+        )  # fmt: skip
+        return replace(self.next(stream, cursor), info=info), cursor
+
+    def next(self, stream: str, cursor: Cursor) -> Delivery:
+        """What is new since; without anything new, just a sign of life."""
+        log = self._log(stream)
+        info = log.info(stream)
+        at, undone = cursor.at, info.undos > cursor.undos
+        rec_done = info.rec_dones > cursor.rec_dones
+        segments: list[Segment] = []
+        if info.complete_upto >= at:
+            segments = log.segments(stream, at, info.complete_upto)
+        cursor.at = max(info.complete_upto + 1, at)
+        cursor.undos, cursor.rec_dones = info.undos, info.rec_dones
+        tentative_upto: int | None = None
+        missing: tuple[str, ...] = ()
+        if cursor.tentative_at is not None and (undone or info.tentative_upto is not None):
+            if undone:  # what is tentative now is younger than all that was taken back
+                cursor.tentative_at = cursor.at
+            found, tentative_upto, missing = _tentative(log, stream, cursor)
+            segments = [*segments, *found]
+        return Delivery(
+            stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
+            tuple(log.absolute(segment) for segment in segments), ended=info.ended,
+            state=self.states.get(stream, OutputState.STABLE), undone=undone, rec_done=rec_done,
+            tentative_upto=tentative_upto, missing=missing,
+        )  # fmt: skip
+
+    def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
+        """How this replica stands with the stream: its state, up to where it is stable, and up to
+        where it is tentative. None while it is not opened yet."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return None
+        info = log.info(stream)
+        state = self.states.get(stream, OutputState.STABLE)
+        return state, info.complete_upto, info.tentative_upto
+
+    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+        log = self._log(stream)
+        if stream not in log.streams():
+            return
+        answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
+        if self.all_spoke(stream):
+            upto, info = log.trimmable(stream), log.info(stream)
+            for told in self.on_ack:
+                told(stream, upto, log.received(stream))
+            if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
+                with suppress(StorageFull):  # put off: what is kept too long does no harm
+                    log.trim(stream, upto)
+
+    def hold(self, stream: str, reader: str, epoch: int) -> bool:
+        """Fold-in (Flux section 5.3.2): a new instance of a reader is being made from its partner's
+        state; from now on nothing is deleted that it may need. True: nothing ever was, so even an
+        empty start would do. Of a stream that is not open yet nobody can tell."""
+        log = self._log(stream)
+        if stream not in log.streams():
+            return False
+        info = log.info(stream)
+        upto = info.trimmed_upto
+        answered(lambda: log.acknowledge(stream, reader, upto, upto, epoch))
+        return upto < info.starts_at
+
+    def lost(self, dead: Mapping[str, int]) -> None:
+        """Take-over (Flux section 3.2.2): readers whose instances up to an epoch are dead are not
+        waited for. Their successors say `hold`."""
+        for stream, readers in self.readers.items():
+            log = self.logs.get(stream)
+            if log is None or stream not in log.streams():
+                continue
+            for reader in sorted(readers & dead.keys()):
+                if log.reader_epoch(stream, reader) <= (epoch := dead[reader]):
+                    self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
+
+    def received(self, stream: str) -> int:
+        """The last bucket of a stream that all its readers have had."""
+        log = self._log(stream)
+        return log.received(stream) if self.all_spoke(stream) else log.info(stream).starts_at - 1
+
+    def all_spoke(self, stream: str) -> bool:
+        """A reader that has not spoken yet needs everything."""
+        return self.readers.get(stream, set()) <= set(self._log(stream).readers(stream))
+
+    def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
+        if source not in self.pushes:
+            known = ", ".join(sorted(self.pushes)) or "none"
+            raise InputError(f"there is no source {source!r} here to push to (sources: {known})")
+        self.pushes[source](table, token, flush)
+
+    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        if name not in self.calls:
+            raise InputError(f"there is no action {name!r} here")
+        return answered(lambda: self.calls[name](body))
+
+    def _log(self, stream: str) -> Log:
+        if stream not in self.logs:
+            known = ", ".join(sorted(self.logs)) or "none"
+            raise InputError(f"there is no stream {stream!r} here (streams: {known})")
+        return self.logs[stream]
+
+
+def _tentative(
+    log: Log, stream: str, cursor: Cursor
+) -> tuple[list[Segment], int | None, tuple[str, ...]]:
+    """Tentative segments that are new to a connection, up to where, and made without what."""
+    segments, spans = log.tentative(stream)
+    since = cursor.tentative_at
+    assert since is not None
+    fresh = [span for span in spans if span.upto >= since]
+    if not fresh:
+        return [], None, ()
+    cursor.tentative_at = fresh[-1].upto + 1
+    missing = dict.fromkeys(name for span in fresh for name in span.missing)
+    return [s for s in segments if s.id.bucket >= since], fresh[-1].upto, tuple(missing)

@@ -1,0 +1,53 @@
+"""The twin of Flight for one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.errors import TransportError
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.serving import Service
+from holdfast.types import StreamInfo
+
+
+class InProcess:
+    """The twin of Flight for one process: the same answers, nothing copied."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._closed = False
+
+    def streams(self) -> list[StreamInfo]:
+        return self._open().streams()
+
+    def follow(
+        self,
+        stream: str,
+        from_bucket: int | None,
+        stop: threading.Event,
+        tentative_after: int | None = None,
+    ) -> Iterator[Delivery]:
+        yield from self._open().follow(
+            stream, from_bucket, lambda: stop.is_set() or self._closed, tentative_after
+        )
+
+    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+        self._open().acknowledge(stream, reader, received, needed, epoch)
+
+    def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
+        self._open().push(source, table, token, flush)
+
+    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._open().call(name, body)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _open(self) -> Service:
+        if self._closed or self._service.stopping.is_set():
+            raise TransportError("the peer is closed")
+        return self._service

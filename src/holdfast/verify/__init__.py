@@ -1,0 +1,1 @@
+"""Whether promises are kept: histories, checkers, simulator, chaos, audit."""

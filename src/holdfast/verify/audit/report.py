@@ -1,0 +1,241 @@
+"""What an audit found, for people and for programs: per output a verdict, the reliability levels
+reached (ECOC section 2.5) and the rows that spoil them; per source what never became a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from holdfast.model.contract import Contract
+from holdfast.model.levels import Levels, evaluate
+from holdfast.verify.audit.compare import EXAMPLES, Comparison, Delay, order_breaks
+
+#: `unknown`: there is not enough left to tell, and the report says what is lacking.
+Verdict = Literal["ok", "failed", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReport:
+    name: str
+    contract: Contract
+    #: What breaks the contract: empty when it was kept.
+    broken: tuple[str, ...] = ()
+    #: Why nothing can be said; None when something was compared.
+    unknown: str | None = None
+    #: What a reader should know besides, such as where the audit had to start.
+    notes: tuple[str, ...] = ()
+    #: Buckets that were compared, both included.
+    from_bucket: int | None = None
+    upto: int | None = None
+    found: Comparison | None = None
+    #: Tentative rows are corrected later; they are counted, not compared.
+    tentative_rows: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.unknown is not None:
+            return "unknown"
+        return "failed" if self.broken else "ok"
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The strongest of ECOC's levels that the rows show, each output looked at by itself."""
+        return () if self.found is None else _levels(self.found.levels, timed=self.found.timed)
+
+    def json(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "output": self.name,
+            "verdict": self.verdict,
+            "broken": list(self.broken),
+            "unknown": self.unknown,
+            "notes": list(self.notes),
+            "contract": asdict(self.contract),
+            "from_bucket": self.from_bucket,
+            "upto": self.upto,
+            "tentative_rows": self.tentative_rows,
+            "levels": list(self.levels),
+            "rows": None if found is None else {
+                "ideal": found.ideal_rows,
+                "received": found.received_rows,
+                "correct": found.correct,
+                "missing": found.missing,
+                "wrong": found.wrong,
+                "duplicated": found.duplicated,
+                "examples": found.examples,
+            },
+            "loss_factor": None if found is None else found.loss_factor,
+            "error_factor": None if found is None else found.error_factor,
+            "delay_us": None if found is None else {
+                "after_bucket": asdict(found.after_bucket) if found.after_bucket else None,
+                "after_row": asdict(found.after_row) if found.after_row else None,
+            },
+            "order_breaks": [] if found is None else list(found.order_breaks),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    name: str
+    complete_upto: int | None
+    ended: bool
+    rows: int
+    #: Rows given another time, rows refused, and those that lie among the dead letters.
+    restamped: int
+    rejected: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    network: str
+    outputs: tuple[OutputReport, ...]
+    sources: tuple[SourceReport, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = [output.verdict for output in self.outputs]
+        if "failed" in verdicts:
+            return "failed"
+        return "unknown" if "unknown" in verdicts or not verdicts else "ok"
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == "ok"
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that all outputs reach together: only here order between them shows."""
+        found = {output.name: output.found for output in self.outputs if output.found}
+        if not found:
+            return ()
+        levels = evaluate({name: one.matched for name, one in found.items()})
+        timed = any(one.timed for one in found.values())
+        inter = ("IESO",) if timed and levels.ieso else ()
+        return (*_levels(levels, timed=timed), *inter)
+
+    def json(self) -> dict[str, Any]:
+        """Plain data; what JSON has no word for stands as text."""
+        told = {
+            "network": self.network,
+            "verdict": self.verdict,
+            "levels": list(self.levels),
+            "outputs": [output.json() for output in self.outputs],
+            "sources": [asdict(source) for source in self.sources],
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+        return plain
+
+    def text(self) -> str:
+        lines = [f"audit of {self.network}: {self.verdict}", ""]
+        lines += _table(
+            ["output", "verdict", "buckets", "ideal", "received", "missing", "wrong", "duplicated",
+             "levels"],
+            [_output_row(output) for output in self.outputs],
+        )  # fmt: skip
+        if self.levels:
+            lines += ["", f"all outputs together: {' '.join(self.levels)}"]
+        delays = [row for output in self.outputs for row in _delay_rows(output)]
+        if delays:
+            lines += ["", *_table(["delay", "since", "p50", "p95", "p99", "max"], delays)]
+        if self.sources:
+            head = ["source", "rows", "restamped", "rejected", "dead letters", "closed up to"]
+            lines += ["", *_table(head, [_source_row(source) for source in self.sources])]
+        for output in self.outputs:
+            said = [*([output.unknown] if output.unknown else []), *output.broken, *output.notes]
+            rows = [
+                f"{kind}: {_row(row)}"
+                for kind, examples in (output.found.examples if output.found else {}).items()
+                for row in examples
+            ]
+            if said or rows:
+                lines += ["", f"{output.name}:", *(f"  {text}" for text in [*said, *rows])]
+        return "\n".join(lines)
+
+
+def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[str]:
+    """Where what was received breaks what was promised."""
+    broken = []
+    if found.levels.loss_share > contract.loss:
+        broken.append(f"{found.missing} of {found.ideal_rows} rows are missing")
+    if found.error_factor > contract.error:
+        broken.append(
+            f"{found.wrong} wrong and {found.duplicated} duplicated rows were received beside "
+            f"{found.correct} correct ones"
+        )
+    if found.order_breaks and contract.order != "none":
+        some = ", ".join(str(bucket) for bucket in found.order_breaks[:EXAMPLES])
+        broken.append(f"order: rows of {len(found.order_breaks)} buckets came too early ({some})")
+    within = contract.within_us
+    late_us = found.after_row.max_us if found.after_row is not None else 0
+    if within is not None and wall_clock and late_us > within:
+        broken.append(
+            f"a row came {_span(late_us)} after its time; promised was within {contract.within}"
+        )
+    return broken
+
+
+def inter_order_breaks(outputs: Sequence[OutputReport]) -> tuple[int, ...]:
+    """Buckets that came too early when the outputs are looked at as one."""
+    return order_breaks([o.found.matched for o in outputs if o.found and o.found.timed])
+
+
+def _levels(found: Levels, *, timed: bool) -> tuple[str, ...]:
+    """The strongest level in each dimension; of delay and order only if it is known when rows came,
+    and of delay none if a row came before its time, as under a manual clock."""
+    loss = f"LILO(LF={found.loss_factor:.6g}, EF={found.error_factor:.6g})"
+    levels = ["LOLE" if found.lole else loss]
+    if timed and found.delay_us_max is not None:
+        levels.append("DEFR" if found.defr else f"LIDE({_span(found.delay_us_max)})")
+    if timed and found.iaso:
+        levels.append("IASO")
+    return tuple(levels)
+
+
+def _output_row(output: OutputReport) -> list[str]:
+    found = output.found
+    if found is None:
+        return [output.name, output.verdict, *["-"] * 7]
+    counts = (found.ideal_rows, found.received_rows, found.missing, found.wrong, found.duplicated)
+    buckets = f"{output.from_bucket}..{output.upto}"
+    return [output.name, output.verdict, buckets, *map(str, counts), " ".join(output.levels)]
+
+
+def _delay_rows(output: OutputReport) -> list[list[str]]:
+    def row(since: str, delay: Delay) -> list[str]:
+        spans = (delay.p50_us, delay.p95_us, delay.p99_us, delay.max_us)
+        return [output.name, since, *(_span(us) for us in spans)]
+
+    found = output.found
+    if found is None or found.after_bucket is None or found.after_row is None:
+        return []
+    return [row("end of bucket", found.after_bucket), row("time of row", found.after_row)]
+
+
+def _source_row(source: SourceReport) -> list[str]:
+    counts = (source.rows, source.restamped, source.rejected, source.dead_letters)
+    upto = "-" if source.complete_upto is None else str(source.complete_upto)
+    return [source.name, *map(str, counts), upto + (" (ended)" if source.ended else "")]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def _row(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.items())
+
+
+def _span(us: int) -> str:
+    """`812ms`, `1.25s`, `3.1h`: enough digits to compare by eye."""
+    for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000),
+                       ("s", 1_000_000), ("ms", 1_000)):  # fmt: skip
+        if abs(us) >= size:
+            return f"{us / size:.3g}{unit}"
+    return f"{us}us"

@@ -1,0 +1,84 @@
+"""What the input of a run really was and what would have been ideal, read from its logs afterwards
+and computed in one batch, as the audit does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.edge.client import RECEIVED_AT
+from holdfast.model.network import Network
+from holdfast.model.schema import arrow_schema, schema_ddl
+from holdfast.runtime.running import client_folder, source_folder
+from holdfast.storage import read_only
+from holdfast.storage.rows import times_us
+from holdfast.verify.chaos.recorder import rows_of
+from holdfast.verify.history import Ideal, Logged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Aftermath:
+    """Of one run, asked after every scenario: what was read once is kept."""
+
+    def __init__(self, network: Network, storage: str, spark: SparkSession) -> None:
+        self._network, self._storage, self._spark = network, storage, spark
+        #: Rows of each source by bucket, as far as they were read.
+        self._rows: dict[str, dict[int, pa.Table]] = {op.name: {} for op in network.sources}
+
+    def logged(self, at: int, first: int, upto: int) -> list[Logged]:
+        found = []
+        for name, rows in self._rows.items():
+            self._read(name, upto)
+            found += [
+                Logged(at, name, bucket, rows_of(table))
+                for bucket, table in rows.items()
+                if first <= bucket <= upto
+            ]
+        return found
+
+    def ideal(self, first: int, upto: int) -> list[Ideal]:
+        """Of the buckets from `first` on; windows and totals from the first row of the run on."""
+        from holdfast.verify.audit.ideal import Batch, batch_session
+
+        network, session = self._network, batch_session(self._spark)
+        found = []
+        with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
+            frames = {}
+            for op in network.sources:
+                schema = arrow_schema(op.schema)
+                self._read(op.name, upto)
+                path = os.path.join(scratch, f"{op.name}.parquet")
+                tables = [table.cast(schema) for table in self._rows[op.name].values()]
+                pq.write_table(pa.concat_tables([schema.empty_table(), *tables]), path)
+                frames[op.name] = session.read.schema(schema_ddl(schema)).parquet(path)
+            batch = Batch(network, frames, session, upto=upto, scratch=scratch)
+            for output in network.outputs:
+                made, width_us = batch.output(output.name), network.width_us
+                table = made.collect(
+                    self._schema(output.name), first * width_us, (upto + 1) * width_us
+                )
+                buckets = pa.array(times_us(table, made.time) // width_us)
+                for bucket in pc.unique(buckets).to_pylist():
+                    rows = rows_of(table.filter(pc.equal(buckets, bucket)))
+                    found.append(Ideal((bucket + 1) * width_us, output.name, bucket, rows))
+        return found
+
+    def _read(self, source: str, upto: int) -> None:
+        """Closed buckets do not change any more."""
+        log, rows = read_only(source_folder(self._storage, source)), self._rows[source]
+        for segment in log.state.streams[source].between(max(rows, default=-(2**62)) + 1, upto):
+            table, bucket = log.read(segment), segment.id.bucket
+            rows[bucket] = pa.concat_tables([rows[bucket], table]) if bucket in rows else table
+
+    def _schema(self, output: str) -> pa.Schema:
+        """Of the rows as they were received."""
+        log = read_only(client_folder(self._storage, output))
+        schema = arrow_schema(log.state.streams[output].schema)
+        return pa.schema([field for field in schema if field.name != RECEIVED_AT])

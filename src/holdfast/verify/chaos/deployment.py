@@ -1,0 +1,219 @@
+"""A network on real processes, with a proxy in every link, fed in real time and read by clients
+that write down what they get. One scenario after another can break it: stream time goes on."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from holdfast.clock import now_us
+from holdfast.config import Options
+from holdfast.core.monitor import Action, Broken
+from holdfast.edge.client import Client
+from holdfast.errors import InputError, SetupError
+from holdfast.runtime.running import Run
+from holdfast.types import bucket_of
+from holdfast.verify.chaos.aftermath import Aftermath
+from holdfast.verify.chaos.deployed_networks import NETWORKS
+from holdfast.verify.chaos.process_faults import CLIENT
+from holdfast.verify.chaos.proxy import Link, Proxies
+from holdfast.verify.chaos.pusher import Pusher
+from holdfast.verify.chaos.recorder import Recorder, record
+from holdfast.verify.chaos.watcher import Watcher
+from holdfast.verify.history import Reported
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Rows really cross the links, and a checkpoint is never long ago. JVMs that live for seconds do
+#: better without their second compiler.
+OPTIONS = Options(
+    memory="768m",
+    java_options="-XX:TieredStopAtLevel=1",
+    by_reference=False,
+    checkpoint_buckets=25,
+)
+#: By then the first results have come.
+RESULTS_S = 120.0
+#: Everything is warm when results have come so soon after their bucket for so long ...
+WARM_US = 2_000_000
+WARM_FOR_S = 3.0
+#: ... or will not be, because the machine has other things to do.
+WARM_S = 40.0
+#: Processes that were ended are gone by then.
+GONE_S = 15.0
+
+
+class Deployment:
+    """`spark` computes the ideal, apart from the JVMs of the nodes."""
+
+    def __init__(self, network: str, spark: SparkSession, *, options: Options = OPTIONS) -> None:
+        if network not in NETWORKS:
+            raise InputError(f"network {network!r} is not one of {', '.join(NETWORKS)}")
+        self.network = NETWORKS[network]
+        self.recorder = Recorder()
+        self.storage = tempfile.mkdtemp(prefix="holdfast-chaos-")
+        #: Left behind for whoever wants to know why a scenario failed.
+        self.keep_storage = False
+        self.aftermath = Aftermath(self.network, self.storage, spark)
+        self.proxies = Proxies()
+        self.run = Run(
+            self.network,
+            storage=self.storage,
+            deployment="processes",
+            options=options,
+            app=f"holdfast.verify.chaos.deployed_networks:{network}",
+        )
+        self.run.route = self._route
+        self.run.on_contract.append(self._reported)
+        self.clients: list[Client] = []
+        self._readers: list[threading.Thread] = []
+        self._reading = threading.Event()
+        self._reading.set()
+        self._stopped = False
+
+    def start(self) -> Deployment:
+        try:
+            self.run.start()
+            for op in self.network.outputs:
+                client = self.run.client(op.name, tentative=bool(self.network.protections))
+                self.clients.append(client)
+                self._readers.append(
+                    threading.Thread(
+                        target=record,
+                        args=(client, self.recorder, self._reading),
+                        name=client.name,
+                        daemon=True,
+                    )
+                )
+                self._readers[-1].start()
+            self.watcher = Watcher(self.run, self.clients, self.recorder)
+            self.pusher = Pusher(self.run.sources, self.network.width_us, self.recorder)
+            self._warm_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End everything that was started, in whatever condition it is."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._reading.set()
+        if hasattr(self, "pusher"):
+            self.pusher.close()
+        for link in self.proxies.all():
+            link.heal()
+        if hasattr(self, "watcher"):
+            self.watcher.close()
+        self.run.stop()
+        self.proxies.close()
+        for reader in self._readers:
+            reader.join(timeout=GONE_S)
+        if not self.keep_storage:
+            shutil.rmtree(self.storage, ignore_errors=True)
+
+    def left(self) -> list[str]:
+        """Processes that are still there after `stop`, when they have had time to go."""
+        until = time.monotonic() + GONE_S
+        while (left := self.watcher.left()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return [f"{process.pid} {' '.join(process.cmdline()[:3])}" for process in left]
+
+    def __enter__(self) -> Deployment:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- for a scenario -----------------------------------------------------------------------
+
+    def begin(self, seed: int) -> int:
+        """Rows from the next bucket on, which is returned when it begins."""
+        width_us = self.network.width_us
+        first = bucket_of(now_us(), width_us) + 1
+        time.sleep((first * width_us - now_us()) / 1e6)
+        self.recorder.take()
+        self.pusher.begin(first, seed)
+        return first
+
+    def settle(self, upto: int, limit_s: float) -> bool:
+        """Until every client has everything up to `upto` and whoever was replaced is gone."""
+
+        def settled() -> bool:
+            return all(
+                client.position is not None and client.position >= upto for client in self.clients
+            ) and not any(process.zombies for process in self.run.processes.values())
+
+        return self.wait(settled, limit_s)
+
+    def wait(self, test: Callable[[], bool], limit_s: float) -> bool:
+        """Nobody tells when these things happen, so they are looked at, up to a limit."""
+        until = time.monotonic() + limit_s
+        while not test():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def links(self, sender: str, receiver: str) -> list[tuple[Link, str]]:
+        """Where bytes go from one to the other, and what the link calls the sender."""
+        found = []
+        for link in self.proxies.all():
+            ends = {CLIENT if e.startswith(f"{CLIENT}-") else e: e
+                    for e in (link.producer, link.reader)}  # fmt: skip
+            if set(ends) == {sender, receiver}:
+                found.append((link, ends[sender]))
+        return found
+
+    def pause_clients(self) -> None:
+        self._reading.clear()
+
+    def resume_clients(self) -> None:
+        self._reading.set()
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _route(self, reader: str, producer: str, address: str) -> str:
+        return self.proxies.link(producer, reader, address).address
+
+    def _reported(self, action: Action) -> None:
+        kept = not isinstance(action, Broken)
+        told = Reported(action.at, action.output, action.bucket, action.promise, kept)
+        self.recorder.add(told)
+
+    def _warm_up(self) -> None:
+        """The first results of a JVM take their time; scenarios begin when they no longer do."""
+        self.begin(seed=0)
+        cold_at = time.monotonic()
+
+        def warm() -> bool:
+            nonlocal cold_at
+            due = bucket_of(now_us() - WARM_US, self.network.width_us) - 1
+            if any(client.position is None or client.position < due for client in self.clients):
+                cold_at = time.monotonic()
+            return time.monotonic() - cold_at > WARM_FOR_S
+
+        def results() -> bool:
+            self.run.raise_failure()
+            return all(client.position is not None for client in self.clients)
+
+        if not self.wait(results, RESULTS_S):
+            self.keep_storage = True
+            raise SetupError(
+                f"network {self.network.name!r} gave no results in {RESULTS_S:.0f} s; the logs of "
+                f"its nodes are in {self.storage}/nodes"
+            )
+        self.wait(warm, WARM_S)
+        self.settle(self.pusher.rest(), WARM_S)

@@ -1,0 +1,57 @@
+"""Writing down what happens, from any thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo, Client
+from holdfast.verify.history import Event, Given, Row, Stopped, Undone
+
+
+class Recorder:
+    """Events of the scenario that runs."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+
+    def add(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """What was written down since the last time."""
+        with self._lock:
+            taken, self._events = self._events, []
+        return taken
+
+
+def record(client: Client, recorder: Recorder, may_read: threading.Event) -> None:
+    """Read until the client is closed, writing down what it gives; stand still while it may not."""
+
+    def take(table: pa.Table, info: BucketInfo) -> None:
+        may_read.wait()
+        if info.undo:
+            recorder.add(Undone(now_us(), client.name, client.output, info.bucket))
+        elif not info.rec_done:
+            recorder.add(
+                Given(now_us(), client.name, client.output, info.bucket, rows_of(table),
+                      info.stability.value)
+            )  # fmt: skip
+
+    try:
+        client.foreach_bucket(take)
+    except Exception as err:
+        recorder.add(Stopped(now_us(), client.name, "ours", f"{type(err).__name__}: {err}"))
+
+
+def rows_of(table: pa.Table) -> tuple[Row, ...]:
+    """Rows as plain values, times as microseconds, in one order whatever order they came in."""
+    columns = [
+        (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        for column in table.columns
+    ]
+    return tuple(sorted(zip(*columns, strict=True)))

@@ -1,0 +1,123 @@
+"""One scenario on a deployment: rows flow, things break and are mended, everything settles, and the
+history of it is written down."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+
+from holdfast.clock import now_us
+from holdfast.config import duration_us
+from holdfast.errors import InputError
+from holdfast.model.operators import sources_of
+from holdfast.verify.chaos.deployment import Deployment
+from holdfast.verify.chaos.process_faults import apply, check
+from holdfast.verify.history import (
+    Accepted,
+    Began,
+    Broke,
+    Closed,
+    Event,
+    Finished,
+    Given,
+    Healed,
+    Hinted,
+    History,
+    Ideal,
+    Logged,
+    Made,
+    Promised,
+    Told,
+)
+from holdfast.verify.scenario import Fault, Scenario
+
+#: What is granted on two cores, on which every node has a JVM.
+DELAY_US = 5_000_000
+RECOVERY_US = 40_000_000
+HELD_BUCKETS = 400
+#: Beyond what is granted, so that who is late is caught being late and not called unknown.
+PATIENCE_S = 5.0
+
+
+def run_scenario(
+    scenario: Scenario, to: Deployment, say: Callable[[str], None] = lambda text: None
+) -> History:
+    network = to.network
+    if scenario.network != network.name:
+        raise InputError(f"scenario {scenario.name!r} is for network {scenario.network!r}")
+    check(scenario, network)
+    first = to.begin(scenario.seed)
+    began_us = first * network.width_us
+    healed_us = _break(scenario, to, began_us, say)
+    _sleep_until(began_us + int(scenario.seconds * 1e6))
+    upto = to.pusher.rest()
+    say(f"waiting until clients have bucket {upto}")
+    limit_s = max(0.0, (healed_us + RECOVERY_US - now_us()) / 1e6) + PATIENCE_S
+    settled = to.settle(upto, limit_s)
+    ended_us = now_us()
+    say("settled; computing the ideal" if settled else "not settled; computing the ideal")
+    events: list[Event] = [
+        Began(began_us, network.name, network.width_us, DELAY_US, RECOVERY_US, HELD_BUCKETS),
+        *_promises(to, began_us),
+        *to.recorder.take(),
+        *to.watcher.made(),
+        *to.aftermath.logged(ended_us, first, upto),
+        *to.aftermath.ideal(first, upto),
+    ]
+    events = [event for event in events if _belongs(event, first, upto)]
+    events.sort(key=lambda event: event.at)
+    return History([*events, Finished(max(ended_us, events[-1].at), settled)])
+
+
+def _promises(to: Deployment, at: int) -> list[Promised]:
+    found = []
+    for client in to.clients:
+        op = next(op for op in to.network.outputs if op.name == client.output)
+        contract = op.contract
+        within = None if contract.within is None else duration_us(contract.within)
+        found.append(
+            Promised(at, client.name, op.name, tuple(s.name for s in sources_of(op)), within,
+                     contract.loss, contract.error, contract.order)
+        )  # fmt: skip
+    return found
+
+
+def _break(scenario: Scenario, to: Deployment, began_us: int, say: Callable[[str], None]) -> int:
+    """Apply every fault at its time and mend it at its own. When the last was mended."""
+    due: list[tuple[int, int, Fault, Callable[[], None] | None]] = [
+        (began_us + fault.at_us, number, fault, None)
+        for number, fault in enumerate(scenario.faults)
+    ]
+    heapq.heapify(due)
+    mended_us = began_us
+    while due:
+        at, number, fault, mend = heapq.heappop(due)
+        _sleep_until(at)
+        if mend is None:
+            to.recorder.add(Broke(now_us(), fault.do, fault.on))
+            heapq.heappush(due, (at + fault.for_us, number, fault, apply(fault, to)))
+            say(str(fault))
+        else:
+            mend()
+            mended_us = now_us()
+            to.recorder.add(Healed(mended_us, fault.do, fault.on))
+            if fault.for_us:
+                say(f"{fault.do} {fault.on} is over")
+    return mended_us
+
+
+def _belongs(event: Event, first: int, upto: int) -> bool:
+    """The history of a scenario is that of its own buckets."""
+    match event:
+        case Given() | Made() | Logged() | Ideal():
+            return first <= event.bucket <= upto
+        case Told() | Closed() | Hinted():
+            return event.upto >= first
+        case Accepted():
+            return bool(event.rows)
+    return True
+
+
+def _sleep_until(at_us: int) -> None:
+    time.sleep(max(0.0, (at_us - now_us()) / 1e6))

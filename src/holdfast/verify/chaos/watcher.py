@@ -1,0 +1,139 @@
+"""Looking at a run from outside while it is being broken: how far clients are, who stopped, what is
+held, what was made. Looking must not depend on anybody answering."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast.clock import now_us
+from holdfast.cluster.supervisor import EXPLAINED
+from holdfast.edge.client import Client
+from holdfast.errors import HoldfastError
+from holdfast.runtime.running import Run
+from holdfast.storage import Added, read_only
+from holdfast.storage.folder import MANIFEST
+from holdfast.storage.manifest import read_records
+from holdfast.types import Segment
+from holdfast.verify.chaos.recorder import Recorder
+from holdfast.verify.history import Held, Hinted, Made, Stopped, Told
+
+#: How often positions and ends are looked at, and how often logs and buffers.
+LOOK_S = 0.02
+LOOK_INTO_S = 1.0
+
+
+class Watcher:
+    def __init__(self, run: Run, clients: list[Client], recorder: Recorder) -> None:
+        self._run, self._clients, self._recorder = run, clients, recorder
+        self._told: dict[str, int | None] = {}
+        self._hinted: dict[str, int] = {}
+        self._stopped = 0
+        self._exits: dict[str, int] = {}
+        #: Of every segment of the run, as the log of its maker says, by that log and the file.
+        self._made: dict[tuple[str, str], Made] = {}
+        #: Every process of the run there ever was; a pid alone may be given to another one.
+        self._seen: dict[int, psutil.Process] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._every, args=how, name="watcher", daemon=True)
+            for how in ((LOOK_S, self._look), (LOOK_INTO_S, self._look_inside))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the run that are still there."""
+        return [process for process in self._seen.values() if _runs(process)]
+
+    def made(self) -> list[Made]:
+        """Whatever nodes have made up to now."""
+        self.look_into_logs()
+        with self._lock:
+            return list(self._made.values())
+
+    def look_into_logs(self) -> None:
+        """Before what nodes made is trimmed or deleted."""
+        folder = Path(self._run.storage) / "nodes"
+        with self._lock, suppress(OSError):
+            for root in sorted(path for path in folder.iterdir() if path.is_dir()):
+                with suppress(OSError, HoldfastError):
+                    manifest = root / MANIFEST
+                    for record in read_records(manifest.read_bytes(), str(manifest)):
+                        if isinstance(record, Added):
+                            self._take(root.name, record.segment)
+
+    def _every(self, seconds: float, look: Callable[[], None]) -> None:
+        while not self._stop.wait(seconds):
+            look()
+        look()
+
+    def _look(self) -> None:
+        for client in self._clients:
+            at = client.position
+            if at is not None and at != self._told.get(client.output):
+                self._told[client.output] = at
+                self._recorder.add(Told(now_us(), client.name, client.output, at))
+            known = client.known_upto
+            if known is not None and known != self._hinted.get(client.output):
+                self._hinted[client.output] = known
+                self._recorder.add(Hinted(now_us(), client.name, client.output, known))
+        for name, process in self._run.processes.items():
+            known = self._exits.get(name, 0)
+            self._exits[name] = len(process.exits)
+            for ended in process.exits[known:]:
+                if ended.code != -signal.SIGKILL:  # nobody but us sends that
+                    told = ended.replaced or ended.code in (0, EXPLAINED)
+                    whose = "world" if told else "ours"
+                    self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
+        for failure in self._run.failures[self._stopped :]:
+            self._stopped += 1
+            if not failure.startswith("host "):  # those are among the exits
+                self._recorder.add(Stopped(now_us(), "run", "ours", failure))
+
+    def _look_inside(self) -> None:
+        self._see_processes()
+        self.look_into_logs()
+        for name, process in self._run.processes.items():
+            with suppress(HoldfastError, OSError):
+                for stream in read_only(process.folder).state.streams.values():
+                    if stream.name in {client.output for client in self._clients}:
+                        kept = stream.complete_upto - stream.trimmed_upto
+                        self._recorder.add(Held(now_us(), name, stream.name, kept))
+        for told in self._run.status()["nodes"]:
+            held: dict[str, Any] = told.get("inputs_held", {})
+            for name, buckets in held.items():
+                self._recorder.add(Held(now_us(), told["node"], name, buckets))
+
+    def _see_processes(self) -> None:
+        for process in self._run.processes.values():
+            for pid in process.pids:
+                with suppress(psutil.Error):
+                    found = self._seen.setdefault(pid, psutil.Process(pid))
+                    for child in found.children(recursive=True):
+                        self._seen.setdefault(child.pid, child)
+
+    def _take(self, node: str, segment: Segment) -> None:
+        self._made.setdefault(
+            (node, segment.path),
+            Made(now_us(), node, segment.epoch, segment.id.stream, segment.id.bucket,
+                 segment.stability.value, segment.checksum),
+        )  # fmt: skip
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -1,0 +1,226 @@
+"""What clients were given, held against the ideal: nothing lost, doubled or wrong, nothing stable
+taken back, everything tentative corrected, all of it in order, and as the contracts say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+from holdfast.model.levels import Matched, evaluate
+from holdfast.types import Stability
+from holdfast.verify.checkers.story import Reader, Story, counted, same, some
+from holdfast.verify.checkers.verdict import Fault, Verdict, judged
+from holdfast.verify.history import Given, Promised, Row, Told, Undone
+
+
+def lost(story: Story) -> Verdict:
+    """Every row of a bucket that its sources closed was given, and stands. In a run that had no
+    time to settle, only rows of buckets that the client was told are whole are lost for certain."""
+    faults = []
+    for promise in story.promises:
+        reader = story.reader(promise)
+        due = story.closed_upto(promise)
+        if not story.settled:
+            due = min(due, reader.told_upto)
+        faults += [
+            Fault(_end_us(story, bucket), f"{reader} lacks of bucket {bucket}: {some(gap.missing)}")
+            for bucket, gap in reader.gaps.items()
+            if bucket <= due and gap.missing
+        ]
+    if faults or story.settled:
+        return judged("lost", faults)
+    changed_us = story.changes[-1].at if story.changes else story.began.at
+    if story.end_us > changed_us + story.began.recovery_us:
+        return Verdict("lost", "failed", "the run should have settled, but did not", story.end_us)
+    return Verdict("lost", "unknown", "the run ended before it had to settle", story.end_us)
+
+
+def doubled(story: Story) -> Verdict:
+    """No ideal row was given more often, over all buckets, than the ideal has it. Rows that the
+    ideal does not have at all are `wrong` however often they were given."""
+    faults = []
+    for reader in story.readers.values():
+        surplus = {at: gap.surplus for at, gap in reader.gaps.items() if gap.surplus}
+        if not surplus:
+            continue
+        ideal = counted(*reader.ideal.values())
+        given = counted(*(e.rows for events in reader.stable.values() for e in events))
+        too_often = given - ideal
+        for bucket, rows in surplus.items():
+            found = Counter({row: n for row, n in rows.items() if ideal[row] and too_often[row]})
+            if found:
+                why = f"{reader} got too often in bucket {bucket}: {some(found)}"
+                faults.append(Fault(reader.stable[bucket][-1].at, why))
+    return judged("doubled", faults)
+
+
+def wrong(story: Story) -> Verdict:
+    """No stable row was given that the ideal does not have in that bucket."""
+    faults = []
+    for reader in story.readers.values():
+        for bucket, gap in reader.gaps.items():
+            ideal: Counter[Row] = (
+                counted(reader.ideal.get(bucket, ())) if gap.surplus else Counter()
+            )
+            found = Counter({row: n for row, n in gap.surplus.items() if not ideal[row]})
+            if found:
+                why = f"{reader} got in bucket {bucket}, but is not ideal: {some(found)}"
+                faults.append(Fault(reader.stable[bucket][0].at, why))
+    return judged("wrong", faults)
+
+
+def undone(story: Story) -> Verdict:
+    """What was once stable stays: it is neither taken back nor given again as something else."""
+    faults = []
+    for reader in story.readers.values():
+        stable_upto: int | None = None
+        given: dict[int, Given] = {}
+        for event in reader.readings:
+            if type(event) is Undone:
+                if stable_upto is not None and event.bucket < stable_upto:
+                    why = f"{reader} was stable up to {stable_upto}, undone to {event.bucket}"
+                    faults.append(Fault(event.at, why))
+                continue
+            if type(event) is Told:
+                upto = event.upto
+            elif type(event) is Given and event.stability == Stability.STABLE:
+                upto = event.bucket
+                first = given.setdefault(upto, event)
+                if first is not event and not same(first.rows, event.rows):
+                    why = f"{reader}: bucket {upto} was stable and came again with other rows"
+                    faults.append(Fault(event.at, why))
+            else:
+                continue
+            if stable_upto is None or upto > stable_upto:
+                stable_upto = upto
+    return judged("undone", faults)
+
+
+def corrected(story: Story) -> Verdict:
+    """What was given as tentative is later given as stable, or taken back and the bucket told to be
+    whole without it."""
+    faults = []
+    for reader in story.readers.values():
+        for bucket, (at, taken_back) in _tentative(reader).items():
+            if not taken_back:
+                faults.append(Fault(at, f"{reader}: bucket {bucket} stays tentative"))
+            elif bucket > reader.told_upto:
+                faults.append(Fault(at, f"{reader}: bucket {bucket} was undone and never came"))
+    if faults and not story.settled:
+        return Verdict("corrected", "unknown", "the run did not settle", story.end_us)
+    return judged("corrected", faults)
+
+
+def _tentative(reader: Reader) -> dict[int, tuple[int, bool]]:
+    """Buckets that were tentative and not yet stable: since when, and whether taken back."""
+    tentative: dict[int, tuple[int, bool]] = {}
+    for event in reader.readings:
+        if type(event) is Given:
+            if event.stability == Stability.TENTATIVE:
+                tentative[event.bucket] = (event.at, False)
+            elif tentative:
+                tentative.pop(event.bucket, None)
+        elif type(event) is Undone:
+            for bucket in tentative:
+                if bucket > event.bucket:
+                    tentative[bucket] = (event.at, True)
+    return tentative
+
+
+def order(story: Story) -> Verdict:
+    """Stable buckets rise, and a client is never told less than it was told before. What is
+    tentative is never given twice, nor where something stable is, unless it was taken back."""
+    faults = []
+    for reader in story.readers.values():
+        faults += _hints_again(reader)
+        stable = [
+            event
+            for event in reader.readings
+            if type(event) is Given and event.stability == Stability.STABLE
+        ]
+        faults += [
+            Fault(then.at, f"{reader} got bucket {then.bucket} after {first.bucket}")
+            for first, then in pairwise(stable)
+            if then.bucket <= first.bucket
+        ]
+        faults += [
+            Fault(then.at, f"{reader} was told {then.upto} after {first.upto}")
+            for first, then in pairwise(reader.told)
+            if then.upto < first.upto
+        ]
+    return judged("order", faults)
+
+
+def _hints_again(reader: Reader) -> list[Fault]:
+    faults = []
+    upto: int | None = None
+    for event in reader.readings:
+        if type(event) is Undone:
+            upto = None if upto is None else min(upto, event.bucket)
+        elif type(event) is Told:
+            upto = event.upto if upto is None else max(upto, event.upto)
+        elif type(event) is Given and event.stability == Stability.TENTATIVE:
+            if upto is not None and event.bucket <= upto:
+                why = f"{reader} got bucket {event.bucket} as tentative after {upto}"
+                faults.append(Fault(event.at, why))
+            upto = event.bucket
+    return faults
+
+
+def contract(story: Story) -> Verdict:
+    """Loss, error and order as promised, measured as the levels of ECOC section 2.5. Delay is
+    judged by `delay`, which knows when something was broken."""
+    if not story.settled:
+        return Verdict("contract", "unknown", "the run did not settle", story.end_us)
+    faults = []
+    streams = {str(story.reader(p)): _matched(story, p) for p in story.promises}
+    across = any(promise.order == "inter" for promise in story.promises)
+    inversions = evaluate(streams).inversions if across else 0
+    for promise in story.promises:
+        name = str(story.reader(promise))
+        reached = evaluate({name: streams[name]})
+        broken = []
+        if reached.loss_share > promise.loss:
+            broken.append(f"loss {reached.loss_share:.6g} instead of {promise.loss:g}")
+        if reached.error_factor > promise.error:
+            broken.append(f"error {reached.error_factor:.6g} instead of {promise.error:g}")
+        if promise.order != "none" and not reached.iaso:
+            broken.append("not in order")
+        if promise.order == "inter" and inversions:
+            broken.append(f"{inversions} rows of all outputs came too early")
+        faults += [Fault(story.end_us, f"{name}: {text}") for text in broken]
+    return judged("contract", faults)
+
+
+def _matched(story: Story, promise: Promised) -> Matched:
+    """A row's number is its bucket: within one, rows have no order, and ideally all of them come
+    at its end. A bucket is ideal when its sources closed it, or else when it was given."""
+    reader = story.reader(promise)
+    due = story.closed_upto(promise)
+    ideal_rows = false_rows = 0
+    counts: list[tuple[int, int, int]] = []  # bucket, instant, correct rows
+    for bucket in sorted(reader.ideal.keys() | reader.stable.keys()):
+        ideal, given = reader.ideal.get(bucket, ()), reader.stable.get(bucket, [])
+        if bucket > due and not given:
+            continue
+        ideal_rows += len(ideal)
+        if bucket not in reader.gaps and len(given) == 1:
+            counts.append((bucket, given[0].at, len(ideal)))
+            continue
+        left = counted(ideal)
+        for event in given:
+            came = counted(event.rows)
+            correct = (came & left).total()
+            false_rows += len(event.rows) - correct
+            counts.append((bucket, event.at, correct))
+            left -= came
+    buckets, at_us, rows = np.array(counts, np.int64).reshape(-1, 3).T
+    seq = np.repeat(buckets, rows)
+    ideal_at_us = (seq + 1) * story.began.width_us
+    return Matched(ideal_rows, false_rows, seq, ideal_at_us, np.repeat(at_us, rows))
+
+
+def _end_us(story: Story, bucket: int) -> int:
+    return (bucket + 1) * story.began.width_us

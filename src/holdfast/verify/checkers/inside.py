@@ -1,0 +1,63 @@
+"""What happened inside: replicas made the same, sources kept what they accepted, nobody gave up
+without need."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from holdfast.types import Stability
+from holdfast.verify.checkers.story import Story, counted, same, some
+from holdfast.verify.checkers.verdict import Fault, Verdict, judged
+from holdfast.verify.history import Accepted, Broke, Logged, Made, Row, Stopped
+
+
+def converge(story: Story) -> Verdict:
+    """All instances and replicas that made a stable bucket made the same."""
+    faults = []
+    first: dict[tuple[str, int], Made] = {}
+    for made in story.of(Made):
+        if made.stability == Stability.STABLE:
+            other = first.setdefault((made.stream, made.bucket), made)
+            if other.checksum != made.checksum:
+                why = f"bucket {made.bucket} of {made.stream} differs at {other.node}, {made.node}"
+                faults.append(Fault(made.at, why))
+    return judged("converge", faults)
+
+
+def accepted(story: Story) -> Verdict:
+    """Rows that a source said are safe are in its log, and not more often than they were pushed. Of
+    rows that were never called safe nothing can be told: they may have been logged before the crash
+    that kept the answer back."""
+    safe: dict[str, list[Row]] = defaultdict(list)
+    logged: dict[str, list[Row]] = defaultdict(list)
+    last_us: dict[str, int] = {}
+    for event in story.of(Accepted):
+        safe[event.source] += event.rows
+        last_us[event.source] = event.at
+    for found in story.of(Logged):
+        logged[found.source] += found.rows
+    faults = []
+    for source, rows in safe.items():
+        if same(tuple(rows), tuple(logged[source])):
+            continue
+        pushed, held = counted(tuple(rows)), counted(tuple(logged[source]))
+        for wrong, what in (
+            (pushed - held, "accepted rows that its log does not have"),
+            ((held - pushed) & pushed, "logged rows more often than they were pushed"),
+        ):
+            if wrong:
+                faults.append(Fault(last_us[source], f"source {source} {what}: {some(wrong)}"))
+    return judged("accepted", faults)
+
+
+def alive(story: Story) -> Verdict:
+    """Nobody stopped over a mistake of ours, and nobody blamed the world before it broke."""
+    first_us = min((broke.at for broke in story.of(Broke)), default=None)
+    return judged(
+        "alive",
+        [
+            Fault(stop.at, f"{stop.who} stopped, the fault of {stop.fault_of}: {stop.why}")
+            for stop in story.of(Stopped)
+            if stop.fault_of == "ours" or first_us is None or stop.at < first_us
+        ],
+    )

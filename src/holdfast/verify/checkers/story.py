@@ -1,0 +1,207 @@
+"""A history, gone through once and put in the order in which checkers ask.
+
+Checkers run thousands of times, so nothing here is done twice, and rows are counted only where
+those of a bucket are not simply equal: in a good run they nearly always are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import Any, TypeVar
+
+from holdfast.errors import InputError
+from holdfast.types import Stability
+from holdfast.verify.history import (
+    Began,
+    Broke,
+    Closed,
+    Finished,
+    Given,
+    Healed,
+    Hinted,
+    History,
+    Ideal,
+    Promised,
+    Reported,
+    Row,
+    Told,
+    Undone,
+)
+
+T = TypeVar("T")
+Rows = tuple[Row, ...]
+Reading = Given | Told | Undone | Hinted
+#: Later than everything.
+NEVER_US = 2**62
+
+
+class Story:
+    def __init__(self, history: History) -> None:
+        self._of: dict[type, list[Any]] = defaultdict(list)
+        readings: dict[tuple[str, str], list[Reading]] = defaultdict(list)
+        for event in history.events:
+            self._of[type(event)].append(event)
+            if isinstance(event, (Given, Told, Undone, Hinted)):
+                readings[event.client, event.output].append(event)
+        self.promises = self.of(Promised)
+        for promise in self.promises:
+            readings[promise.client, promise.output]  # who was promised and got nothing, reads too
+        ideal: dict[str, dict[int, Rows]] = defaultdict(dict)
+        for best in self.of(Ideal):
+            of_output = ideal[best.output]
+            of_output[best.bucket] = of_output.get(best.bucket, ()) + best.rows
+        self.readers = {who: Reader(*who, got, ideal[who[1]]) for who, got in readings.items()}
+        finished = self.of(Finished)
+        self.settled = bool(finished) and finished[-1].settled
+        self.end_us = (
+            finished[-1].at if finished else max((e.at for e in history.events), default=0)
+        )
+
+    def of(self, kind: type[T]) -> list[T]:
+        return self._of[kind]
+
+    def reader(self, promise: Promised) -> Reader:
+        return self.readers[promise.client, promise.output]
+
+    @property
+    def began(self) -> Began:
+        began = self.of(Began)
+        if not began:
+            raise InputError("the history does not say by which bounds the run is to be judged")
+        return began[0]
+
+    @cached_property
+    def changes(self) -> list[Broke | Healed]:
+        changes: list[Broke | Healed] = [*self.of(Broke), *self.of(Healed)]
+        return sorted(changes, key=lambda event: event.at)
+
+    @cached_property
+    def trouble(self) -> list[tuple[int, int]]:
+        """From and to when nothing is demanded: while something is broken, and as long after as
+        it may take to recover. What never heals is trouble for ever."""
+        open_since: dict[tuple[str, str], list[int]] = defaultdict(list)
+        spans = []
+        for event in self.changes:
+            since = open_since[event.fault, event.on]
+            if isinstance(event, Broke):
+                since.append(event.at)
+            elif since:
+                spans.append((since.pop(0), event.at + self.began.recovery_us))
+        return spans + [(at, NEVER_US) for since in open_since.values() for at in since]
+
+    def troubled(self, from_us: int, to_us: int) -> bool:
+        return any(start <= to_us and from_us <= end for start, end in self.trouble)
+
+    @cached_property
+    def closings(self) -> dict[str, list[Closed]]:
+        closings: dict[str, list[Closed]] = defaultdict(list)
+        for event in self.of(Closed):
+            closings[event.source].append(event)
+        return closings
+
+    def closed_upto(self, promise: Promised) -> int:
+        """Up to which bucket every source of an output has said all it had to say."""
+        upto = [
+            max((closed.upto for closed in self.closings.get(source, ())), default=-NEVER_US)
+            for source in promise.sources
+        ]
+        return min(upto, default=NEVER_US)
+
+    @cached_property
+    def reports(self) -> dict[str, list[Reported]]:
+        reports: dict[str, list[Reported]] = defaultdict(list)
+        for event in self.of(Reported):
+            reports[event.output].append(event)
+        return reports
+
+
+@dataclass
+class Reader:
+    """What one client was given of one output."""
+
+    client: str
+    output: str
+    #: In the order they happened.
+    readings: list[Reading]
+    #: What an ideal system would have given per bucket; a bucket that is not here is empty.
+    ideal: dict[int, Rows]
+
+    def __str__(self) -> str:
+        return f"output {self.output} at client {self.client}"
+
+    @cached_property
+    def told(self) -> list[Told]:
+        return [event for event in self.readings if type(event) is Told]
+
+    @cached_property
+    def hinted(self) -> list[Hinted]:
+        return [event for event in self.readings if type(event) is Hinted]
+
+    @cached_property
+    def tentative(self) -> list[Given]:
+        given = (event for event in self.readings if type(event) is Given)
+        return [event for event in given if event.stability == Stability.TENTATIVE]
+
+    @cached_property
+    def told_upto(self) -> int:
+        return max((event.upto for event in self.told), default=-NEVER_US)
+
+    @cached_property
+    def stable(self) -> dict[int, list[Given]]:
+        """Per bucket, what was given as stable and not taken back."""
+        stable: dict[int, list[Given]] = {}
+        for event in self.readings:
+            if type(event) is Given:
+                if event.stability == Stability.STABLE:
+                    stable.setdefault(event.bucket, []).append(event)
+            elif type(event) is Undone:
+                stable = {at: given for at, given in stable.items() if at <= event.bucket}
+        return stable
+
+    @cached_property
+    def gaps(self) -> dict[int, Gap]:
+        """Per bucket where there is any, how what was given as stable differs from the ideal."""
+        gaps = {}
+        for bucket in sorted(self.ideal.keys() | self.stable.keys()):
+            ideal, given = self.ideal.get(bucket, ()), self.stable.get(bucket, ())
+            if len(given) == 1 and same(given[0].rows, ideal):
+                continue
+            wanted, got = counted(ideal), counted(*(event.rows for event in given))
+            if wanted != got:
+                gaps[bucket] = Gap(wanted - got, got - wanted)
+        return gaps
+
+
+@dataclass(frozen=True)
+class Gap:
+    missing: Counter[Row]
+    surplus: Counter[Row]
+
+
+def counted(*rows: Rows) -> Counter[Row]:
+    """Rows as a multiset, in which NaN is equal to itself."""
+    return Counter(
+        tuple([nan if value != value else value for value in row]) for part in rows for row in part
+    )
+
+
+def same(rows: Rows, other: Rows) -> bool:
+    """Whether rows are the same, in any order. Two ways that are fast come before the counting."""
+    if rows == other:
+        return True
+    if len(rows) != len(other):
+        return False
+    distinct = set(rows)
+    if len(distinct) == len(rows) and distinct == set(other):
+        return True
+    return counted(rows) == counted(other)
+
+
+def some(rows: Counter[Row]) -> str:
+    """Up to three rows, and how many more."""
+    shown = ", ".join(str(row) for row in list(rows.elements())[:3])
+    more = rows.total() - 3
+    return f"{shown} and {more} more" if more > 0 else shown

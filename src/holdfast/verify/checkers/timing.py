@@ -1,0 +1,189 @@
+"""When clients knew what they were promised, how much was held meanwhile, and whether the monitor
+said so where a promise was broken. Nothing is demanded while something is broken or recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise, zip_longest
+
+import numpy as np
+
+from holdfast.model.levels import Ints
+from holdfast.model.trees import Kind
+from holdfast.verify.checkers.story import NEVER_US, Story
+from holdfast.verify.checkers.verdict import Fault, Verdict, judged
+from holdfast.verify.history import Deserted, Expected, Held, Outlived, Promised, Reported, Restored
+
+
+def delay(story: Story) -> Verdict:
+    """Without trouble, a bucket is known `delay_us` after it is over and closed; and `within_us`
+    after its start, where that was promised."""
+    faults = []
+    width_us, delay_us = story.began.width_us, story.began.delay_us
+    for promise in story.promises:
+        reader = story.reader(promise)
+        buckets, due_us, known_us = _moments(story, promise)
+        start_us = buckets * width_us
+        demands = [(due_us, delay_us, "after it was over and closed")]
+        if promise.within_us is not None:
+            demands.append((start_us, promise.within_us, "after its start"))
+        for since_us, bound_us, since in demands:
+            for at in np.flatnonzero(known_us - since_us > bound_us):
+                if story.troubled(int(since_us[at]), int(known_us[at])):
+                    continue
+                late_us = int(known_us[at] - since_us[at])
+                why = (
+                    f"{reader}: bucket {buckets[at]} was known {late_us / 1e6:g}s {since}, "
+                    f"{bound_us / 1e6:g}s were granted"
+                )
+                faults.append(Fault(int(since_us[at]) + bound_us, why))
+    return judged("delay", faults)
+
+
+def available(story: Story) -> Verdict:
+    """Property 1 (Borealis section 3.5): in a static state of failure a client that has a stable
+    tree, or else a tentative one, gets every bucket in time, be it as tentative; and with a stable
+    one nothing tentative. Replicas do not leave it to each other to answer."""
+    faults = [
+        Fault(event.at, f"all replicas of {event.fragment} correct {event.path} at once")
+        for event in story.of(Deserted)
+    ]
+    width_us = story.began.width_us
+    for promise in story.promises:
+        reader = story.reader(promise)
+        hinted = [(event.at, event.upto) for event in reader.hinted]
+        for since_us, until_us, expected in _stretches(story, promise):
+            if expected.kind not in (Kind.STABLE, Kind.TENTATIVE):
+                continue
+            first = -(-(since_us + expected.settle_us) // width_us)
+            if expected.kind == Kind.STABLE:
+                faults += [
+                    Fault(given.at, f"{reader}: bucket {given.bucket} came as tentative, with a "
+                          f"stable tree since {since_us / 1e6:.3f}s")
+                    for given in reader.tentative
+                    if given.bucket >= first and given.at <= until_us
+                ]  # fmt: skip
+            last = (until_us - expected.within_us) // width_us - 1
+            if first > last:
+                continue
+            buckets = np.arange(first, last + 1, dtype=np.int64)
+            due_us = (buckets + 1) * width_us + expected.within_us
+            late = np.flatnonzero(_first_reaching(hinted, buckets) > due_us)
+            faults += [
+                Fault(
+                    int(due_us[at]),
+                    f"{reader}: bucket {buckets[at]} was not there {expected.within_us / 1e6:g}s "
+                    f"after its end, with a {expected.kind} tree since {since_us / 1e6:.3f}s",
+                )
+                for at in late
+            ]
+    return judged("available", faults)
+
+
+def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
+    """From, to and what was to be expected while nothing broke or healed; not after the sources are
+    done."""
+    mine = [
+        e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
+    ]
+    over_us = min(
+        (
+            min((c.at for c in story.closings[source] if c.upto >= NEVER_US), default=story.end_us)
+            for source in promise.sources
+        ),
+        default=story.end_us,
+    )
+    for expected, after in zip_longest(mine, mine[1:]):
+        until_us = over_us if after is None else min(after.at, over_us)
+        cuts = [event.at for event in story.changes if expected.at < event.at < until_us]
+        for since_us, to_us in pairwise([expected.at, *cuts, until_us]):
+            yield since_us, to_us, expected
+
+
+def bounded(story: Story) -> Verdict:
+    """Without trouble nobody holds more buckets than the bound."""
+    bound = story.began.held_buckets
+    return judged(
+        "bounded",
+        [
+            Fault(held.at, f"{held.where} holds {held.buckets} buckets of {held.stream}")
+            for held in story.of(Held)
+            if held.buckets > bound and not story.troubled(held.at, held.at)
+        ],
+    )
+
+
+def paired(story: Story) -> Verdict:
+    """One of a pair that is lost costs nobody anything for long (Flux sections 3.2 and 3.3): what
+    it would have read is not kept for it, and what takes its place is soon as good."""
+    bound_us = 2 * story.began.recovery_us // 3
+    late = [
+        Fault(back.at, f"{back.node} was made anew for {(back.at - back.since) / 1e6:g}s")
+        for back in story.of(Restored)
+        if back.calm and back.at - back.since > bound_us
+    ]
+    kept = [
+        Fault(kept.at, f"{kept.where} keeps {kept.buckets} buckets of {kept.stream} for the dead")
+        for kept in story.of(Outlived)
+    ]
+    return judged("paired", late + kept)
+
+
+def reported(story: Story) -> Verdict:
+    """A promise that is broken does not go unnoticed: two buckets later the monitor has said so. A
+    tentative answer is one; a report that was not taken back speaks for what follows, too."""
+    faults = []
+    width_us = story.began.width_us
+    for promise in story.promises:
+        if promise.within_us is None:
+            continue
+        buckets, _, known_us = _moments(story, promise)
+        hinted = [(event.at, event.upto) for event in story.reader(promise).hinted]
+        known_us = np.minimum(known_us, _first_reaching(hinted, buckets))
+        broken_us = (buckets + 1) * width_us + promise.within_us
+        told_by_us = broken_us + 2 * width_us
+        reports = story.reports.get(promise.output, [])
+        for at in np.flatnonzero((known_us > broken_us) & (told_by_us <= story.end_us)):
+            bucket, since_us, by_us = int(buckets[at]), int(broken_us[at]), int(told_by_us[at])
+            if not _told(reports, bucket, since_us, by_us):
+                why = f"output {promise.output}: nobody said that bucket {bucket} was too late"
+                faults.append(Fault(by_us, why))
+    return judged("reported", faults)
+
+
+def _told(reports: Iterable[Reported], bucket: int, since_us: int, by_us: int) -> bool:
+    standing = False
+    for report in reports:
+        if report.at > by_us:
+            break
+        if not report.kept and (report.bucket == bucket or report.at >= since_us):
+            return True
+        if report.at < since_us:
+            standing = not report.kept
+    return standing
+
+
+def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
+    """The buckets that were over and closed by all sources in the run; since when they were due,
+    and when the client knew of them, which is the end of the run if it never did."""
+    began, end_us = story.began, story.end_us
+    upto = min(story.closed_upto(promise), end_us // began.width_us - 1)
+    buckets = np.arange(began.at // began.width_us, upto + 1, dtype=np.int64)
+    due_us = (buckets + 1) * began.width_us
+    for source in promise.sources:
+        closings = [(closed.at, closed.upto) for closed in story.closings[source]]
+        due_us = np.maximum(due_us, _first_reaching(closings, buckets))
+    reader = story.reader(promise)
+    known_us = _first_reaching([(told.at, told.upto) for told in reader.told], buckets)
+    for bucket, events in reader.stable.items():
+        if len(buckets) and buckets[0] <= bucket <= buckets[-1]:
+            place = bucket - buckets[0]
+            known_us[place] = min(known_us[place], events[0].at)
+    return buckets, due_us, np.minimum(known_us, end_us)
+
+
+def _first_reaching(steps: list[tuple[int, int]], buckets: Ints) -> Ints:
+    """When each bucket was reached for the first time, by steps of (instant, up to bucket)."""
+    at_us = np.array([at for at, _ in steps] + [NEVER_US], np.int64)
+    upto = np.maximum.accumulate(np.array([upto for _, upto in steps], np.int64))
+    return at_us[np.searchsorted(upto, buckets, side="left")]

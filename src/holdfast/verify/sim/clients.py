@@ -1,0 +1,116 @@
+"""A simulated client: the production `Client`, and an application that takes what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.edge.client import Client
+from holdfast.errors import HoldfastError, TransportError
+from holdfast.model.fragments import producers_of
+from holdfast.model.network import Network
+from holdfast.streams.delivery import Delivery
+from holdfast.types import Stability
+from holdfast.verify.history import Given, Hinted, History, Told, Undone
+from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.links import SILENCE_US, Wire
+from holdfast.verify.sim.members import FOREVER, Member
+from holdfast.verify.sim.tables import Row
+from holdfast.verify.sim.world import World
+
+
+class ClientProcess(Member):
+    """A client and its application, whose memory is as durable as the client's position."""
+
+    serves = False
+
+    def __init__(
+        self, world: World, wire: Wire, network: Network, output: str, history: History
+    ) -> None:
+        super().__init__(world, f"client-{output}", wire)
+        self.network, self.output, self.history = network, output, history
+        self.position: int | None = None
+        self.ended = False
+        #: Told how far the application is: the monitor's eye.
+        self.on_told: Callable[[int], None] = lambda upto: None
+        #: Had by the application, not yet durable.
+        self._had: list[Given | Undone] = []
+        #: It has tentative rows, which a crash takes from it.
+        self._tentative = False
+        self._hinted: int | None = None
+
+    def up(self) -> None:
+        self.client = Client(
+            self.output, {}, self.network.width_us,
+            log=self.log, name=self.name, clock=self.clock, tentative=True,
+        )  # fmt: skip
+        if self._tentative:
+            self._tentative = False
+            self.history.add(Undone(self.world.now, self.name, self.output, self._known()))
+        self.client.peer = self  # type: ignore[assignment]
+        self.follower = Follower(
+            self, self.wire, self.output, self.client.following, self._take,
+            producers_of(self.network)[self.output],
+        )  # fmt: skip
+        self._note(self.world.now)
+        if not self.ended:
+            self.follower.connect()
+            self.after(SILENCE_US // 2, self._watch)
+
+    def _watch(self) -> None:
+        self.follower.watch()
+        self.after(SILENCE_US // 2, self._watch)
+
+    def _take(self, delivery: Delivery) -> None:
+        now = self.world.now
+        self.client.settle()
+        for table, info in self.client.take(delivery):
+            if info.undo:
+                self._tentative = False
+                self._had.append(Undone(now, self.name, self.output, self._known()))
+                self.world.say(self.name, "UNDO", info.bucket)
+            elif info.rec_done:
+                self.world.say(self.name, "REC_DONE", info.bucket)
+            else:
+                rows: tuple[Row, ...] = table.rows
+                stability = info.stability.value
+                self._tentative |= stability == Stability.TENTATIVE
+                given = Given(now, self.name, self.output, info.bucket, rows, stability)
+                self._had.append(given)
+                self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
+        self._note(now)
+
+    def _known(self) -> int:
+        return -FOREVER if self.position is None else self.position
+
+    def _note(self, now: int) -> None:
+        """What the application had counts once the position is durable: a crash before takes it
+        back with the application's own memory, a crash after does not."""
+        for had in self._had:
+            if (
+                isinstance(had, Undone)
+                or had.stability == Stability.TENTATIVE
+                or (self.client.position is not None and had.bucket <= self.client.position)
+            ):
+                self.history.add(had)
+        self._had = []
+        known = self.client.known_upto
+        if known is not None and known != self._hinted:
+            self._hinted = known
+            self.history.add(Hinted(now, self.name, self.output, known))
+        if self.client.position != self.position:
+            assert self.client.position is not None
+            self.position = self.client.position
+            self.history.add(Told(now, self.name, self.output, self.position))
+            self.on_told(self.position)
+        if self.client.ended and not self.ended:
+            self.ended = True
+            self.history.add(Told(now, self.name, self.output, FOREVER))
+            self.on_told(FOREVER)
+
+    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+        def failed(err: HoldfastError) -> None:
+            self.client.not_acknowledged()
+            if not isinstance(err, TransportError):
+                raise err
+
+        self.follower.acknowledge((received, needed, epoch), failed)

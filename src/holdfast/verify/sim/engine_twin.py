@@ -1,0 +1,367 @@
+"""The engine's twin: what Spark computes in production, as a plain function over small tables.
+
+It keeps to the same contract: bucket by bucket or many at once gives the same rows, a version is
+immutable and names its files, and files are durable only once a checkpoint has synced them. What
+windows and joins look back on is now and then folded into state, after which a version refers to
+no inputs before it. So what a node does wrong with versions, inputs or files shows here as it would
+there.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.engine.inputs import InputFile, StepResult
+from holdfast.engine.state import Chunk, Shard, Version
+from holdfast.errors import LogCorrupted, StorageFull
+from holdfast.model import operators as ops
+from holdfast.model.fragments import Path
+from holdfast.model.network import Network
+from holdfast.node.input_index import InputIndex
+from holdfast.storage.disk import Disk
+from holdfast.storage.files import put_file, storage
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.tables import Row, Rows, rows_digest
+
+State = dict[int, int]
+#: Rows by bucket.
+History = dict[int, list[Row]]
+#: Inputs are read again for so many buckets before what is needed of them is folded into state.
+FOLD_BUCKETS = 3
+
+
+class MemoryInputs(InputIndex):
+    """The twin of the cache of inputs: rows stay in memory, as long as the disk has space."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__("inputs")
+        self.tables: dict[str, Rows] = {}
+        self._disk = disk
+
+    def table(self, path: str) -> Rows:
+        return self.tables[path]
+
+    def _there(self, path: str) -> bool:
+        return path in self.tables
+
+    def _put(self, table: Any, path: str, time: str) -> None:
+        if self._disk.full and self._disk.lot():
+            raise StorageFull(f"{path}: no space left")
+        self.tables[path] = table
+
+    def _delete(self, path: str) -> None:
+        del self.tables[path]
+
+    def _clear(self) -> None:
+        pass
+
+
+def line_of(path: Path, tentative: bool) -> str:
+    return f"{path.name}~" if tentative else path.name
+
+
+class EngineTwin:
+    """Implements `performer.StepEngine`."""
+
+    def __init__(self, network: Network, disk: Disk, folder: str) -> None:
+        self.network, self.folder = network, folder
+        self._disk = disk
+        self._operators = {op.name: op for op in network.operators}
+        self._number = 0
+        self._made: dict[str, list[str]] = {}
+
+    @property
+    def width_us(self) -> int:
+        return self.network.width_us
+
+    def schema(self, stream: str) -> str:
+        return "ts timestamp, key long, value long"
+
+    def time(self, stream: str) -> str:
+        return "ts"
+
+    def digest(self, table: Any) -> str:
+        return rows_digest(table)
+
+    def plan_hash(self, path: Path) -> str:
+        return f"{self.network.name}/{path.name}"
+
+    def empty(self, path: Path, bucket: int) -> Version:
+        return Version(path.name, bucket, needs_from=bucket + 1, plan=self.plan_hash(path))
+
+    def run(
+        self,
+        path: Path,
+        version: Version,
+        lo: int,
+        hi: int,
+        inputs: Any,
+        *,
+        tentative: bool = False,
+    ) -> StepResult:
+        assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        step = _Step(self, path, version, inputs, line_of(path, tentative))
+        outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
+        for bucket in range(lo, hi + 1):
+            for name in path.outputs:
+                op = self._operators[name]
+                end = op.inputs[0] if isinstance(op, ops.Output) else op
+                assert end is not None
+                rows = step.rows(end, bucket)
+                if rows:
+                    outputs[name].append((bucket, Rows(rows)))
+            step.advance(bucket)
+        return StepResult(outputs, step.after(), 1)
+
+    def check(self, version: Version) -> None:
+        for name in version.files():
+            self.load(name)
+
+    def recovered(self, versions: list[Version]) -> None:
+        kept = {name for version in versions for name in version.files()}
+        for name in self._disk.files(self.folder):
+            if name not in kept:
+                self._disk.delete(f"{self.folder}/{name}")
+        for version in versions:
+            self._made[version.path] = version.files()
+
+    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None:
+        needed = [name for version in kept for name in version.files()]
+        line = line_of(path, tentative)
+        made = self._made.get(line, [])
+        for name in made:
+            if name not in needed:
+                self._disk.delete(f"{self.folder}/{name}")
+        self._made[line] = [name for name in made if name in needed]
+
+    def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
+        self._number += 1
+        name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        while self._disk.exists(f"{self.folder}/{name}"):
+            self._number += 1
+            name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        data = marshal.dumps(sorted(state.items()), 2)
+        put_file(f"{self.folder}/{name}", data, fsync=False, disk=self._disk)
+        self._made.setdefault(line, []).append(name)
+        return name
+
+    def load(self, name: str) -> Any:
+        path = os.path.join(self.folder, name)
+        if not self._disk.exists(path):
+            raise LogCorrupted(f"state file {path} is missing")
+        try:
+            with storage(path):
+                state = dict(marshal.loads(self._disk.read(path)))
+        except (ValueError, EOFError, TypeError) as err:
+            raise LogCorrupted(f"state file {path} is not readable ({err})") from None
+        if len(state) != int(name.rsplit(".", 1)[1]):
+            raise LogCorrupted(f"state file {path} is not whole")
+        return state
+
+
+class _Step:
+    """One run: rows of operators by bucket, computed when asked for."""
+
+    def __init__(
+        self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str
+    ) -> None:
+        self.engine, self.path, self.inputs, self.line = engine, path, inputs, line
+        self._known: dict[tuple[str, int], list[Row]] = {}
+        self._states: dict[str, State] = {}
+        self._histories: dict[str, History] = {}
+        self._before = version
+        self._bucket = version.bucket
+
+    def rows(self, op: ops.Operator, bucket: int) -> list[Row]:
+        key = (op.name, bucket)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._compute(op, bucket)
+        return found
+
+    def _compute(self, op: ops.Operator, bucket: int) -> list[Row]:
+        if op.name in self.path.inputs:
+            files: list[InputFile] = self.inputs.files(op.name, bucket, bucket)
+            return [row for file in files for row in self.inputs.table(file.path).rows]
+        above = [up for up in op.inputs if up is not None]
+        match op:
+            case ops.Union():
+                return [row for up in above for row in self.rows(up, bucket)]
+            case ops.Part():
+                return [r for r in self.rows(above[0], bucket) if belongs(r[1], op.of) == op.number]
+            case ops.Apply():
+                return list(op.fn(self.rows(above[0], bucket)))
+            case ops.TimeWindow():
+                return self._window(op, bucket)
+            case ops.Join():
+                width = self.engine.width_us
+                first = (bucket * width - op.within_us) // width
+                inside = range(first, bucket + 1)
+                sides = [
+                    [row for b in inside for row in self._past(op, port, b)] for port in (0, 1)
+                ]
+                return [row for row in _joined(op, *sides) if row[0] // width == bucket]
+            case ops.Stateful():
+                state = self.state(op)
+                out, self._states[op.name] = op.fn(
+                    state, sorted(self.rows(above[0], bucket)), (bucket + 1) * self.engine.width_us
+                )
+                return list(out)
+            case _:
+                raise NotImplementedError(f"the simulator has no {op.kind}")
+
+    def _window(self, op: ops.TimeWindow, bucket: int) -> list[Row]:
+        """The window that ends with this bucket; simulated slides are whole buckets."""
+        width = self.engine.width_us
+        end = (bucket + 1) * width
+        if end % op.slide_us:
+            return []
+        sums: dict[int, tuple[int, int]] = {}
+        for inside in range((end - op.size_us) // width, bucket + 1):
+            for _, key, value in self._past(op, 0, inside):
+                n, total = sums.get(key, (0, 0))
+                sums[key] = n + 1, total + value
+        return [(end - 1, key, n, total) for key, (n, total) in sums.items()]
+
+    def _past(self, op: ops.Operator, port: int, bucket: int) -> list[Row]:
+        """What an operator looks back on: folded into state, or computed from inputs again."""
+        above = op.inputs[port]
+        assert above is not None
+        if bucket >= self._before.needs_from:
+            return self.rows(above, bucket)
+        edge = f"{op.name}:{port}"
+        if edge not in self._histories:
+            held = self._before.edges.get(edge, ())
+            self._histories[edge] = self.engine.load(held[0].file) if held else {}
+        return self._histories[edge].get(bucket, [])
+
+    def state(self, op: ops.Stateful) -> State:
+        if op.name not in self._states:
+            shard = self._before.shards.get(op.name, {}).get(0)
+            self._states[op.name] = self.engine.load(shard.file) if shard else {}
+        return self._states[op.name]
+
+    def advance(self, bucket: int) -> None:
+        """Keyed state moves with every bucket, whether somebody asked for its rows or not."""
+        for op in self.path.operators:
+            if isinstance(op, ops.Stateful):
+                self.rows(op, bucket)
+        self._bucket = bucket
+
+    def after(self) -> Version:
+        """The version that this run leaves."""
+        before, hi = self._before, self._bucket
+        reach = -(-self.path.extent_us() // self.engine.width_us)
+        needs_from, edges = max(before.needs_from, hi + 1 - reach), before.edges
+        if hi + 1 - needs_from >= min(reach, FOLD_BUCKETS):
+            edges = {
+                f"{op.name}:{port}": chunks
+                for op in self.path.operators
+                if isinstance(op, ops.TimeWindow | ops.Join)
+                for port in range(len(op.inputs))
+                if (chunks := self._fold(op, port, hi + 1 - reach))
+            }
+            needs_from = hi + 1
+        shards = {
+            name: {0: Shard(self.engine.save(self.line, name, hi, state), len(state))}
+            for name, state in self._states.items()
+        }
+        return Version(
+            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan
+        )
+
+    def _fold(self, op: ops.Operator, port: int, first: int) -> tuple[Chunk, ...]:
+        buckets = range(first, self._bucket + 1)
+        past = {b: rows for b in buckets if (rows := self._past(op, port, b))}
+        if not past:
+            return ()
+        name = self.engine.save(self.line, f"{op.name}-{port}", self._bucket, past)
+        return (Chunk(name, min(past), max(past), len(past)),)
+
+
+def belongs(key: int, of: int) -> int:
+    """To which partition a key belongs."""
+    return (key * 2_654_435_761 >> 7) % of
+
+
+def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int, list[Row]]]:
+    """What each output should hold, bucket by bucket, in one batch from the sources' rows.
+
+    Independent of the step-by-step engine above but for the networks' own functions.
+    """
+    width = network.width_us
+    known: dict[str, list[Row]] = {}
+
+    def rows(op: ops.Operator) -> list[Row]:
+        if op.name not in known:
+            known[op.name] = sorted(_batch(op, logged, rows, width))
+        return known[op.name]
+
+    found: dict[str, dict[int, list[Row]]] = {}
+    for output in network.outputs:
+        assert output.inputs[0] is not None
+        buckets: dict[int, list[Row]] = {}
+        for row in rows(output.inputs[0]):
+            buckets.setdefault(row[0] // width, []).append(row)
+        found[output.name] = buckets
+    return found
+
+
+def _batch(
+    op: ops.Operator,
+    logged: dict[str, list[Row]],
+    rows: Callable[[ops.Operator], Sequence[Row]],
+    width: int,
+) -> list[Row]:
+    above = [row for up in op.inputs if up is not None for row in rows(up)]
+    match op:
+        case ops.Source():
+            return logged[op.name]
+        case ops.Union():
+            return above
+        case ops.Apply():
+            return list(op.fn(above))
+        case ops.TimeWindow():
+            return _all_windows(op, above)
+        case ops.Join():
+            return _joined(op, *(rows(up) for up in op.inputs if up is not None))
+        case ops.Stateful():
+            state: State = {}
+            out: list[Row] = []
+            buckets: dict[int, list[Row]] = {}
+            for row in above:
+                buckets.setdefault(row[0] // width, []).append(row)
+            for bucket in sorted(buckets):
+                made, state = op.fn(state, sorted(buckets[bucket]), (bucket + 1) * width)
+                out += made
+            return out
+        case _:
+            raise NotImplementedError(f"the simulator has no {op.kind}")
+
+
+def _joined(op: ops.Join, left: Sequence[Row], right: Sequence[Row]) -> list[Row]:
+    """Pairs of equal keys, at the later of both times."""
+    by_key: dict[int, list[Row]] = {}
+    for row in right:
+        by_key.setdefault(row[1], []).append(row)
+    return [
+        (max(at, other[0]), key, value + other[2])
+        for at, key, value in left
+        for other in by_key.get(key, ())
+        if abs(at - other[0]) <= op.within_us
+    ]
+
+
+def _all_windows(op: ops.TimeWindow, above: list[Row]) -> list[Row]:
+    counts: dict[tuple[int, int], int] = {}
+    sums: dict[tuple[int, int], int] = {}
+    for at, key, value in above:
+        end = (at // op.slide_us + 1) * op.slide_us
+        while end - op.size_us <= at:
+            counts[end, key] = counts.get((end, key), 0) + 1
+            sums[end, key] = sums.get((end, key), 0) + value
+            end += op.slide_us
+    return [(end - 1, key, n, sums[end, key]) for (end, key), n in counts.items()]

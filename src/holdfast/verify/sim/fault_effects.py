@@ -1,0 +1,124 @@
+"""How the faults of a scenario break a simulated run, and what mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from holdfast.errors import InputError
+from holdfast.verify.scenario import KINDS, Fault, Scenario, ends_of
+from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim.links import Link
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.sources import SourceProcess
+
+Heal = Callable[[], None]
+
+
+def spelled_out(scenario: Scenario, cast: Cast) -> Scenario:
+    """`client` stands for all clients, as in scenarios for real processes. Raises `InputError` for
+    a fault that hits somebody who is not there."""
+    names = [client.name for client in cast.clients]
+    faults: list[Fault] = []
+    for fault in scenario.faults:
+        if fault.on == "client":
+            faults += [replace(fault, on=name) for name in names]
+        else:
+            on = re.sub(r"\bclient\b(?!-)", ",".join(names), fault.on)
+            faults.append(replace(fault, on=on))
+    for fault in faults:
+        _check(fault, cast, scenario.name)
+    return replace(scenario, faults=tuple(faults))
+
+
+def _check(fault: Fault, cast: Cast, scenario: str) -> None:
+    kind = KINDS[fault.do]
+    targets = [fault.on]
+    if kind.target == "link":
+        targets = [name for pair in ends_of(fault.on) for name in pair]
+    for name in targets:
+        process = cast.by_name.get(name)
+        if process is None:
+            raise InputError(f"{scenario}: {fault}: there is only {', '.join(cast.by_name)}")
+        wanted = {"node": NodeProcess, "source": SourceProcess}.get(kind.target)
+        if wanted is not None and not isinstance(process, wanted):
+            raise InputError(f"{scenario}: {fault}: {fault.do} hits a {kind.target}")
+
+
+def apply(fault: Fault, cast: Cast) -> Heal:
+    """Break it; what is given back heals it."""
+    if KINDS[fault.do].target == "link":
+        return _apply_to_links(fault, cast)
+    process = cast.by_name[fault.on]
+    match fault.do:
+        case "kill" | "wipe":
+            process.die("killed")
+            if fault.do == "wipe":
+                process.disk.wipe()
+            return lambda: cast.start(process)
+        case "torn":
+            process.disk.crash_after = int(fault.value)
+
+            def recover() -> None:
+                process.disk.crash_after = None
+                cast.start(process)
+
+            return recover
+        case "pause":
+            process.pause()
+            return process.resume
+        case "full":
+            process.disk.full = True
+            return lambda: setattr(process.disk, "full", False)
+        case "skew":
+            off_us = int(fault.value * 1_000)
+            process.offset_us += off_us
+            return lambda: setattr(process, "offset_us", process.offset_us - off_us)
+        case "silent":
+            assert isinstance(process, SourceProcess)
+            process.silent = True
+            return lambda: setattr(process, "silent", False)
+        case "retire":
+            assert isinstance(process, SourceProcess)
+            process.silent = True
+            return process.retire
+    assert isinstance(process, NodeProcess)
+    if fault.do == "slow":
+        process.slowness = fault.value
+        return lambda: setattr(process, "slowness", 1.0)
+    assert fault.do == "replace", fault
+    if not process.is_up:  # nobody has heard of it yet, so there is nobody to replace
+        process.die("killed")
+        return lambda: cast.start(process)
+    cast.replace(process)
+    return process.resume
+
+
+def _apply_to_links(fault: Fault, cast: Cast) -> Heal:
+    pairs = ends_of(fault.on)
+    links = [cast.wire.link(a, b) for a, b in pairs]
+
+    def each(change: Callable[[Link], None]) -> None:
+        for link in links:
+            change(link)
+
+    def add(name: str, amount: int) -> Heal:
+        """Faults may overlap: each takes back what it added."""
+        each(lambda link: setattr(link, name, getattr(link, name) + amount))
+        return lambda: each(lambda link: setattr(link, name, getattr(link, name) - amount))
+
+    match fault.do:
+        case "delay":
+            return add("delay_us", int(fault.value * 1_000))
+        case "throttle":
+            return add("row_us", int(30_000 / fault.value))
+        case "reset":
+            for process in cast.by_name.values():
+                for connection in process.connections:
+                    ends = (process.name, connection.follower.reader.name)
+                    if ends in pairs or ends[::-1] in pairs:
+                        connection.reset()
+            return lambda: None
+        case _:
+            return add(fault.do, 1)

@@ -1,0 +1,200 @@
+"""The network between simulated processes: requests with answers, and followed streams.
+
+The promises are those of TCP and no more: what arrives on one connection arrives in order and once;
+a connection may break at any time, and then nobody knows how much of it arrived. A request that was
+not answered may have been carried out, now or much later, even twice. A link that is cut swallows
+everything, and the reader notices by the silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import HoldfastError, TransportError
+from holdfast.streams.serving import Service
+from holdfast.verify.sim.memory_disk import Crashed
+from holdfast.verify.sim.world import Process, World
+
+if TYPE_CHECKING:
+    from holdfast.verify.sim.follower import Connection
+
+HEARTBEAT_US = 100_000
+SILENCE_US = 1_000_000
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two processes."""
+
+    #: How many faults cut it, and so on: they may overlap.
+    cut: int = 0
+    repeat: int = 0
+    damage: int = 0
+    delay_us: int = 0
+    #: Microseconds each row takes where the link is throttled.
+    row_us: int = 0
+
+
+class Server(Process):
+    """A process others can follow and ask."""
+
+    def __init__(self, world: World, name: str, wire: Wire) -> None:
+        super().__init__(world, name)
+        self.wire = wire
+        self.service = Service()
+        #: Those who follow a stream of ours, in the order they came.
+        self.connections: list[Connection] = []
+
+    def beat(self) -> None:
+        """Signs of life for those who heard nothing lately."""
+        quiet_since = self.world.now - HEARTBEAT_US
+        for connection in self.connections[:]:
+            if connection.broken:
+                self.connections.remove(connection)
+            elif connection.sent_at <= quiet_since:
+                connection.send(self.service.next(connection.stream, connection.cursor))
+        self.after(HEARTBEAT_US, self.beat)
+
+    def spread(self) -> None:
+        for connection in self.connections[:]:
+            if connection.broken:
+                self.connections.remove(connection)
+            elif connection.has_news():
+                connection.send(self.service.next(connection.stream, connection.cursor))
+
+    def forget(self) -> None:
+        self.service = Service()
+        for connection in self.connections:
+            connection.reset()
+        self.connections = []
+
+
+class Wire:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.chance = world.rng("wire")
+        self.controller: Any = None
+        self._links: dict[tuple[str, str], Link] = {}
+        #: Every instance that was ever reachable, by address.
+        self._servers: dict[str, Server] = {}
+
+    def link(self, a: str, b: str) -> Link:
+        found = self._links.get((a, b))
+        if found is None:
+            found = self._links[a, b] = Link()
+        return found
+
+    def delay(self, link: Link) -> int:
+        chance = self.chance.random()
+        base = 200 + int(1_800 * chance)
+        if chance > 0.98:
+            base += int(40_000 * self.chance.random())
+        return base + link.delay_us
+
+    def listen(self, server: Server) -> None:
+        self._servers[server.address] = server
+
+    def resolve(self, address: str | None) -> Server | None:
+        """Who listens there now: nobody, if that instance is gone."""
+        server = self._servers.get(address) if address is not None else None
+        return server if server is not None and server.address == address else None
+
+    def ask_controller(
+        self,
+        process: Process,
+        ask: Callable[[Any], Any],
+        reply: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+    ) -> None:
+        self.request(process, self.controller, ask, reply, failed)
+
+    def request(
+        self,
+        process: Process,
+        server: Any,
+        ask: Callable[[Any], Any],
+        reply: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+        *,
+        life: int | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        """`ask` is carried out at the server, if it still lives that life; then `reply` or `failed`
+        at the process."""
+        world = self.world
+        there, back = self.link(process.name, server.name), self.link(server.name, process.name)
+        life, answered = server.life if life is None else life, False
+        asked_in = process.life
+
+        def answer_with(fn: Callable[[], None], after_us: int) -> None:
+            if process.life == asked_in:
+                process.after(after_us, fn)
+
+        def fail(text: str, after_us: int) -> None:
+            answer_with(lambda: failed(TransportError(text)), after_us)
+
+        def carry_out() -> None:
+            nonlocal answered
+            answer: Any = None
+            error: HoldfastError | None = None
+            try:
+                answer = ask(server)
+            except HoldfastError as err:
+                error = err
+            except Crashed:
+                if not answered:
+                    answered = True
+                    fail(f"{server.name} went away", self.delay(back))
+                raise
+            if answered:
+                return
+            answered = True
+            if back.cut:
+                fail(f"{server.name} did not answer", SILENCE_US)
+            elif error is not None:
+                refusal = error
+                answer_with(lambda: failed(refusal), self.delay(back))
+            else:
+                answer_with(lambda: reply(answer), self.delay(back))
+
+        def arrive() -> None:
+            if server.alive and server.life == life:
+                if server.paused:
+                    server.backlog.append(carry_out)
+                    fail_if_unanswered()
+                else:
+                    server.enter(carry_out)
+            elif not back.cut:
+                fail(f"{server.name} is gone", self.delay(back))
+            else:
+                fail(f"{server.name} does not answer", SILENCE_US)
+
+        def fail_if_unanswered() -> None:
+            def check() -> None:
+                nonlocal answered
+                if not answered:
+                    answered = True
+                    failed(TransportError(f"{server.name} stands still"))
+
+            answer_with(check, SILENCE_US)
+
+        if there.cut:
+            fail(f"{server.name} cannot be reached", SILENCE_US)
+            return
+        world.at(world.now + self.delay(there), arrive)
+        if repeatable and there.repeat and self.chance.random() < 0.5:
+            late = int(3_000_000 * self.chance.random())
+
+            def again() -> None:
+                if server.alive and server.life == life and not server.paused:
+                    server.enter(lambda: _quietly(lambda: ask(server)))
+
+            world.at(world.now + late, again)
+
+
+def _quietly(ask: Callable[[], Any]) -> None:
+    with suppress(HoldfastError):
+        ask()

@@ -1,0 +1,350 @@
+"""The twin of `storage.disk.OsDisk` in memory, which can also lose power, tear and fill up.
+
+It knows of every file how much of it is on the disk for certain, and of every folder which names
+are. `crash` decides by lot about the rest: a tail that was not synced is kept up to any length, a
+name that was made, replaced or taken away is so or as it was before. What a real disk may do
+besides (bytes inside a file that go bad) is not played here.
+
+One simulated machine has one, and one thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+from holdfast.storage.disk import TEMPORARY, AppendFile
+
+
+class Crashed(BaseException):
+    """The machine died at this instant. Nobody in the process may catch it and go on."""
+
+
+class _File:
+    __slots__ = ("data", "durable", "uncut")
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+        #: So many bytes from the beginning survive any crash.
+        self.durable = 0
+        #: What the file held before a cut that is not durable: it may all be back.
+        self.uncut: bytearray | None = None
+
+    def sync(self) -> None:
+        self.durable, self.uncut = len(self.data), None
+
+
+class _Folder:
+    __slots__ = ("before",)
+
+    def __init__(self) -> None:
+        #: Names in it that were changed since it was synced, and the file that each was, if any.
+        self.before: dict[str, _File | None] = {}
+
+
+class MemoryDisk:
+    def __init__(self, rng: random.Random) -> None:
+        #: Nothing can be written; what is there can be read, cut and deleted.
+        self.full = False
+        #: The machine dies in this change from now on: 1 is the next. None: it does not.
+        self.crash_after: int | None = None
+        #: Changes made or tried so far, each of which could have been the last.
+        self.operations = 0
+        self._rng = rng
+        self._nodes: dict[str, _File | _Folder] = {"/": _Folder()}
+        #: By number.
+        self._locks: dict[int, str] = {}
+        #: Numbers of locks and open files only rise; those up to `_void_upto` died in a crash.
+        self._number = 0
+        self._void_upto = 0
+        self._dead = False
+
+    # What the machine may go through
+
+    def crash(self, power: bool = True) -> None:
+        """The process is dead, its locks and open files with it. With `power` the machine is too,
+        and what was not synced survives by lot."""
+        self._dead, self.crash_after = False, None
+        self._locks.clear()
+        self._void_upto = self._number
+        if not power:
+            return
+        for path in sorted(self._nodes):
+            folder = self._nodes.get(path)
+            if isinstance(folder, _Folder):
+                for name in sorted(folder.before):
+                    if self._rng.random() < 0.5:
+                        self._take_back(name, folder.before[name])
+                folder.before.clear()
+        for path in sorted(self._nodes):
+            node = self._nodes[path]
+            if isinstance(node, _File):
+                self._tear(node)
+
+    def wipe(self) -> None:
+        """The machine has another disk, an empty one."""
+        self.crash(power=False)
+        self._nodes = {"/": _Folder()}
+
+    def _take_back(self, name: str, before: _File | None) -> None:
+        if isinstance(self._nodes.pop(name, None), _Folder):
+            for path in [path for path in self._nodes if path.startswith(f"{name}/")]:
+                del self._nodes[path]
+        if before is not None:
+            self._nodes[name] = before
+
+    def _tear(self, file: _File) -> None:
+        if file.uncut is not None and self._rng.random() < 0.5:
+            file.data = file.uncut
+        if file.durable < len(file.data):
+            length = len(file.data)
+            del file.data[file.durable + self._part(length - file.durable) :]
+            if self._rng.random() < 0.3:  # the length was written, the bytes were not
+                file.data += bytes(length - len(file.data))
+        file.sync()
+
+    # What `Disk` asks for
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._file(path).data)
+
+    def exists(self, path: str) -> bool:
+        self._alive()
+        return path in self._nodes
+
+    def is_folder(self, path: str) -> bool:
+        self._alive()
+        return type(self._nodes.get(path)) is _Folder
+
+    def files(self, folder: str) -> dict[str, int]:
+        self._alive()
+        if not self.is_folder(folder):
+            raise _error(errno.ENOTDIR, folder) if self.exists(folder) else self._missing(folder)
+        start = f"{folder.rstrip('/')}/"
+        found = {
+            path[len(start) :]: len(node.data)
+            for path, node in self._nodes.items()
+            if type(node) is _File and path.startswith(start)
+        }
+        return {path: found[path] for path in sorted(found)}
+
+    def put(self, path: str, data: bytes | memoryview, *, fsync: bool) -> None:
+        folder, temporary = self._parent(path), path + TEMPORARY
+        for name in (temporary, path):
+            if type(self._nodes.get(name)) is _Folder:
+                raise _error(errno.EISDIR, name)
+        dies = self._change()
+        if self.full and not dies:
+            raise _error(errno.ENOSPC, path)
+        # 0 nothing; 1 some of it written beside; 2 all of it; 3 renamed; 4 the folder synced
+        step = self._rng.randint(0, 1 if self.full else 3) if dies else 4
+        file = _File(bytearray(data))
+        if step == 1:
+            del file.data[self._part(len(file.data)) :]
+        elif fsync:
+            file.durable = len(file.data)
+        if step in (1, 2):
+            self._name(folder, temporary, file)
+        elif step >= 3:
+            if temporary in self._nodes:
+                self._name(folder, temporary, None)
+            self._name(folder, path, file)
+        if dies:
+            raise Crashed
+        if fsync:
+            folder.before.clear()
+
+    def make_folder(self, path: str, *, fsync: bool) -> None:
+        parent = self._parent(path)
+        node = self._nodes.get(path)
+        if type(node) is _File:
+            raise _error(errno.EEXIST, path)
+        dies = self._change()
+        if node is None and self.full and not dies:
+            raise _error(errno.ENOSPC, path)
+        if node is None and not (dies and (self.full or self.lot())):
+            parent.before.setdefault(path, None)
+            self._nodes[path] = _Folder()
+        if dies:
+            raise Crashed
+        if fsync:
+            parent.before.clear()
+
+    def delete(self, path: str) -> None:
+        self._file(path)
+        folder = self._parent(path)
+        dies = self._change()
+        if not (dies and self.lot()):
+            self._name(folder, path, None)
+        if dies:
+            raise Crashed
+
+    def open_append(self, path: str, *, fsync: bool) -> AppendFile:
+        file = self._file(path)
+        self._number += 1
+        return _MemoryAppendFile(self, path, file, self._number, fsync=fsync)
+
+    def lock(self, path: str) -> int:
+        parent = self._parent(path)
+        if self.is_folder(path):
+            raise _error(errno.EISDIR, path)
+        if path in self._locks.values():
+            raise _error(errno.EWOULDBLOCK, path)
+        dies = self._change()
+        if self.full and not dies:
+            raise _error(errno.ENOSPC, path)
+        if not (dies and (self.full or self.lot())):
+            self._name(parent, path, _File(bytearray(b"1\n")))
+        if dies:
+            raise Crashed
+        self._number += 1
+        self._locks[self._number] = path
+        return self._number
+
+    def unlock(self, lock: int) -> None:
+        self._alive(lock)
+        if lock not in self._locks:
+            raise _error(errno.EBADF, "lock")
+        del self._locks[lock]
+
+    def sync_tree(self, path: str, root: str) -> None:
+        self._alive()
+        if path not in self._nodes:
+            raise self._missing(path)
+        start = f"{path.rstrip('/')}/"
+        paths = sorted(name for name in self._nodes if name == path or name.startswith(start))
+        while path not in (root, "/"):
+            path = _above(path)
+            paths.append(path)
+        dies = self._change()
+        for name in paths[: self._part(len(paths))] if dies else paths:
+            node = self._nodes[name]
+            if isinstance(node, _File):
+                node.sync()
+            else:
+                node.before.clear()
+        if dies:
+            raise Crashed
+
+    # Inside
+
+    def _alive(self, number: int | None = None) -> None:
+        """Whoever speaks from behind the grave is told so, and does not speak on."""
+        if self._dead or (number is not None and number <= self._void_upto):
+            raise Crashed
+
+    def _change(self) -> bool:
+        """Counts a change; true if it is the one in which the machine dies."""
+        self.operations += 1
+        if self.crash_after is None:
+            return False
+        self.crash_after -= 1
+        self._dead = self.crash_after <= 0
+        return self._dead
+
+    def lot(self) -> bool:
+        return self._rng.random() < 0.5
+
+    def _part(self, length: int) -> int:
+        """So much of what could be lost is not: nothing, all, or any part of it."""
+        some = self._rng.randint(0, length)
+        return self._rng.choice((0, length, some, some))
+
+    def _name(self, folder: _Folder, path: str, file: _File | None) -> None:
+        """Gives the name in the folder to the file, or takes it away."""
+        old = self._nodes.get(path)
+        assert not isinstance(old, _Folder)
+        if file is not None:
+            folder.before.setdefault(path, old)
+            self._nodes[path] = file
+        else:
+            del self._nodes[path]
+            if folder.before.setdefault(path, old) is None:
+                del folder.before[path]  # came and went: on the disk nothing can have changed
+
+    def _file(self, path: str) -> _File:
+        self._alive()
+        node = self._nodes.get(path)
+        if isinstance(node, _File):
+            return node
+        raise self._missing(path) if node is None else _error(errno.EISDIR, path)
+
+    def _parent(self, path: str) -> _Folder:
+        self._alive()
+        node = self._nodes.get(_above(path))
+        if isinstance(node, _Folder):
+            return node
+        raise self._missing(path)
+
+    def _missing(self, path: str) -> OSError:
+        """Why there can be no such path: a file where a folder should be, or nothing at all."""
+        while (path := _above(path)) not in self._nodes:
+            pass
+        return _error(errno.ENOENT if self.is_folder(path) else errno.ENOTDIR, path)
+
+
+class _MemoryAppendFile:
+    __slots__ = ("_disk", "_file", "_fsync", "_number", "_open", "_path")
+
+    def __init__(
+        self, disk: MemoryDisk, path: str, file: _File, number: int, *, fsync: bool
+    ) -> None:
+        self._disk, self._path, self._file, self._number = disk, path, file, number
+        self._fsync = fsync
+        self._open = True
+
+    def append(self, data: bytes) -> None:
+        self._usable()
+        disk, file = self._disk, self._file
+        if disk._change():
+            if disk._rng.random() < 0.3 and not disk.full:  # just after it was done
+                self._add(data)
+            else:
+                file.data += data[: disk._part(len(data))]
+            raise Crashed
+        if disk.full:
+            file.data += data[: disk._rng.randrange(max(1, len(data)))]
+            raise _error(errno.ENOSPC, self._path)
+        self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        file = self._file
+        file.data += data
+        if self._fsync:
+            file.durable, file.uncut = len(file.data), None
+
+    def truncate(self, length: int) -> None:
+        self._usable()
+        disk, file = self._disk, self._file
+        dies = disk._change()
+        if not (dies and disk.lot()):
+            if file.uncut is None and length < len(file.data):
+                file.uncut = file.data[:]
+            file.data[length:] = bytes(max(0, length - len(file.data)))
+            file.durable = min(file.durable, length)
+        if dies:
+            raise Crashed
+        if self._fsync:
+            file.sync()
+
+    def in_place(self) -> bool:
+        self._disk._alive(self._number)
+        return self._open and self._disk._nodes.get(self._path) is self._file
+
+    def close(self) -> None:
+        self._disk._alive(self._number)
+        self._open = False
+
+    def _usable(self) -> None:
+        self._disk._alive(self._number)
+        if not self._open:
+            raise _error(errno.EBADF, self._path)
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)

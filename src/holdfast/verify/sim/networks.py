@@ -1,0 +1,166 @@
+"""The networks that are simulated: small, and between them every shape and every kind of state.
+
+They are written with the same words as any network; only the functions in them work on the rows of
+the simulator (time, key, value) instead of DataFrames, because its engine is a plain function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from holdfast.model.aggregates import count, sum
+from holdfast.model.contract import Contract
+from holdfast.model.network import Network, Stream
+from holdfast.model.partitions import physical
+from holdfast.verify.sim.tables import Row
+
+BUCKET = "500ms"
+SCHEMA = "ts timestamp, key long, value long"
+TOTALS = "ts timestamp, key long, total long"
+
+
+def small(rows: Sequence[Row]) -> list[Row]:
+    """A row-by-row function: it drops some rows and changes others."""
+    return [(at, key, value) for at, key, value in rows if value % 7]
+
+
+def totals(
+    state: dict[int, int], rows: Sequence[Row], end_us: int
+) -> tuple[list[Row], dict[int, int]]:
+    """Running number of rows per key, told for the keys that moved."""
+    after = dict(state)
+    for _, key, _ in rows:
+        after[key] = after.get(key, 0) + 1
+    moved = sorted({key for _, key, _ in rows})
+    return [(end_us - 1, key, after[key]) for key in moved], after
+
+
+def _sources(net: Network, number: int) -> list[Stream]:
+    return [net.source(f"s{n}", SCHEMA, time="ts", clock="live") for n in range(1, number + 1)]
+
+
+def _windows(stream: Stream, size: str, slide: str) -> Stream:
+    return stream.window(size, slide=slide).group_by("key").agg(n=count(), total=sum("value"))
+
+
+def _totals(stream: Stream) -> Stream:
+    return stream.stateful(totals, key="key", state="key long, total long", out=TOTALS)
+
+
+def single() -> Network:
+    """Two sources, one node, a convergent path and one that is not."""
+    net = Network("single", bucket=BUCKET)
+    s1, s2 = _sources(net, 2)
+    both = net.union(s1, s2).apply(small)
+    net.output("windows", _windows(both, "2s", "1s"), contract=Contract(within="3s"))
+    net.output("totals", _totals(s1))
+    return net
+
+
+def chain() -> Network:
+    """Two sources and two nodes in a row: the shape of the network that real processes run."""
+    net = Network("chain", bucket=BUCKET)
+    first = net.union(*(source.on("first") for source in _sources(net, 2))).apply(small)
+    second = first.on("second")
+    net.output("windows", _windows(second, "1s", "500ms"), contract=Contract(within="3s"))
+    net.output("totals", _totals(second))
+    return net
+
+
+def line() -> Network:
+    """Three nodes in a row."""
+    net = Network("line", bucket=BUCKET)
+    (s1,) = _sources(net, 1)
+    first = s1.on("first").apply(small)
+    second = _windows(first.on("second"), "1500ms", "500ms")
+    third = second.on("third").apply(only_counts)
+    net.output("counts", third, contract=Contract(within="2s"))
+    return net
+
+
+def only_counts(rows: Sequence[Row]) -> list[Row]:
+    return [(at, key, n) for at, key, n, _ in rows]
+
+
+def diamond() -> Network:
+    """One node feeds two that feed a fourth; a second source joins at the end."""
+    net = Network("diamond", bucket=BUCKET)
+    s1, s2 = _sources(net, 2)
+    top = s1.on("top").apply(small)
+    left = top.on("left").apply(even)
+    right = _totals(top.on("right"))
+    ends = [stream.on("bottom") for stream in (left, right, s2)]
+    net.output("bottom", net.union(*ends).apply(small))
+    return net
+
+
+def even(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row[2] % 2 == 0]
+
+
+def fan() -> Network:
+    """A source and a node that two nodes read each, and three outputs."""
+    net = Network("fan", bucket=BUCKET)
+    (s1,) = _sources(net, 1)
+    first = s1.on("first").apply(small)
+    net.output("sums", _windows(s1.on("left").apply(even), "1s", "500ms"))
+    net.output("windows", _windows(first.on("middle"), "1s", "500ms"))
+    net.output("totals", _totals(first.on("right")))
+    return net
+
+
+def tree() -> Network:
+    """Borealis Figure 6: the union of two streams is joined with a third; and the union alone."""
+    net = Network("tree", bucket=BUCKET)
+    s1, s2, s3 = _sources(net, 3)
+    both = net.union(s1.on("upper"), s2.on("upper")).apply(small)
+    lower = both.on("lower")
+    joined = lower.join(s3.on("lower"), on=["key"], within="100ms")
+    net.output("joined", joined, contract=Contract(within="4s"))
+    net.output("sums", _windows(lower, "1s", "500ms"), contract=Contract(within="4s"))
+    return net
+
+
+def taps() -> Network:
+    """Three streams in one, passed on by two nodes: what Borealis measured."""
+    net = Network("taps", bucket=BUCKET)
+    merged = net.union(*(source.on("first") for source in _sources(net, 3))).apply(small)
+    net.output("merged", merged.on("second").apply(even), contract=Contract(within="4s"))
+    return net
+
+
+def pair() -> Network:
+    """Two replicas of one node that go on when a source is missing: what real processes run."""
+    net = Network("pair", bucket=BUCKET)
+    both = net.union(*_sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "1s", "500ms"), contract=Contract(within="3s"))
+    net.output("totals", _totals(both))
+    net.protect("main", replicas=2, failure="process", stabilization="process", x="1500ms")
+    return net
+
+
+def pairs(lower: int, upper: int) -> Network:
+    """Flux, section 2.4: keyed state in partitions, sent on by key to the windows of others; every
+    partition twice."""
+    net = Network("pairs", bucket=BUCKET)
+    sources = [s.on("lower", by="key", partitions=lower) for s in _sources(net, 2)]
+    running = _totals(net.union(*sources).apply(small))
+    upper_end = _windows(running.on("upper", by="key", partitions=upper), "1s", "500ms")
+    net.output("windows", upper_end, contract=Contract(within="4s"))
+    for fragment in ("lower", "upper"):
+        net.protect(fragment, replicas=2, read="pairs")
+    return physical(net)
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "single": single,
+    "chain": chain,
+    "line": line,
+    "diamond": diamond,
+    "fan": fan,
+    "tree": tree,
+    "taps": taps,
+    "pair": pair,
+    **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
+}

@@ -1,0 +1,251 @@
+"""One simulated run: the processes of a network, the faults of a scenario, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from holdfast.config import Options
+from holdfast.core import monitor
+from holdfast.errors import HoldfastError, InputError
+from holdfast.model import operators as ops
+from holdfast.model.fragments import fragments
+from holdfast.model.network import Network
+from holdfast.verify.checkers import Verdict, check
+from holdfast.verify.history import (
+    Began,
+    Broke,
+    Finished,
+    Healed,
+    History,
+    Ideal,
+    Promised,
+    Reported,
+    Stopped,
+)
+from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim import fault_effects as faults
+from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim.chance import options_of, protect
+from holdfast.verify.sim.engine_twin import ideal
+from holdfast.verify.sim.fault_effects import spelled_out
+from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
+from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.oracle import Oracle
+from holdfast.verify.sim.vigil import Vigil
+from holdfast.verify.sim.world import EPOCH_US, Process, World
+
+S = 1_000_000
+#: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
+DELAY_US = 1 * S
+#: After the last healing: retries, silence, restarts, replay of everything.
+RECOVERY_US = 7 * S
+#: Faults that only take something away.
+CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
+LOOK_US = 250_000
+#: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
+SLACK_BUCKETS = 12
+
+
+def held_buckets(network: Network, options: Options) -> int:
+    """What anybody may hold of a stream while nothing fails: for a node, and for those behind it,
+    until the last of them has a newer checkpoint."""
+    parts = fragments(network)
+    reach = max(path.extent_us() for part in parts for path in part.paths)
+    return (
+        -(-reach // network.width_us)
+        + options.checkpoint_buckets * len(parts)
+        + TRIM_BUCKETS_MAX
+        + SLACK_BUCKETS
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    scenario: Scenario
+    history: History
+    verdicts: list[Verdict]
+    world: World
+    #: Simulated time multiplied by the number of nodes.
+    node_seconds: float
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.outcome == "failed"]
+
+
+class Simulation:
+    def __init__(self, scenario: Scenario, options: Options | None = None) -> None:
+        if scenario.network not in NETWORKS:
+            known = ", ".join(sorted(NETWORKS))
+            raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
+        self.options = options or options_of(scenario.seed)
+        self.network = NETWORKS[scenario.network]()
+        protect(self.network, scenario.seed)
+        self.network.check()
+        self.world = World(f"{scenario.network}/{scenario.seed}")
+        self.history = History()
+        self.cast = Cast(self.network, self.options, self.world, self.history)
+        self.scenario = spelled_out(scenario, self.cast)
+        self.world.on_stop = self._stopped
+        held = held_buckets(self.network, self.options)
+        self._oracle, self._vigil = Oracle(self.cast), Vigil(self.cast, held)
+        #: Faults that are on and of which the trees do not speak.
+        self._unclear = 0
+
+    def run(self) -> Outcome:
+        world, history = self.world, self.history
+        history.add(
+            Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, RECOVERY_US,
+                  held_buckets(self.network, self.options))
+        )  # fmt: skip
+        for output in self.network.outputs:
+            self._promise(output)
+        for process in self.cast.by_name.values():
+            world.at(EPOCH_US, process.start)
+        self._monitor()
+        self._expect()
+        last = int(EPOCH_US + self.scenario.seconds * S)
+        for fault in self.scenario.faults:
+            world.at(EPOCH_US + fault.at_us, self._applier(fault))
+            last = max(last, EPOCH_US + fault.at_us + fault.for_us)
+        world.run_until(last)
+        self.cast.mend()
+        for source in self.cast.sources:
+            source.finish()
+        settled = world.run_until(world.now + RECOVERY_US + 2 * S, self._settled)
+        if self.cast.zombies:
+            world.run_until(world.now + 2 * S)
+        for zombie in self.cast.zombies:
+            if zombie.alive and self.cast.by_name[zombie.name].gave_up is False:
+                why = "it was replaced and runs on"
+                history.add(Stopped(world.now, zombie.name, "ours", why))
+        for noted in self._vigil.end(world.now):
+            history.add(noted)
+        history.add(Finished(world.now, settled))
+        self._ideal()
+        nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
+        return Outcome(self.scenario, history, check(history, monitored=True), world, nodes_us / S)
+
+    def _monitor(self) -> None:
+        """The production monitor watches, as the run's own thread does: beside the network."""
+        promised = {op.name: monitor.Promised(op.contract.within_us) for op in self.network.outputs}
+        watching = monitor.Monitor(self.network.width_us, promised)
+
+        def handle(event: monitor.Event) -> None:
+            for action in watching.handle(event):
+                kept = isinstance(action, monitor.Kept)
+                self.history.add(
+                    Reported(action.at, action.output, action.bucket, action.promise, kept)
+                )
+                self.world.say("monitor", "kept" if kept else "BROKEN", action.output,
+                               action.promise, action.bucket)  # fmt: skip
+
+        def tick() -> None:
+            handle(monitor.Tick(self.world.now))
+            due = watching.next_due(self.world.now)
+            at = self.world.now + self.network.width_us
+            self.world.at(at if due is None else min(at, max(due, self.world.now + 1_000)), tick)
+
+        def told(output: str, upto: int) -> None:
+            now = self.world.now
+            ended = upto == FOREVER
+            handle(
+                monitor.Ended(now, output, whole=True)
+                if ended
+                else monitor.Known(now, output, upto)
+            )
+
+        for client in self.cast.clients:
+            handle(monitor.Began(EPOCH_US, client.output))
+            client.on_told = partial(told, client.output)
+        self.world.at(EPOCH_US, tick)
+
+    def _settled(self) -> bool:
+        return all(client.ended for client in self.cast.clients)
+
+    def _promise(self, output: ops.Output) -> None:
+        sources = tuple(source.name for source in ops.sources_of(output))
+        contract, client = output.contract, f"client-{output.name}"
+        self.history.add(
+            Promised(EPOCH_US, client, output.name, sources, contract.within_us, contract.loss,
+                     contract.error, contract.order)
+        )  # fmt: skip
+
+    def _stopped(self, process: Process, err: BaseException) -> None:
+        if process in self.cast.zombies and isinstance(err, HoldfastError):
+            return  # as it should, however it found out
+        # Whatever is drawn should be survived, so nobody has a reason to give up.
+        why = f"{type(err).__name__}: {err}"
+        self.history.add(Stopped(self.world.now, process.name, "ours", why))
+
+    def _expect(self) -> None:
+        """Looked at often: processes die, come back and connect whenever they like."""
+        # At the bound of its buffer a source stops for the sake of one reader, and all others wait.
+        clear = not self._unclear and self.options.buffer_buckets is None
+        for expected in self._oracle.expect(self.world.now, clear=clear):
+            self.history.add(expected)
+        for found in self._oracle.deserted(self.world.now):
+            self.history.add(found)
+        for noted in self._vigil.look(self.world.now):
+            self.history.add(noted)
+        self.world.at(self.world.now + LOOK_US, self._expect)
+
+    # -- the ideal ------------------------------------------------------------------------------
+
+    def _ideal(self) -> None:
+        logged = {source.name: source.logged for source in self.cast.sources}
+        for output, buckets in ideal(self.network.logical, logged).items():
+            for bucket, rows in sorted(buckets.items()):
+                end_us = (bucket + 1) * self.network.width_us
+                self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))
+
+    def _applier(self, fault: Fault) -> Callable[[], None]:
+        def apply() -> None:
+            self.world.say("FAULT", str(fault))
+            self.history.add(Broke(self.world.now, fault.do, fault.on))
+            heal = faults.apply(fault, self.cast)
+            self._vigil.broke(fault.on)
+            unclear = fault.do not in CLEAR
+            self._unclear += unclear
+
+            def healed() -> None:
+                heal()
+                self._vigil.healed(fault.on)
+                self._unclear -= unclear
+                self.world.say("HEALED", fault.do, fault.on)
+                self.history.add(Healed(self.world.now, fault.do, fault.on))
+
+            self.world.at(self.world.now + fault.for_us, healed)
+
+        return apply
+
+
+def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:
+    return Simulation(scenario, options).run()
+
+
+def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
+    """The same failure with as few faults, and as short, as trying finds."""
+    before = None
+    while before != scenario:  # what one fault made needful may go once that fault has
+        before = scenario
+        for number in reversed(range(len(scenario.faults))):
+            if fails(smaller := scenario.without(number)):
+                scenario = smaller
+    for number, fault in enumerate(scenario.faults):
+        for shorter_us in (fault.for_us // 4, fault.for_us // 2):
+            shorter = replace(fault, for_us=shorter_us - shorter_us % 1_000)
+            faults = [*scenario.faults]
+            faults[number] = shorter
+            smaller = replace(scenario, faults=tuple(faults))
+            if shorter.for_us and fails(smaller):
+                scenario = smaller
+                break
+    last_s = max((f.at_us + f.for_us for f in scenario.faults), default=0) / S
+    for seconds in (last_s + 1, last_s + 3):
+        smaller = replace(scenario, seconds=round(seconds, 1))
+        if seconds < scenario.seconds and fails(smaller):
+            return smaller
+    return scenario

@@ -1,0 +1,175 @@
+"""A simulated source: the production `Source`, and an application that pushes to it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.config import Options
+from holdfast.edge.source import Source
+from holdfast.errors import StorageFull
+from holdfast.model import operators as ops
+from holdfast.model.fragments import readers_of
+from holdfast.model.network import Network
+from holdfast.types import bucket_of
+from holdfast.verify.history import Accepted, Closed, History, Logged
+from holdfast.verify.sim.links import Wire
+from holdfast.verify.sim.members import FOREVER, FULL_US, Member, kept_for_ever
+from holdfast.verify.sim.tables import Row
+from holdfast.verify.sim.world import EPOCH_US, World
+
+ROWS = 10
+TIME = pa.timestamp("us", tz="UTC")
+#: Pushes whose chances are drawn at once.
+_BLOCK = 32
+COLUMNS = ["ts", "key", "value"]
+
+
+class _Lot(NamedTuple):
+    offsets: Any
+    keys: Any
+    pause: float
+    chance: float
+
+
+class SourceProcess(Member):
+    """A source and the application that pushes: a few rows in every bucket, each push with its
+    number as token, so that after a crash it goes on where the log says."""
+
+    def __init__(
+        self,
+        world: World,
+        wire: Wire,
+        network: Network,
+        op: ops.Source,
+        options: Options,
+        history: History,
+    ) -> None:
+        super().__init__(world, op.name, wire)
+        self.network, self.op, self.history = network, op, history
+        self._kept_for_ever = kept_for_ever(network, options)
+        self._buffer_buckets = options.buffer_buckets
+        self._retired = False
+        self._seed = list(f"{world.seed}/{self.name}".encode())
+        self._block: tuple[int, Any, Any, list[list[float]]] | None = None
+        #: The application stands still: nothing is pushed, nothing closed.
+        self.silent = False
+        self.ending = False
+        self._accepted = 0
+        self._closed_upto: int | None = None
+        #: Rows of all closed buckets: what the network's input really was.
+        self.logged: list[Row] = []
+        self._logged_upto = bucket_of(EPOCH_US, network.width_us) - 1
+
+    def up(self) -> None:
+        self.source = Source(
+            self.op, self.log, self.network.width_us, clock=self.clock,
+            buffer_buckets=self._buffer_buckets,
+            received=lambda: self.service.received(self.name),
+        )  # fmt: skip
+        self.source.start(EPOCH_US)
+        self.service.logs[self.name] = self.log
+        self.service.readers[self.name] = set(readers_of(self.network)[self.name])
+        self._next = int(self.source.token or 0) + 1
+        self._note()
+        self._plan_push()
+        self._plan_tick()
+
+    def _plan_push(self) -> None:
+        """Somewhere in the next bucket; the chance depends on the number, not on what fails."""
+        self._lot = self._lots(self._next)
+        self.after(int(self.network.width_us * (0.6 + 0.8 * self._lot.pause)), self._push)
+
+    def _lots(self, number: int) -> _Lot:
+        """What is drawn for a push, a block of them at a time."""
+        block, place = divmod(number, _BLOCK)
+        if self._block is None or self._block[0] != block:
+            draw = np.random.default_rng([*self._seed, block])
+            offsets = draw.integers(-400_000, 200_000, (_BLOCK, ROWS))
+            keys = draw.integers(0, 4, (_BLOCK, ROWS))
+            self._block = (block, offsets, keys, draw.random((_BLOCK, 2)).tolist())
+        _, offsets, keys, chances = self._block
+        return _Lot(offsets[place], keys[place], *chances[place])
+
+    def _push(self) -> None:
+        if self.ending:
+            return
+        if self.silent:
+            self.after(self.network.width_us, self._push)
+            return
+        lot, number = self._lot, self._next
+        times = (self.clock() + lot.offsets).view("datetime64[us]")
+        values = np.arange(number * ROWS, number * ROWS + ROWS)
+        rows = pa.Table.from_arrays(
+            [pa.array(times, TIME), pa.array(lot.keys), pa.array(values)], COLUMNS
+        )
+        try:
+            self.source.push(rows, token=str(number), flush=lot.chance < 0.1)
+        except StorageFull:
+            self.after(FULL_US, self._push)
+            return
+        self._next += 1
+        self._note()
+        self._plan_push()
+
+    def _plan_tick(self) -> None:
+        width = self.network.width_us
+        self.after(width - self.clock() % width, self._tick)
+
+    def _tick(self) -> None:
+        if not self.silent:
+            try:
+                if self._retired:
+                    self.source.retire("a scenario said so")
+                elif self.ending:
+                    self.source.end()
+                else:
+                    self.source.advance(self.clock())
+            except StorageFull:
+                self._note()
+                self.after(FULL_US, self._tick)
+                return
+            self._note()
+            if self._logged_upto % 4 == 0:
+                self.note_held([self.name], self._kept_for_ever)
+        if not self.ending:
+            self._plan_tick()
+
+    def retire(self) -> None:
+        """Somebody decides that the application never comes back."""
+        self.silent, self._retired = False, True
+        self.finish()
+
+    def finish(self) -> None:
+        """The application is done: everything is closed and the stream ends."""
+        self.ending = True
+        if self.is_up:
+            self.after(0, self._tick)
+
+    def _note(self) -> None:
+        """What the application now knows to be safe."""
+        token = int(self.source.token or 0)
+        if token > self._accepted:
+            values = range((self._accepted + 1) * ROWS, (token + 1) * ROWS)
+            self._accepted = token
+            self.history.add(Accepted(self.world.now, self.name, tuple((v,) for v in values)))
+        info = self.log.info(self.name)
+        for segment in self.log.segments(self.name, self._logged_upto + 1, info.complete_upto):
+            rows = self.log.read(segment).rows
+            self.logged += rows
+            logged = Logged(
+                self.world.now, self.name, segment.id.bucket, tuple((row[2],) for row in rows)
+            )
+            self.history.add(logged)
+        self._logged_upto = info.complete_upto
+        upto = FOREVER if info.ended else info.complete_upto
+        if upto != self._closed_upto:
+            self._closed_upto = upto
+            self.history.add(Closed(self.world.now, self.name, upto))
+            self.world.say(self.name, "closed", info.complete_upto, "ended" if info.ended else "")
+
+    @property
+    def ended(self) -> bool:
+        return self._closed_upto == FOREVER

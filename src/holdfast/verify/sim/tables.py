@@ -1,0 +1,73 @@
+"""Rows in the simulator: tuples of whole numbers, the first of which is the time.
+
+They stand where Arrow tables stand in production, and are stored in a form that is as easy to tear
+and damage as Parquet and a hundred times faster.
+"""
+
+from __future__ import annotations
+
+import marshal
+import zlib
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import LogCorrupted
+from holdfast.storage.files import put_file, storage
+from holdfast.storage.segment import SegmentFile
+
+#: time in microseconds, key, value ...
+Row = tuple[int, ...]
+
+
+class Rows:
+    """A table of the simulator, in canonical order."""
+
+    __slots__ = ("num_rows", "rows")
+
+    def __init__(self, rows: list[Row] | tuple[Row, ...]) -> None:
+        self.rows = tuple(sorted(rows))
+        self.num_rows = len(rows)
+
+    def damaged(self) -> Rows:
+        """As a bad cable would deliver them."""
+        first = (*self.rows[0][:-1], self.rows[0][-1] + 1)
+        return Rows((first, *self.rows[1:]))
+
+
+def rows_of(table: Any) -> Rows:
+    """An Arrow table of a source as rows."""
+    if isinstance(table, Rows):
+        return table
+    columns = (column.to_numpy().view(np.int64).tolist() for column in table.columns)
+    return Rows(list(zip(*columns, strict=True)))
+
+
+def _encode(rows: Rows) -> bytes:
+    return marshal.dumps(rows.rows, 2)  # this version has no references: equal rows, equal bytes
+
+
+def rows_digest(table: Any) -> str:
+    return f"{zlib.crc32(_encode(rows_of(table))):016x}"
+
+
+class RowSegments:
+    """The twin of Parquet segments."""
+
+    def write(self, table: Any, path: Any, *, time: str, fsync: bool, disk: Any) -> SegmentFile:
+        rows = rows_of(table)
+        data = _encode(rows)
+        put_file(path, data, fsync=fsync, disk=disk)
+        return SegmentFile(rows.num_rows, f"{zlib.crc32(data):016x}", rows.rows[-1][0], len(data))
+
+    def read(self, path: Any, *, rows: int, checksum: str, disk: Any) -> Rows:
+        if not disk.exists(path):
+            raise LogCorrupted(f"{path}: the segment's file is missing")
+        with storage(path):
+            data = disk.read(path)
+        if f"{zlib.crc32(data):016x}" != checksum:
+            raise LogCorrupted(f"{path}: the rows are not those that were written")
+        found = Rows.__new__(Rows)
+        found.rows = marshal.loads(data)
+        found.num_rows = len(found.rows)
+        return found

@@ -1,0 +1,163 @@
+"""Virtual time: a heap of what happens next, processes that live and die in it, and one source of
+chance for each purpose, so that taking away one fault leaves the rest of the run as it was.
+
+A process may be killed at any point, may stand still (what happens to it meanwhile waits), and may
+come back. Nothing here knows what a process does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.verify.sim.memory_disk import Crashed, MemoryDisk
+
+#: Virtual time starts with bucket 0; clocks that are behind see what was before 1970.
+EPOCH_US = 0
+
+
+class World:
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        self.now = EPOCH_US
+        self._heap: list[tuple[int, int, Process | None, int, Callable[[], None]]] = []
+        self._number = 0
+        self.starts = 0
+        #: What happened, for people: (at, who, what, more). Written out by `transcript`.
+        self.trace: list[tuple[int, str, str, tuple[Any, ...]]] = []
+        #: An instance gave up by itself.
+        self.on_stop: Callable[[Process, BaseException], None] = lambda process, err: None
+
+    def rng(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def say(self, who: str, what: str, *more: Any) -> None:
+        self.trace.append((self.now, who, what, more))
+
+    def at(self, time_us: int, fn: Callable[[], None], process: Process | None = None) -> None:
+        """Call `fn` then; for a process, only if it is still the same instance."""
+        self._number = number = self._number + 1
+        life = 0 if process is None else process.life
+        if time_us < self.now:
+            time_us = self.now
+        heapq.heappush(self._heap, (time_us, number, process, life, fn))
+
+    def run_until(self, end_us: int, done: Callable[[], bool] | None = None) -> bool:
+        """Let time pass until `end_us` or until `done`; says which (True: done)."""
+        heap, pop = self._heap, heapq.heappop
+        checked = 0
+        while heap and heap[0][0] <= end_us:
+            now, _, process, life, fn = pop(heap)
+            self.now = now
+            if process is None:
+                fn()
+            elif process.life == life and process.alive:
+                if process.paused:
+                    process.backlog.append(fn)
+                else:
+                    process.enter(fn)
+            if done is not None and now - checked > 100_000:
+                checked = now
+                if done():
+                    return True
+        self.now = max(self.now, end_us)
+        return done is not None and done()
+
+    def transcript(self, from_us: int = 0, to_us: int = 2**62) -> str:
+        """The trace as text, in seconds since the start."""
+        return "".join(
+            f"{(at - EPOCH_US) / 1e6:10.6f}  {who:<12} {what}"
+            f"{''.join(f' {item}' for item in more)}\n"
+            for at, who, what, more in self.trace
+            if from_us <= at <= to_us
+        )
+
+
+class Process:
+    """One simulated operating-system process with a disk and a clock of its own."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.disk = MemoryDisk(world.rng(f"disk/{name}"))
+        #: Rises with every start and every death: what was meant for an earlier life is dropped.
+        self.life = 0
+        self.alive = False
+        self.paused = False
+        #: What happened while it stood still, in order.
+        self.backlog: list[Callable[[], None]] = []
+        #: How far its clock is off.
+        self.offset_us = 0
+        #: Where this life listens; no two lives share one.
+        self.address = ""
+        #: A log of ours has grown.
+        self.news = False
+        #: It stopped by itself and is not started again.
+        self.gave_up = False
+
+    def clock(self) -> int:
+        return self.world.now + self.offset_us
+
+    def after(self, delay_us: int, fn: Callable[[], None]) -> None:
+        self.world.at(self.world.now + delay_us, fn, self)
+
+    def enter(self, fn: Callable[[], None]) -> None:
+        """Let the process do something; it may die of it."""
+        try:
+            fn()
+        except Crashed:
+            self.die("power lost")
+        except Exception as err:
+            self.give_up(err)
+        if self.news and self.alive:
+            self.news = False
+            self.enter(self.spread)
+
+    def spread(self) -> None:
+        """A log of ours has grown: whoever follows it is told."""
+
+    def start(self) -> None:
+        if self.alive or self.gave_up:
+            return
+        self.life += 1
+        self.world.starts += 1
+        self.address = f"{self.name}#{self.world.starts}"
+        self.alive, self.paused, self.backlog = True, False, []
+        self.world.say(self.name, "starts")
+        self.enter(self.boot)
+
+    def boot(self) -> None:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Everything that was only in memory is gone."""
+
+    def die(self, why: str, *, power: bool = False) -> None:
+        """Killed. With `power` the machine goes down too, and what was not synced may be lost."""
+        if not self.alive:
+            return
+        self.world.say(self.name, "dies:", why)
+        self.life += 1
+        self.alive, self.paused, self.backlog = False, False, []
+        self.disk.crash(power=power or why == "power lost")
+        self.forget()
+
+    def give_up(self, err: BaseException) -> None:
+        self.world.say(self.name, "gives up:", f"{type(err).__name__}: {err}")
+        self.world.on_stop(self, err)
+        self.gave_up = True
+        self.die("it gave up")
+
+    def pause(self) -> None:
+        if self.alive:
+            self.world.say(self.name, "stands still")
+            self.paused = True
+
+    def resume(self) -> None:
+        if self.alive and self.paused:
+            self.world.say(self.name, "goes on")
+            self.paused = False
+            waiting, self.backlog = self.backlog, []
+            for fn in waiting:
+                self.after(0, fn)

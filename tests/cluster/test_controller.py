@@ -1,0 +1,140 @@
+"""Membership, layout and standby (Flux sections 2.2 and 5.4): one order for all, kept in a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.controller import Controller
+from holdfast.errors import SetupError
+from holdfast.model.layout import Layout
+from holdfast.storage import Log
+
+SILENCE = 2_000
+PARTNERS = {"a.0": "a.0@2", "a.0@2": "a.0", "a.1": "a.1@2", "a.1@2": "a.1"}
+LAYOUT: Layout = {
+    "edge": ("ingress",),
+    "host-1": ("a.0", "a.1@2"),
+    "host-2": ("a.1", "a.0@2"),
+    "host-3": (),
+}
+
+
+class Story:
+    """A controller in a folder, and what hosts tell it."""
+
+    def __init__(self, folder: Path, layout: Layout = LAYOUT) -> None:
+        self.folder, self.layout = folder, layout
+        self.start(0)
+
+    def start(self, at: int) -> None:
+        self.log = Log.open(str(self.folder), "controller", fsync="never", archive=False)
+        self.controller = Controller(self.log, PARTNERS, at, self.layout)
+
+    def restart(self, at: int) -> None:
+        self.log.close()
+        try:
+            self.start(at)
+        except SetupError:
+            self.log.close()
+            raise
+
+    def speak(self, host: str, at: int, epoch: int = 1) -> list[str]:
+        """A host registers with everything it was given; who is refused is given back."""
+        assert self.controller.here(host, epoch, at)
+        assigned = self.controller.assigned(host)
+        return [n for n in assigned if not self.controller.register(n, f"{host}/{n}", epoch, at)]
+
+    def all_speak(self, at: int, *but: str) -> None:
+        for host in self.layout:
+            if host not in but:
+                self.speak(host, at)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    made = Story(tmp_path)
+    made.all_speak(100)
+    return made
+
+
+def lost(story: Story, host: str) -> None:
+    story.controller.ended(host)
+    story.all_speak(200, host)
+    story.controller.judge(250, SILENCE)
+
+
+def test_what_a_lost_host_ran_goes_to_the_one_that_stands_by(story: Story) -> None:
+    lost(story, "host-2")
+    assert story.controller.stand_in(300, SILENCE) == {"a.1": "host-3", "a.0@2": "host-3"}
+    assert story.controller.assigned("host-2") == []
+    assert story.controller.assigned("host-3") == ["a.1", "a.0@2"]
+    assert story.controller.stand_in(310, SILENCE) == {}
+
+
+def test_a_host_that_only_fell_silent_is_waited_for_first(story: Story) -> None:
+    story.all_speak(2_000, "host-2")
+    assert story.controller.judge(2_050, SILENCE) == []
+    assert story.controller.stand_in(2_050, SILENCE) == {}
+    assert story.controller.judge(2_200, SILENCE) == ["a.0@2", "a.1"]
+    assert set(story.controller.stand_in(2_200, SILENCE).values()) == {"host-3"}
+
+
+def test_one_that_was_thought_dead_runs_nothing_and_stands_by(story: Story) -> None:
+    lost(story, "host-2")
+    story.controller.stand_in(300, SILENCE)
+    assert not story.controller.register("a.1", "host-2/a.1", 1, 400), "it was declared dead"
+    assert story.speak("host-2", 400) == []
+    story.controller.ended("host-3")
+    story.speak("host-1", 450)
+    assert story.controller.stand_in(500, SILENCE) == {"a.1": "host-2", "a.0@2": "host-2"}, (
+        "the one that stood in died before it was done"
+    )
+
+
+def test_nobody_stands_in_who_does_not_speak(story: Story) -> None:
+    story.controller.ended("host-3")
+    lost(story, "host-2")
+    story.controller.ended("host-3")
+    assert story.controller.stand_in(300, SILENCE) == {}
+    story.speak("host-3", 400, epoch=2)
+    assert set(story.controller.stand_in(450, SILENCE).values()) == {"host-3"}
+
+
+def test_what_has_no_partner_waits_for_its_own_host(story: Story) -> None:
+    story.controller.ended("edge")
+    story.controller.judge(300, SILENCE)
+    assert story.controller.stand_in(300, SILENCE) == {}
+    assert story.controller.assigned("edge") == ["ingress"]
+
+
+def test_when_nobody_is_heard_nobody_is_dead(story: Story) -> None:
+    assert story.controller.judge(60_000, SILENCE) == []
+    assert story.controller.stand_in(60_000, SILENCE) == {}
+
+
+def test_it_restarts_from_its_log_with_who_is_dead_and_who_stood_in(story: Story) -> None:
+    lost(story, "host-2")
+    story.controller.stand_in(300, SILENCE)
+    before = story.controller.standings()
+    story.restart(400)
+    assert story.controller.assigned("host-3") == ["a.1", "a.0@2"]
+    assert story.controller.standings() == before
+    assert story.controller.stand_in(450, SILENCE) == {}, "it has not heard of anybody yet"
+
+
+def test_a_process_that_was_replaced_is_told_so(story: Story) -> None:
+    assert story.controller.here("host-1", 2, 300)
+    assert not story.controller.here("host-1", 1, 310)
+
+
+def test_hosts_stay_what_they_were(story: Story) -> None:
+    lost(story, "host-2")
+    story.controller.stand_in(300, SILENCE)
+    story.layout = {host: names for host, names in LAYOUT.items() if names}
+    with pytest.raises(SetupError, match="stand by with as many as before"):
+        story.restart(400)
+    story.layout = {name: (name,) for name in (*PARTNERS, "ingress")}
+    with pytest.raises(SetupError, match="another number of hosts"):
+        story.restart(500)

@@ -1,0 +1,253 @@
+"""The edges: sources that log before they send, clients that deliver once. No JVM."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from holdfast.clock import now_us
+from holdfast.edge.client import Client
+from holdfast.edge.feeds import Replay
+from holdfast.edge.sinks import ParquetSink
+from holdfast.edge.source import Source, dead_letters
+from holdfast.errors import InputError
+from holdfast.model.operators import Source as SourceOperator
+from holdfast.storage import Log
+from holdfast.streams.serving import Service
+from holdfast.transport.in_process import InProcess
+
+WIDTH = 1_000
+SCHEMA = "ts timestamp, key string, value double"
+
+
+def make(log: Log, **how: object) -> Source:
+    op = SourceOperator(name="s", schema=SCHEMA, time="ts", **{"clock": "manual", **how})
+    return Source(op, log, WIDTH)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log.open(tmp_path / "s", "s", fsync="never")
+
+
+def row(time_us: int, key: str = "a", value: float = 1.0) -> dict[str, object]:
+    return {
+        "ts": pa.scalar(time_us, pa.timestamp("us", tz="UTC")).as_py(),
+        "key": key,
+        "value": value,
+    }
+
+
+def logged(log: Log, stream: str = "s") -> dict[int, int]:
+    found: dict[int, int] = {}
+    for segment in log.segments(stream, -(2**62), 2**62):
+        found[segment.id.bucket] = found.get(segment.id.bucket, 0) + log.read(segment).num_rows
+    return found
+
+
+def test_rows_of_any_kind_are_taken(log: Log) -> None:
+    source = make(log)
+    source.start(0)
+    at = datetime(1970, 1, 1, tzinfo=UTC)
+    source.push([row(1), row(2)])
+    source.push({"ts": [at], "key": ["b"], "value": [2.0]})
+    source.push(pd.DataFrame({"ts": [at], "key": ["c"], "value": [3.0]}))
+    source.push(pa.table({"ts": pa.array([5], pa.int64()), "key": ["d"], "value": [4.0]}))
+    source.advance(WIDTH)
+    assert logged(log) == {0: 5}
+
+
+def test_idle_sources_close_empty_buckets(log: Log) -> None:
+    source = make(log)
+    source.start(0)
+    source.advance(50 * WIDTH)
+    assert log.info("s").complete_upto == 49
+    assert logged(log) == {}
+
+
+def test_late_rows_are_restamped_and_counted(log: Log) -> None:
+    source = make(log)
+    source.start(0)
+    source.advance(5 * WIDTH)
+    source.push([row(100, "late"), row(5_500, "fine")])
+    source.advance(6 * WIDTH)
+    assert logged(log) == {5: 2}
+    assert source.counters["late_restamped"] == 1
+    (segment,) = log.segments("s", 5, 5)
+    times = dict(zip(*[log.read(segment)[c].to_pylist() for c in ("key", "ts")], strict=True))
+    assert times["late"] == datetime.fromtimestamp(0.005, UTC)
+
+
+def test_late_rows_can_go_to_the_dead_letters_with_the_reason(log: Log) -> None:
+    source = make(log, late="reject")
+    source.start(0)
+    source.advance(5 * WIDTH)
+    source.push([row(100, "late"), row(5_500, "fine"), {**row(0), "ts": None}])
+    source.advance(6 * WIDTH)
+    assert logged(log) == {5: 1}
+    assert source.counters["late_rejected"] == 1
+    assert source.counters["null_time_rejected"] == 1
+    (segment,) = log.segments(dead_letters("s"), -(2**62), 2**62)
+    assert sorted(log.read(segment)["reason"].to_pylist()) == ["late", "null time"]
+
+
+def test_a_far_future_row_does_not_close_the_world(log: Log) -> None:
+    source = make(log, clock="wall", late="reject")
+    source.start(now_us())
+    far = now_us() + 1_000 * 365 * 86_400 * 1_000_000
+    source.push([row(far, "far"), row(now_us() + WIDTH, "near")])
+    source.advance(now_us() + 3 * WIDTH)
+    assert source.counters["ahead_rejected"] == 1
+    assert log.info("s").complete_upto < far // WIDTH
+    assert sum(logged(log).values()) == 1
+
+
+def test_negative_times_have_their_buckets(log: Log) -> None:
+    source = make(log)
+    source.start(-10 * WIDTH)
+    source.push([row(-1), row(-WIDTH), row(-WIDTH - 1)])
+    source.advance(0)
+    assert logged(log) == {-2: 1, -1: 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"ts": datetime(2020, 1, 1, tzinfo=UTC), "key": "a"}], "missing column value"),
+        ([{**row(0), "extra": 1}], "unknown column extra"),
+        ({"ts": ["yesterday"], "key": ["a"], "value": [1.0]}, "do not fit"),
+        ({"ts": [0], "key": ["a"], "value": ["x"]}, "do not fit"),
+        (17, "not a table"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_the_column(
+    log: Log, rows: object, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make(log).push(rows)
+
+
+def test_flushed_rows_survive_a_crash_and_unflushed_are_not_acknowledged(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    source.start(0)
+    source.push([row(1), row(2)], token="batch-1", flush=True)
+    source.push([row(3)], token="batch-2")
+    log.close()  # what was not flushed is gone with the process
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    assert source.token == "batch-1"
+    source.push([row(4)])
+    source.advance(WIDTH)
+    assert logged(log) == {0: 3}
+    assert [s.id.part for s in log.segments("s", 0, 0)] == [0, 1]
+    log.close()
+
+
+def test_an_ended_source_takes_no_more(log: Log) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.end()
+    assert log.info("s").ended
+    with pytest.raises(InputError, match="has ended"):
+        source.push([row(2)])
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_files_are_replayed_bucket_by_bucket(log: Log, tmp_path: Path, kind: str) -> None:
+    import threading
+
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    times = [2_500, 100, 900, 7_000]
+    table = pa.table(
+        {"ts": pa.array(times, pa.timestamp("us", tz="UTC")), "key": list("abcd"),
+         "value": [1.0, 2.0, 3.0, 4.0]}
+    )  # fmt: skip
+    path = str(tmp_path / f"rows.{kind}")
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    elif kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        table.to_pandas().to_json(
+            path, orient="records", lines=True, date_format="iso", date_unit="us"
+        )
+    source = make(log)
+    Replay(path).run(source, threading.Event())
+    assert logged(log) == {0: 2, 2: 1, 7: 1}
+    assert log.info("s").ended
+
+
+def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    service = Service(logs={"s": log})
+    for bucket in range(4):
+        source.push([row(bucket * WIDTH + 1)])
+        source.advance((bucket + 1) * WIDTH)
+
+    def connect() -> InProcess:
+        return InProcess(service)
+
+    receipts = Log.open(tmp_path / "c", "client-s", fsync="never", archive=True)
+    client = Client("s", {"s": connect}, WIDTH, log=receipts)
+    seen = []
+    for _, info in client:
+        seen.append(info.bucket)
+        if info.bucket == 1:
+            break  # the application dies while it has bucket 1 in its hands
+    receipts.close()
+    receipts = Log.open(tmp_path / "c", "client-s", fsync="never", archive=True)
+    client = Client("s", {"s": connect}, WIDTH, log=receipts)
+    source.end()
+    client.foreach_bucket(lambda table, info: seen.append(info.bucket))
+    # Bucket 1 was not confirmed, so it comes again: to the application once per life.
+    assert seen == [0, 1, 1, 2, 3]
+    assert logged(receipts) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert receipts.info("s").ended
+    receipts.close()
+    log.close()
+
+
+def test_the_parquet_sink_writes_a_bucket_once_however_often_it_comes(tmp_path: Path) -> None:
+    from holdfast.edge.client import BucketInfo
+    from holdfast.types import Stability
+
+    sink = ParquetSink(str(tmp_path / "table"))
+    info = BucketInfo("s", 7, Stability.STABLE, 2, 0, 0)
+    for _ in range(3):
+        sink(pa.table({"x": [1, 2]}), info)
+    files = list((tmp_path / "table").glob("*.parquet"))
+    assert len(files) == 1
+    assert pa.parquet.read_table(files[0]).num_rows == 2
+
+
+def test_a_token_is_durable_with_all_its_rows_or_not_at_all(log: Log, tmp_path: Path) -> None:
+    """Rows of a push may lie in a bucket that is still open when its token is written."""
+    source = make(log)
+    source.push([row(500), row(1_500)], token="1")
+    source.advance(WIDTH)
+    log.close()
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    assert source.token == "1"
+    source.advance(2 * WIDTH)
+    assert logged(log) == {0: 1, 1: 1}
+
+
+def test_a_push_that_is_repeated_with_its_token_is_taken_once(log: Log) -> None:
+    source = make(log)
+    source.push([row(10)], token="1")
+    source.push([row(10)], token="1")  # the first was not answered
+    source.advance(WIDTH)
+    source.push([row(10)], token="1")  # nor the second
+    source.push([row(1_010)], token="2")
+    source.advance(2 * WIDTH)
+    assert logged(log) == {0: 1, 1: 1}
+    assert source.token == "2"

@@ -1,0 +1,50 @@
+"""Finding the network of an application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InputError, SetupError
+from holdfast.model.loading import load
+
+NETWORK = 'import holdfast as hf\n{name} = hf.Network("one")\n'
+
+
+def test_a_file_with_one_network(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text(NETWORK.format(name="net"))
+    assert load(str(path)).name == "one"
+    assert load(f"{path}:net").name == "one"
+    assert load("holdfast.examples.netmon:net").name == "netmon"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "has 0 networks"),
+        (NETWORK.format(name="a") + NETWORK.format(name="b"), "has 2 networks"),
+        ("import nope\n", "cannot be imported: ModuleNotFoundError"),
+        ("def f(:\n", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_what_is_not_an_application_is_told(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(text)
+    with pytest.raises(SetupError, match=message):
+        load(str(path))
+
+
+def test_errors_of_the_network_itself_come_through(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text('import holdfast as hf\nnet = hf.Network("n", bucket="half a second")\n')
+    with pytest.raises(InputError, match="bucket: 'half a second' is not a duration"):
+        load(str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="there is no application file"):
+        load(str(tmp_path / "nope.py"))
+    with pytest.raises(SetupError, match=r"'nope' is not a hf\.Network"):
+        load("holdfast.examples.netmon:nope")

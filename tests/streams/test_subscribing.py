@@ -1,0 +1,443 @@
+"""Following a stream that replicas make: real services, threads and connections, no network.
+
+What a reader decides is shown as transcripts in `core/test_upstream.py`; here, that it is done.
+Borealis sections 3.3 and 3.5.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.core.following import Following
+from holdfast.errors import HoldfastError, StaleEpoch, Trimmed
+from holdfast.storage import Added, Boundary, Ended, Log, Tentative, Undo
+from holdfast.streams.delivery import Cursor, Delivery
+from holdfast.streams.serving import Service
+from holdfast.streams.subscribing import Position, follow
+from holdfast.transport.in_process import InProcess
+from holdfast.types import OutputState, SegmentId, Stability
+
+STABLE = OutputState.STABLE
+UP_FAILURE = OutputState.UP_FAILURE
+STABILIZATION = OutputState.STABILIZATION
+#: No event takes that long, unless something is wrong.
+LIMIT_S = 20.0
+
+
+def rows(bucket: int, value: int) -> pa.Table:
+    return pa.table(
+        {"ts": pa.array([bucket], pa.timestamp("us", "UTC")), "value": pa.array([value])}
+    )
+
+
+class Replica:
+    """One that makes the stream: a log and whoever serves it."""
+
+    def __init__(self, root: Path, name: str, epochs: int = 1) -> None:
+        for _ in range(epochs):
+            self.log = Log.open(root / name, name, fsync="never")
+            if len(self.log.streams()) == 0:
+                self.log.open_stream("s", "ts timestamp, value bigint", "ts", 0)
+            if self.log.epoch < epochs:
+                self.log.close()
+        self.acks: queue.Queue[tuple[int, int]] = queue.Queue()
+        self.serve(STABLE)
+
+    def serve(self, state: OutputState) -> None:
+        self.service = Service(logs={"s": self.log}, heartbeat_s=0.02, trim_buckets=1)
+        self.service.states["s"] = state
+        self.service.on_ack.append(lambda stream, *positions: self.acks.put(positions))
+
+    def connect(self) -> InProcess:
+        return InProcess(self.service)
+
+    def is_in(self, state: OutputState) -> None:
+        self.service.states["s"] = state
+
+    def put(self, *buckets: int) -> None:
+        for bucket in buckets:
+            segment = self.log.write(
+                rows(bucket, bucket), SegmentId("s", 0, bucket), Stability.STABLE
+            )
+            self.log.commit("s", [segment], bucket)
+
+    def guess(self, *buckets: int) -> None:
+        for bucket in buckets:
+            id = SegmentId("s", 0, bucket, self.log.info("s").undos)
+            segment = self.log.write(rows(bucket, -bucket), id, Stability.TENTATIVE)
+            self.log.append(Added(segment), Tentative("s", bucket, bucket, ("far",)))
+
+    def correct(self, *buckets: int) -> None:
+        info = self.log.info("s")
+        undone, _ = self.log.tentative("s")
+        undo = [Undo("s", info.complete_upto, info.undos + 1)] if undone else []
+        segments = [
+            self.log.write(rows(b, b), SegmentId("s", 0, b, info.undos + 1), Stability.STABLE)
+            for b in buckets
+        ]
+        self.log.append(*undo, *map(Added, segments), Boundary("s", buckets[-1]))
+
+    def die(self) -> None:
+        self.service.stopping.set()
+
+
+class Counting(Service):
+    """Tells how often anything is delivered."""
+
+    __slots__ = ("delivered",)
+
+    def next(self, stream: str, cursor: Cursor) -> Delivery:
+        self.delivered.release()
+        return super().next(stream, cursor)
+
+
+class Reader:
+    """Takes what it is given, in a thread of its own, and tells of it."""
+
+    def __init__(
+        self,
+        replicas: dict[str, Replica],
+        *,
+        at: int | None = 0,
+        position: Callable[[Following], Position | None] = lambda following: None,
+        home: str | None = None,
+    ) -> None:
+        self.following = Following(at, tentative=True)
+        self.stop = threading.Event()
+        self.switches: queue.Queue[str] = queue.Queue()
+        self.taken: list[tuple[int, int]] = []
+        self._news: queue.Queue[Delivery | BaseException] = queue.Queue()
+        self._position, self._home = position, home
+        self.deliveries = 0
+        #: A replica that comes back is connected to anew.
+        self._makers = {
+            name: (lambda replica=replica: replica.connect()) for name, replica in replicas.items()
+        }
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for delivery in follow(
+                "s", self.following, self._makers, self.stop,
+                position=lambda: self._position(self.following), heartbeat_s=0.02,
+                switched=lambda replica, us: self.switches.put(replica), home=self._home,
+            ):  # fmt: skip
+                self.deliveries += 1
+                self.following.taken(delivery.upto)
+                if delivery.tentative_upto is not None:
+                    self.following.taken_tentative(delivery.tentative_upto)
+                self._news.put(delivery)
+        except HoldfastError as err:
+            self._news.put(err)
+        else:
+            self._news.put(StopIteration())
+
+    def until(self, enough: Callable[[Delivery], bool]) -> Delivery:
+        """The first delivery that is enough; the rows of all until then are in `taken`."""
+        while True:
+            news = self._news.get(timeout=LIMIT_S)
+            if isinstance(news, BaseException):
+                raise news
+            for number in range(len(news.segments)):
+                bucket, value = news.segments[number].id.bucket, news.table(number)["value"]
+                self.taken.append((bucket, value.to_pylist()[0]))
+            if enough(news):
+                return news
+
+    def reads(self, replica: str) -> None:
+        while self.switches.get(timeout=LIMIT_S) != replica:
+            pass
+
+    def ends(self) -> None:
+        with pytest.raises(StopIteration):
+            self.until(lambda delivery: False)
+
+    def close(self) -> None:
+        self.stop.set()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[dict[str, Replica]]:
+    made = {name: Replica(tmp_path, name) for name in ("a", "b")}
+    yield made
+    for replica in made.values():
+        replica.die()
+        replica.log.close()
+
+
+@contextmanager
+def reading(replicas: dict[str, Replica], **how: object) -> Iterator[Reader]:
+    reader = Reader(replicas, **how)  # type: ignore[arg-type]
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def upto(bucket: int) -> Callable[[Delivery], bool]:
+    return lambda delivery: delivery.upto >= bucket
+
+
+def guessed(bucket: int) -> Callable[[Delivery], bool]:
+    return lambda delivery: (delivery.tentative_upto or -1) >= bucket
+
+
+def test_property_2_1_when_one_goes_the_other_goes_on_where_it_was(
+    replicas: dict[str, Replica],
+) -> None:
+    a, b = replicas.values()
+    for replica in (a, b):
+        replica.put(0, 1, 2)
+    b.is_in(STABILIZATION)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        reader.until(upto(2))
+        b.is_in(STABLE)
+        a.die()
+        reader.reads("b")
+        b.put(3)
+        reader.until(upto(3))
+    assert reader.taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_3_3_one_that_is_no_longer_stable_is_left_for_one_that_is(
+    replicas: dict[str, Replica],
+) -> None:
+    a, b = replicas.values()
+    b.is_in(STABILIZATION)
+    for replica in (a, b):
+        replica.put(0)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        a.is_in(UP_FAILURE)
+        b.is_in(STABLE)
+        reader.reads("b")
+        a.guess(1)
+        b.put(1)
+        reader.until(upto(1))
+        b.put(2)
+        reader.until(upto(2))
+    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_property_2_4_corrections_come_from_the_second_while_the_first_goes_on(
+    replicas: dict[str, Replica],
+) -> None:
+    a, b = replicas.values()
+    a.is_in(UP_FAILURE)
+    b.is_in(STABILIZATION)
+    for replica in (a, b):
+        replica.put(0)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        a.guess(1, 2)
+        reader.until(guessed(2))
+        b.guess(1)  # not taken: no two replicas' guesses are mixed
+        b.correct(1)
+        correction = reader.until(upto(1))
+        assert not correction.undone and correction.tentative_upto is None
+        a.guess(3)
+        reader.until(guessed(3))
+        b.correct(2)
+        reader.until(upto(2))
+    assert sorted(reader.taken) == sorted([(0, 0), (1, -1), (2, -2), (1, 1), (3, -3), (2, 2)]), (
+        "every guess of a, every correction of b, each of them once"
+    )
+
+
+def test_property_2_2_from_up_failure_to_stable_the_corrections_come_with_it(
+    replicas: dict[str, Replica],
+) -> None:
+    a, b = replicas.values()
+    a.is_in(UP_FAILURE)
+    b.is_in(STABILIZATION)
+    a.put(0)
+    a.guess(1)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        reader.until(guessed(1))
+        b.put(0, 1, 2)
+        b.is_in(STABLE)
+        reader.reads("b")
+        reader.until(upto(2))
+    assert reader.taken[-2:] == [(1, 1), (2, 2)]
+    assert reader.taken.count((0, 0)) == 1
+
+
+def test_property_2_3_between_two_in_up_failure_no_bucket_is_guessed_twice(
+    replicas: dict[str, Replica],
+) -> None:
+    a, b = replicas.values()
+    for replica in (a, b):
+        replica.is_in(UP_FAILURE)
+        replica.put(0)
+        replica.guess(1, 2)
+    with reading(replicas) as reader:
+        first = reader.switches.get(timeout=LIMIT_S)
+        reader.until(guessed(2))
+        replicas[first].die()
+        other = "b" if first == "a" else "a"
+        reader.reads(other)
+        replicas[other].guess(3)
+        reader.until(guessed(3))
+    assert reader.taken == [(0, 0), (1, -1), (2, -2), (3, -3)]
+
+
+def test_one_that_comes_back_is_found_again(replicas: dict[str, Replica]) -> None:
+    a, b = replicas.values()
+    b.die()
+    a.put(0)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        reader.until(upto(0))
+        a.die()
+        b.serve(STABLE)
+        b.put(0, 1)
+        reader.reads("b")
+        reader.until(upto(1))
+    assert reader.taken == [(0, 0), (1, 1)]
+
+
+def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, Replica]) -> None:
+    """Signs of life of many streams, each through two threads, cost more than they say."""
+    a, b = replicas.values()
+    a.service = Counting(logs={"s": a.log}, heartbeat_s=0.001)
+    a.service.delivered = threading.Semaphore(0)
+    for replica in (a, b):
+        replica.put(0)
+    with reading(replicas, home="a") as reader:
+        reader.reads("a")
+        for _ in range(50):
+            assert a.service.delivered.acquire(timeout=LIMIT_S)
+        for replica in (a, b):
+            replica.put(1)
+        reader.until(upto(1))
+        assert reader.deliveries < 10
+        a.is_in(UP_FAILURE)  # without a row, it is news
+        reader.reads("b")
+        b.put(2)
+        reader.until(upto(2))
+    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> None:
+    """Also the one that nobody reads: else it would keep everything for ever."""
+    said: list[Position] = [("reader", 2, 1, 7)]
+    for replica in replicas.values():
+        replica.put(0, 1, 2, 3)
+    with reading(replicas, at=4, position=lambda following: said[-1]):
+        for replica in replicas.values():
+            assert replica.acks.get(timeout=LIMIT_S) == (1, 2)
+        said.append(("reader", 3, 3, 7))
+        for replica in replicas.values():
+            assert replica.acks.get(timeout=LIMIT_S) == (3, 3)
+
+
+def test_who_was_replaced_is_told_by_any_replica(replicas: dict[str, Replica]) -> None:
+    a, b = replicas.values()
+    for replica in (a, b):
+        replica.put(0)
+    b.log.acknowledge("s", "reader", 0, 0, epoch=8)
+    with (
+        reading(replicas, position=lambda following: ("reader", 0, 0, 7)) as reader,
+        pytest.raises(StaleEpoch, match="epoch 7"),
+    ):
+        reader.until(upto(99))
+
+
+def test_what_one_has_deleted_another_may_still_have(replicas: dict[str, Replica]) -> None:
+    a, b = replicas.values()
+    for replica in (a, b):
+        replica.put(0, 1, 2)
+    a.log.trim("s", 1)
+    with reading(replicas) as reader:
+        reader.until(upto(2))
+    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_what_everybody_has_deleted_is_gone(replicas: dict[str, Replica]) -> None:
+    for replica in replicas.values():
+        replica.put(0, 1, 2)
+        replica.log.trim("s", 1)
+    with reading(replicas) as reader, pytest.raises(Trimmed, match="starts at bucket 2"):
+        reader.until(upto(2))
+
+
+def test_replicas_are_restarted_one_by_one_and_their_epochs_rise_alone(tmp_path: Path) -> None:
+    replicas = {"a": Replica(tmp_path, "a", epochs=5), "b": Replica(tmp_path, "b")}
+    a, b = replicas.values()
+    assert (a.log.epoch, b.log.epoch) == (5, 1)
+    for replica in (a, b):
+        replica.put(0)
+    b.is_in(STABILIZATION)
+    with reading(replicas) as reader:
+        reader.reads("a")
+        reader.until(upto(0))
+        b.is_in(STABLE)
+        a.die()
+        b.put(1)
+        reader.until(upto(1))
+        assert reader.following.epochs == {"a": 5, "b": 1}
+    for replica in (a, b):
+        replica.die()
+        replica.log.close()
+
+
+def test_the_end_is_the_end_whoever_tells_of_it(replicas: dict[str, Replica]) -> None:
+    a, b = replicas.values()
+    a.is_in(UP_FAILURE)
+    b.is_in(STABILIZATION)
+    a.put(0)
+    a.guess(1)
+    b.put(0, 1)
+    b.log.append(Ended("s"))
+    with reading(replicas) as reader:
+        assert reader.until(lambda delivery: delivery.ended).upto == 1
+        reader.ends()
+    assert (1, 1) in reader.taken
+
+
+def test_when_a_stream_was_read_to_its_end_every_replica_hears_so(
+    replicas: dict[str, Replica],
+) -> None:
+    """Also one that nobody asks any more how it stands: else it would keep the last buckets."""
+
+    def position(following: Following) -> Position | None:
+        return ("reader", 1, -1, 7) if following.at == 2 else None
+
+    for replica in replicas.values():
+        replica.put(0, 1)
+        replica.log.append(Ended("s"))
+    with reading(replicas, position=position) as reader:
+        reader.ends()
+        for replica in replicas.values():
+            assert replica.acks.get(timeout=LIMIT_S) == (-1, 1)
+
+
+def test_of_a_single_maker_nothing_is_asked_and_all_is_taken(tmp_path: Path) -> None:
+    """A source, or a fragment that has one replica: whatever its state."""
+    only = Replica(tmp_path, "only")
+    only.is_in(UP_FAILURE)
+    only.put(0)
+    only.guess(1)
+    with reading({"only": only}) as reader:
+        reader.until(guessed(1))
+        only.correct(1)
+        assert reader.until(upto(1)).undone
+        only.die()
+        only.serve(STABLE)
+        only.put(2)
+        reader.until(upto(2))
+    assert reader.taken == [(0, 0), (1, -1), (1, 1), (2, 2)]
+    only.die()
+    only.log.close()

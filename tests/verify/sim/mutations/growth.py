@@ -1,0 +1,75 @@
+"""What only grows, or only takes longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.core import progress
+from holdfast.core.sunion import FOREVER, SUnion
+from holdfast.edge.client import Client
+from holdfast.node.executor import Performer
+from holdfast.node.input_index import InputIndex
+from holdfast.storage import Log
+from holdfast.streams.soutput import SOutput
+from holdfast.verify.sim.tables import Rows
+from tests.verify.sim.mutations.planting import mutation
+
+
+@mutation("never trim a log", "bounded", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Log, "trim", lambda self, stream, upto: None)
+
+
+@mutation("never forget an input", "bounded", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InputIndex, "forget", lambda self, stream, upto: None)
+
+
+@mutation("never acknowledge an input", "bounded", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_acknowledge", lambda self, path: [])
+
+
+@mutation("never acknowledge an output", "bounded", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Client, "_acknowledge", lambda self: None)
+
+
+@mutation("never write a checkpoint", "bounded", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Performer, "_checkpoint", lambda self, path: None)
+
+
+@mutation("wait for more than is needed", "delay", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion.whole_upto
+
+    def cautious(self: SUnion) -> int | None:
+        whole = original(self)
+        return whole if whole is None or whole >= FOREVER else whole - 3
+
+    patch.setattr(SUnion, "whole_upto", cautious)
+
+
+@mutation("compute other bits in another life", "converge", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.step
+
+    def other(self: Performer, path: Any, *more: Any) -> Any:
+        run = self.engine.run
+
+        def shifted(*args: Any, **how: Any) -> Any:
+            result = run(*args, **how)
+            for tables in result.outputs.values():
+                for number, (bucket, table) in enumerate(tables):
+                    rows = [(*row[:-1], row[-1] + self.log.epoch) for row in table.rows]
+                    tables[number] = bucket, Rows(rows)
+            return result
+
+        patch.setattr(self.engine, "run", shifted)
+        return original(self, path, *more)
+
+    patch.setattr(Performer, "step", other)
+    patch.setattr(SOutput, "_compare", lambda self, output, bucket, table: None)

@@ -1,0 +1,189 @@
+"""Mistakes in the log and in sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast.storage.manifest
+from holdfast.cluster.controller import Controller
+from holdfast.edge.source import Source
+from holdfast.errors import StorageFull
+from holdfast.storage import Log
+from holdfast.storage.log_state import StreamState
+from holdfast.storage.manifest import Manifest
+from holdfast.storage.records import Trim
+from holdfast.streams.serving import Service
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from tests.verify.sim.mutations.planting import mutation
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+@mutation(
+    "tell before the record is synced", "accepted", "wrong", "lost", "doubled", "alive", seed=15
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Manifest.open.__func__  # type: ignore[attr-defined]
+
+    def unsynced(cls: Any, path: Any, fsync: Any, *more: Any) -> Any:
+        return original(cls, path, "never", *more)
+
+    patch.setattr(Manifest, "open", classmethod(unsynced))
+
+
+@mutation("skip the checksum of a record", "alive", seed=386)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(data: bytes, offset: int) -> bytes | None:
+        start = offset + 8
+        if start > len(data):
+            return None
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        payload = data[start : start + length]
+        return payload if len(payload) == length else None
+
+    patch.setattr(holdfast.storage.manifest, "_frame_at", unchecked)
+
+
+@mutation("do not cut a torn tail", "alive", seed=351)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.storage.manifest._read
+
+    def uncut(data: bytes, path: Any) -> Any:
+        records, good = original(data, path)
+        return records, len(data) if good else 0
+
+    patch.setattr(holdfast.storage.manifest, "_read", uncut)
+
+
+@mutation("delete the files before the record says so", "alive", seed=65)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def early(self: Log, stream: str, upto: int) -> None:
+        if self.archive:
+            return
+        known = self._stream(stream)
+        upto = min(upto, known.complete_upto)
+        if upto > known.trimmed_upto:
+            for segment in known.between(known.starts_at, upto):
+                self._disk.delete(f"{self._base}/{segment.path}")
+            self.append(Trim(stream, upto))
+
+    patch.setattr(Log, "trim", early)
+
+
+@mutation("record a segment before its name is synced", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = MemoryDisk.put
+
+    def unsynced(self: MemoryDisk, path: str, data: Any, *, fsync: bool) -> None:
+        original(self, path, data, fsync=fsync and "segments" not in path)
+
+    patch.setattr(MemoryDisk, "put", unsynced)
+
+
+@mutation("record a checkpoint before its files are synced", "alive", seed=292)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryDisk, "sync_tree", lambda self, path, root: None)
+
+
+@mutation("trim up to the fastest reader", "alive", "lost", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def fastest(self: StreamState) -> int:
+        needed = max((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
+        return max(self.trimmed_upto, min(needed, self.complete_upto))
+
+    patch.setattr(StreamState, "trimmable", property(fastest))
+
+
+@mutation("trim what was received instead of what is no longer needed", "alive", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def received(self: StreamState) -> int:
+        needed = min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
+        return max(self.trimmed_upto, min(needed, self.complete_upto))
+
+    patch.setattr(StreamState, "trimmable", property(received))
+
+
+@mutation("trim one bucket too many", "alive", "lost", "wrong", seed=6)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.trimmable
+
+    def greedy(self: Log, stream: str) -> int:
+        return original(self, stream) + 1
+
+    patch.setattr(Log, "trimmable", greedy)
+
+
+@mutation("trim before every reader has spoken", "alive", "lost", seed=139)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.acknowledge
+
+    def hasty(self: Service, stream: str, *more: Any) -> None:
+        self.readers.pop(stream, None)
+        original(self, stream, *more)
+
+    patch.setattr(Service, "acknowledge", hasty)
+
+
+@mutation("accept an old epoch", "alive", "lost", "wrong", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    acknowledge, register = Log.acknowledge, Controller.register
+
+    def gullible(
+        self: Log, stream: str, reader: str, received: int, needed: int, epoch: int
+    ) -> None:
+        last = self._stream(stream).acks.get(reader)
+        acknowledge(self, stream, reader, received, needed, max(epoch, last.epoch if last else 0))
+
+    def welcoming(self: Controller, name: str, address: str, epoch: int) -> bool:
+        return register(self, name, address, 2**31)
+
+    patch.setattr(Log, "acknowledge", gullible)
+    patch.setattr(Controller, "register", welcoming)
+
+
+# -- sources --------------------------------------------------------------------------------------
+
+
+@mutation("acknowledge rows before they are written", "accepted", seed=72)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Source, "token", property(lambda self: self._token or self.log.token(self.name)))
+
+
+@mutation("write the token without the rows of open buckets", "accepted", seed=39)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Source, upto: int) -> None:
+        self._commit([bucket for bucket in sorted(self._pending) if bucket <= upto], upto)
+        self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
+
+    patch.setattr(Source, "_close", close)
+
+
+@mutation("take the rows of a repeated push again", "accepted", seed=83)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Source.push
+
+    def twice(self: Source, data: Any, *, token: str | None = None, flush: bool = False) -> None:
+        held, self._token = self._token, None
+        try:
+            original(self, data, token=token, flush=flush)
+        finally:
+            self._token = self._token or held
+
+    patch.setattr(Source, "push", twice)
+
+
+@mutation("forget rows that a full disk refused", "accepted", seed=83)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Source._commit
+
+    def careless(self: Source, buckets: list[int], upto: int) -> None:
+        try:
+            original(self, buckets, upto)
+        except StorageFull:
+            for bucket in buckets:
+                self._pending.pop(bucket, None)
+            raise
+
+    patch.setattr(Source, "_commit", careless)

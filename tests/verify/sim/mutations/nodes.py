@@ -1,0 +1,236 @@
+"""Mistakes in following, in nodes, in clients and in the controller."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import holdfast.transport.service
+import pytest
+
+import holdfast.verify.sim.follower
+from holdfast.cluster.controller import Controller
+from holdfast.core import progress
+from holdfast.core.following import Following
+from holdfast.core.monitor import Monitor
+from holdfast.core.sunion import SUnion
+from holdfast.edge.client import Client
+from holdfast.node.effects import Again
+from holdfast.node.executor import Performer
+from holdfast.node.input_index import InputIndex
+from holdfast.storage import Log
+from holdfast.storage.records import State
+from holdfast.streams.serving import Service
+from tests.verify.sim.mutations.planting import mutation
+
+# -- following ------------------------------------------------------------------------------------
+
+
+@mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def one_less(self: Following, upto: int) -> None:
+        self.at = upto if self.at is None else max(self.at, upto)
+
+    patch.setattr(Following, "taken", one_less)
+
+
+@mutation("skip a bucket when reconnecting", "wrong", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.begin
+
+    def skipping(self: Service, stream: str, from_bucket: int | None, *more: Any) -> Any:
+        begun = original(self, stream, from_bucket, *more)
+        if begun is None or from_bucket is None or begun[0].upto < from_bucket:
+            return begun
+        first, cursor = begun
+        kept = tuple(s for s in first.segments if s.id.bucket > from_bucket)
+        paths = first.paths[len(first.paths) - len(kept) :]
+        return replace(first, segments=kept, paths=paths), cursor
+
+    patch.setattr(Service, "begin", skipping)
+
+
+@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.verify.sim.follower, "verified", lambda table, segment, digest: table)
+
+
+@mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Service.next
+
+    def hasty(self: Service, stream: str, cursor: Any) -> Any:
+        delivery = original(self, stream, cursor)
+        return delivery if delivery.ended else replace(delivery, upto=delivery.upto + 1)
+
+    patch.setattr(Service, "next", hasty)
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+@mutation("forget one input at a boundary", "wrong", "lost", "alive", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def some(self: SUnion) -> int | None:
+        known = [upto for upto in self.complete_upto.values() if upto is not None]
+        return max(known) if len(known) == len(self.complete_upto) else None
+
+    patch.setattr(SUnion, "whole_upto", some)
+
+
+@mutation("take the first half of a delivery again", "wrong", "lost", "alive", seed=59)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = InputIndex.add
+
+    def piece_by_piece(self: InputIndex, delivery: Any, time: str) -> Any:
+        found = []
+        for number, segment in enumerate(delivery.segments):
+            tables = delivery.tables[number : number + 1]
+            found += original(self, replace(delivery, segments=(segment,), tables=tables), time)
+        return found
+
+    patch.setattr(InputIndex, "add", piece_by_piece)
+
+
+@mutation("give up when a peer's disk is full", "alive", seed=73)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(holdfast.transport.service, "answered", lambda act: act())
+
+
+@mutation("off by one in replay", "wrong", "lost", "alive", seed=10)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._from
+
+    def late(self: Performer, stream: str) -> int | None:
+        found = original(self, stream)
+        return None if found is None else found + 1
+
+    patch.setattr(Performer, "_from", late)
+
+
+@mutation("forget how far windows reach back", "alive", "lost", "wrong", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._plan
+
+    patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
+
+
+@mutation("need nothing that was computed", "alive", "lost", "wrong", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_needed", lambda self, path: path.position)
+
+
+@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", seed=15)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.append
+
+    def further(self: Log, *records: Any) -> None:
+        original(
+            self,
+            *(replace(r, bucket=r.bucket + 1) if isinstance(r, State) else r for r in records),
+        )
+
+    patch.setattr(Log, "append", further)
+
+
+@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", seed=234)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._finished
+
+    def careless(self: Performer, *event: Any) -> Any:
+        self._durable.clear()
+        return original(self, *event)
+
+    patch.setattr(Performer, "_finished", careless)
+
+
+@mutation("go on although a full disk held up what comes first", "alive", seed=59)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.take
+
+    def hasty(self: Performer, event: Any) -> None:
+        held, self._waiting = self._waiting, deque()
+        if isinstance(event, Again) and self._blocked:
+            self._waiting = held
+            held = deque()
+        self._blocked = False
+        original(self, event)
+        self._waiting.extendleft(reversed(held))
+        self._blocked = bool(self._waiting)
+
+    patch.setattr(Performer, "take", hasty)
+
+
+@mutation("end before the last windows are out", "lost", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Performer, "_horizon", lambda self, path, version: version.bucket)
+
+
+# -- clients and the controller -------------------------------------------------------------------
+
+
+@mutation("acknowledge before the position is durable", "alive", "lost", seed=140)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def hasty(self: Client, delivery: Any) -> Any:
+        held, self.position = self.position, delivery.upto
+        self._acknowledge()
+        self.position = held
+        yield from original(self, delivery)
+
+    patch.setattr(Client, "take", hasty)
+
+
+@mutation("make the position durable before the application has the rows", "lost", seed=342)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def hasty(self: Client, delivery: Any) -> Any:
+        assert self._log is not None
+        if delivery.info is not None:
+            self._open(delivery.info)
+        if delivery.upto > self._log.info(self.output).complete_upto:
+            self._log.commit(self.output, [], delivery.upto)
+        yield from original(self, delivery)
+
+    patch.setattr(Client, "take", hasty)
+
+
+@mutation("go on with the last bucket instead of the next", "doubled", "undone", "order", seed=18)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.__init__
+
+    def again(self: Client, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        if self.following.at is not None:
+            self.following.at -= 1
+
+    patch.setattr(Client, "__init__", again)
+
+
+@mutation("look away when a promise is broken", "reported", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Monitor, "_tick", lambda self, at, name, output: [])
+
+
+@mutation("report a broken promise three buckets late", "reported", seed=1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Monitor._due_us
+
+    def late(self: Monitor, output: Any) -> int | None:
+        due = original(self, output)
+        return None if due is None else due + 3 * self.width_us
+
+    patch.setattr(Monitor, "_due_us", late)
+
+
+@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=194)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
+        held = self.__dict__.setdefault("held", {})
+        held[name] = max(held.get(name, 0) + 1, at_least)
+        return int(held[name])
+
+    patch.setattr(Controller, "next_epoch", forgetful)

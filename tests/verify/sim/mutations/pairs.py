@@ -1,0 +1,171 @@
+"""Mistakes in pairs and partitions (Flux)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import holdfast.controller
+import pytest
+
+import holdfast.node.executor
+import holdfast.verify.sim.engine_twin
+from holdfast.core import progress
+from holdfast.core.upstream import Upstream
+from holdfast.streams.serving import Service
+from holdfast.verify.scenario import Fault
+from holdfast.verify.sim.members import Member
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.nodes import NodeProcess
+from tests.verify.sim.mutations.planting import S, mutation
+
+
+@mutation(
+    "wait for a reader that is dead", "paired",
+    faults=(Fault(3 * S, "wipe", "lower.0@2", 35 * S),), on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Service, "lost", lambda self, dead: None)
+
+
+@mutation(
+    "move the state without the results that are kept", "alive", "lost",
+    faults=(
+        Fault(3 * S, "kill", "egress", 11 * S),
+        Fault(4 * S, "wipe", "upper.0@2", S),
+        Fault(9 * S, "wipe", "upper.0", S),
+    ), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.node.executor.describe
+
+    def bare(log: Any, version: Any, outputs: Any) -> Any:
+        moving = original(log, version, outputs)
+        results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in moving.results]
+        return replace(moving, results=tuple(results))
+
+    patch.setattr(holdfast.node.executor, "describe", bare)
+
+
+@mutation(
+    "stay at home when home is cut off", "available",
+    faults=(
+        Fault(4 * S, "cut", "ingress<->lower.0", 12 * S),
+        Fault(4 * S, "cut", "lower.0@2<->upper.0@2", 12 * S),
+    ), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._lags
+
+    def faithful(self: Upstream, replica: str, *more: Any) -> bool:
+        return replica != self.home and original(self, replica, *more)
+
+    patch.setattr(Upstream, "_lags", faithful)
+
+
+ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
+
+
+@mutation("keep no checkpoint when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._alone
+
+    def careless(self: progress.Progress, alone: bool) -> Any:
+        original(self, alone)
+        return []
+
+    patch.setattr(progress.Progress, "_alone", careless)
+    patch.setattr(progress, "PAIR_CHECKPOINT_BUCKETS", 10_000)
+
+
+@mutation("give up inputs when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._needed
+
+    def generous(self: progress.Progress, path: Any) -> int:
+        alone, self.alone = self.alone, False
+        try:
+            return original(self, path)
+        finally:
+            self.alone = alone
+
+    patch.setattr(progress.Progress, "_needed", generous)
+
+
+@mutation(
+    "declare both of a pair dead", "alive", "lost", "paired", "delay",
+    faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    def harsh(partners: Any, standings: Any, hearing: Any, at: int, silence_us: int) -> list[str]:
+        silent = [name for name in partners if hearing.silent(name, at, silence_us)]
+        return [name for name in silent if standings[name].lives]
+
+    patch.setattr(holdfast.controller, "lost", harsh)
+
+
+@mutation(
+    "stay with the copy of one's own dataflow", "available", "delay", "lost",
+    faults=(Fault(3 * S, "wipe", "lower.0", 14 * S), Fault(3 * S, "wipe", "upper.0@2", 14 * S)),
+    on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Upstream._best
+
+    def faithful(self: Upstream) -> str | None:
+        found = original(self)
+        return found if self.home is None or found == self.home else None
+
+    patch.setattr(Upstream, "_best", faithful)
+
+
+@mutation(
+    "keep what was on the disk beside what is moved", "alive", "wrong", "lost",
+    faults=(Fault(3 * S, "kill", "lower.0@2", 4 * S),), on="pairs-2",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryDisk, "wipe", lambda self: None)
+
+
+@mutation("move the state of one bucket and call it the next", "wrong", "alive", "lost", seed=10)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.node.executor.describe
+
+    def ahead(log: Any, version: Any, outputs: Any) -> Any:
+        moving = original(log, version, outputs)
+        return replace(moving, bucket=moving.bucket + 1)
+
+    patch.setattr(holdfast.node.executor, "describe", ahead)
+
+
+@mutation("begin empty beside a partner that has state", "wrong", "alive", "lost", seed=10)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NodeProcess, "_ready", Member._ready)
+
+
+@mutation("delete the state that is on its way to a partner", "alive", "lost", seed=10)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = NodeProcess.give
+
+    def hasty(self: NodeProcess) -> Any:
+        for path in self.fragment.paths if self.is_up else ():
+            self.performer.engine.release(path, [])
+        return original(self)
+
+    patch.setattr(NodeProcess, "give", hasty)
+
+
+@mutation("send a key to two partitions", "wrong", "doubled", seed=9)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.verify.sim.engine_twin.belongs
+
+    def loose(key: int, of: int) -> Any:
+        class Any2(int):
+            def __eq__(self, other: object) -> bool:
+                return int(self) == other or (key == 3 and other == 0)
+
+            __hash__ = int.__hash__
+
+        return Any2(original(key, of))
+
+    patch.setattr(holdfast.verify.sim.engine_twin, "belongs", loose)

@@ -1,0 +1,206 @@
+"""Results that may be wrong, and are made good (Borealis DPC)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import holdfast.core.consistency
+from holdfast.core import progress
+from holdfast.core.consistency import Consistency
+from holdfast.core.following import Following
+from holdfast.core.sunion import SUnion
+from holdfast.edge.client import Client
+from holdfast.node.executor import Performer
+from holdfast.node.input_index import Best
+from holdfast.storage import Log
+from holdfast.storage.records import Added, Boundary, Undo
+from holdfast.streams.soutput import SOutput
+from holdfast.types import SegmentId, Stability
+from tests.verify.sim.mutations.planting import mutation
+
+
+@mutation("correct results without saying UNDO", "corrected", "order", seed=48)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def silent(self: Client, delivery: Any) -> Any:
+        return (given for given in original(self, delivery) if not given[1].undo)
+
+    patch.setattr(Client, "take", silent)
+
+
+@mutation("take what is tentative for stable", "wrong", "undone", "order", seed=20)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def gullible(self: Client, delivery: Any) -> Any:
+        stable = tuple(replace(s, stability=Stability.STABLE) for s in delivery.segments)
+        yield from original(self, replace(delivery, segments=stable))
+
+    patch.setattr(Client, "take", gullible)
+
+
+@mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def received(self: Following, upto: int) -> None:
+        self.tentative_upto = max(self.tentative_upto, upto)
+        self.taken(upto)
+
+    patch.setattr(Following, "taken_tentative", received)
+
+
+@mutation("correct results from the state that has diverged", "wrong", "converge", seed=20)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._finished_tentative
+
+    def diverged(self: Performer, run: Any, event: Any, at: int) -> Any:
+        if event.version is not None and self.soutput.lines.get(run.path) == run.line:
+            before = self.versions[run.path].bucket
+            self.versions[run.path] = replace(event.version, bucket=before)
+        return original(self, run, event, at)
+
+    patch.setattr(Performer, "_finished_tentative", diverged)
+
+
+@mutation("correct results before every input is", "wrong", "alive", "converge", seed=40)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer.step
+
+    def soon(self: SUnion) -> int | None:
+        upto = [self.available(stream) for stream in self.complete_upto]
+        known = [bucket for bucket in upto if bucket is not None]
+        return min(known) if len(known) == len(upto) else None
+
+    def on_what_is_there(self: Performer, work: Any, version: Any) -> Any:
+        held, self.inputs = self.inputs, Best(self.inputs)  # type: ignore[assignment]
+        try:
+            return original(self, work, version)
+        finally:
+            self.inputs = held
+
+    patch.setattr(Best, "best", Best.files, raising=False)
+    patch.setattr(SUnion, "whole_upto", soon)
+    patch.setattr(Performer, "step", on_what_is_there)
+
+
+@mutation("delete the state that a tentative run began from", "alive", seed=20)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Performer._release
+
+    def careless(self: Performer, path: Any, **how: bool) -> None:
+        held, self._tentative = self._tentative, {}
+        read, self._read = self._read, {}
+        original(self, path, **how)
+        self._tentative, self._read = held, read
+
+    patch.setattr(Performer, "_release", careless)
+
+
+@mutation("never go on without an input", "available", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "due", lambda self, at, after, **how: after)
+
+
+@mutation("hold buckets for much longer than X", "available", seed=100)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion.__init__
+
+    def patient(self: SUnion, inputs: Any, patience_us: int | None, own_us: int) -> None:
+        original(self, inputs, patience_us and 8 * patience_us, 8 * own_us)
+
+    patch.setattr(SUnion, "__init__", patient)
+
+
+@mutation("never leave a failure", "lost", "corrected", "available", "alive", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_caught_up", lambda self, path: [])
+
+
+@mutation("never correct anything", "lost", "corrected", "bounded", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consistency, "corrected", lambda self, whole, stable: False)
+
+
+@mutation("wait for a partner for ever", "lost", "bounded", "available", "delay", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress.handle
+
+    def deaf(self: progress.Progress, event: Any) -> Any:
+        return [] if isinstance(event, progress.Postponed) else original(self, event)
+
+    patch.setattr(progress.Progress, "handle", deaf)
+
+
+@mutation("log corrections without an UNDO", "alive", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Log.append
+
+    def without(self: Log, *records: Any) -> None:
+        original(self, *(record for record in records if not isinstance(record, Undo)))
+
+    patch.setattr(Log, "append", without)
+
+
+@mutation("log guesses as if they were whole", "wrong", "lost", "alive", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def whole(self: SOutput, run: Any, results: Any) -> None:
+        records: list[Any] = []
+        for output, upto in run.outputs:
+            for bucket, table in results[output]:
+                if self.log.info(output).complete_upto < bucket <= upto:
+                    id = SegmentId(output, 0, bucket)
+                    records.append(Added(self.log.write(table, id, Stability.STABLE)))
+            if upto > self.log.info(output).complete_upto:
+                records.append(Boundary(output, upto))
+        self.log.append(*records)
+
+    patch.setattr(SOutput, "tentative", whole)
+
+
+@mutation("count what is tentative as done", "wrong", "lost", "alive", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._tentative_done
+
+    def done(self: progress.Progress, event: Any) -> Any:
+        path = self.paths[event.path]
+        if event.hi is not None and path.running_upto is None and path.position is not None:
+            path.position = max(path.position, event.hi)
+        return original(self, event)
+
+    patch.setattr(progress.Progress, "_tentative_done", done)
+
+
+@mutation("begin to wait anew with every bucket", "available", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = SUnion._arrived
+
+    def anew(self: SUnion, stream: str, *more: Any) -> None:
+        held = len(self._steps[stream])
+        original(self, stream, *more)
+        if len(self._steps[stream]) > held:
+            del self._steps[stream][:-1]
+
+    patch.setattr(SUnion, "_arrived", anew)
+
+
+@mutation("stop a union when one of its parts is missing", "available", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def all_of(tree: Any, upto: Any) -> int | None:
+        known = list(upto.values())
+        return None if None in known else min(known)
+
+    patch.setattr(holdfast.core.consistency, "reach", all_of)
+
+
+@mutation("go on with only one of the outputs", "available", seed=28)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Consistency.run
+
+    def one(self: Consistency, hi: int) -> Any:
+        outputs, missing = original(self, hi)
+        return outputs[:1], missing
+
+    patch.setattr(Consistency, "run", one)

@@ -1,4 +1,5 @@
-"""The only clock: everybody else is handed the time."""
+"""The only clocks: everybody else is handed the time. Durations and deadlines are measured on the
+monotonic clock; the wall clock, which may step, only stamps rows and messages for people."""
 
 from __future__ import annotations
 
@@ -7,3 +8,7 @@ import time
 
 def now_us() -> int:
     return time.time_ns() // 1_000
+
+
+def monotonic_us() -> int:
+    return time.monotonic_ns() // 1_000

@@ -96,6 +96,5 @@ class StreamInfo:
     ended: bool = False
     #: Last bucket that was given on partial input, always above `complete_upto`; None: none is.
     tentative_upto: int | None = None
-    #: How often everything tentative was taken back, and how many failures were corrected.
+    #: How often what a crash left of tentative rows was given up.
     undos: int = 0
-    rec_dones: int = 0

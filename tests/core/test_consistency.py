@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.consistency import PIECE_BUCKETS, Policy
-from holdfast.core.progress import (
+from holdfast.core.moves import (
     BoundaryArrived,
     End,
     Enter,

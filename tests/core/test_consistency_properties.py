@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.consistency import Answer, Policy
-from holdfast.core.progress import (
+from holdfast.core.moves import (
     Action,
     Answered,
     Ask,
@@ -25,7 +25,6 @@ from holdfast.core.progress import (
     Leave,
     PathPlan,
     Postponed,
-    Progress,
     Run,
     RunTentative,
     StepDone,
@@ -33,6 +32,7 @@ from holdfast.core.progress import (
     Tick,
     Wake,
 )
+from holdfast.core.progress import Progress
 from holdfast.model.trees import AllOf, AnyOf, Tree
 from holdfast.types import OutputState
 

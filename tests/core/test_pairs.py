@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.controller import Controller
-from holdfast.core import progress as core
+from holdfast.core import moves as core
 from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.following import Following
 from holdfast.core.membership import Standing

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.consistency import ASK_AGAIN_US, together
-from holdfast.core.progress import (
+from holdfast.core.moves import (
     Answered,
     Ask,
     BoundaryArrived,
     End,
     Leave,
     Postponed,
-    Progress,
     Run,
     RunTentative,
     Tick,
     Wake,
 )
+from holdfast.core.progress import Progress
 from tests.core.transcripts import (
     PROCESS,
     STABILIZATION,

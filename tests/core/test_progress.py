@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.progress import (
+from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
     BoundaryArrived,
@@ -16,11 +16,11 @@ from holdfast.core.progress import (
     Fail,
     InputOpened,
     PathPlan,
-    Progress,
     Run,
     Start,
     StepDone,
 )
+from holdfast.core.progress import Progress
 from holdfast.core.sunion import SUnion
 from holdfast.errors import ProtocolViolation
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.core.consistency import Policy
-from holdfast.core.progress import (
+from holdfast.core.moves import (
     Acknowledge,
     Action,
     BoundaryArrived,
@@ -18,11 +18,11 @@ from holdfast.core.progress import (
     Event,
     InputOpened,
     PathPlan,
-    Progress,
     StepDone,
     TentativeDone,
     Tick,
 )
+from holdfast.core.progress import Progress
 from holdfast.model.trees import AnyOf, Tree
 from holdfast.types import OutputState
 

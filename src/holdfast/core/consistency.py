@@ -1,55 +1,42 @@
 """What a path does while inputs are missing, and while it is corrected (Borealis sections 3.3 and
 3.4). Pure.
 
-Beside the *stable line*, the buckets that were run on whole input, a path may have a *tentative
+Beside the *stable line*, the buckets that were run on complete input, a path may have a *tentative
 line*: buckets run on what was there, from the stable state on. Blocking is the first defence: it
-begins only when a bucket has been held for X. From then on the path is in UP_FAILURE, and the
-stable line stands still until every bucket that was given tentatively is whole; then it is redone
-from the state it was left in (STABILIZATION). When it has caught up with the tentative line, that
-one is dropped: the failure is corrected (REC_DONE). A new failure meanwhile ends it too: the next
-tentative line starts where the stable one got to.
+begins only when a bucket has been held for X. From then on the path is in UP_FAILURE. The stable
+line goes on with whatever becomes complete; once every bucket that was given tentatively is, the
+rest is redone (STABILIZATION). A tentative result stands until the stable one of the same bucket
+takes its place; when the stable line has overtaken the tentative one, that one is dropped.
+
+The work is in proportion to what changed: a bucket is run once on each line. The tentative line is
+started again from the stable state only when at least as many buckets were corrected as it has to
+repeat, so that what it answers does not stay behind what is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
-from holdfast.core.sunion import SUnion
-from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
+from holdfast.core.policy import Policy
+from holdfast.core.promises import Promises
+from holdfast.core.sunion import Partial, SUnion
+from holdfast.errors import ProtocolViolation
+from holdfast.model.protection import FailurePolicy
 from holdfast.model.trees import Tree, reach
 from holdfast.types import OutputState
 
-#: A failure whose older part is corrected while a newer part is not is reconciled in pieces of so
-#: many buckets, so that an input which is always late does not keep everything for ever.
+#: Where the stable state was given up (undo/redo), so many complete buckets are worth rebuilding
+#: it, although a newer part of the failure is not corrected yet.
 PIECE_BUCKETS = 64
+#: A tentative step that failed is tried again after so long, doubled each time up to the limit.
+RETRY_US, RETRY_US_MAX = 100_000, 10_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    failure: FailurePolicy = "block"
-    stabilization: HealingPolicy = "suspend"
-    reconcile: Reconcile = "checkpoint"
-    #: How long a bucket may be held that came in time, and one that was held before.
-    patience_us: int = 0
-    own_us: int = 0
-    #: Other replicas, one of which may go on answering while this one corrects itself.
-    partners: tuple[str, ...] = ()
-
-
-#: Partners that refused are asked again after so long.
-ASK_AGAIN_US = 200_000
-
-#: What partners say when asked to postpone their own reconciliation: one of them does and goes on
-#: answering; they are correcting themselves; there is nobody who could.
-Answer = Literal["postponed", "refused", "alone"]
-
-
-def together(answers: Iterable[Answer]) -> Answer:
-    """What the answers of all partners come to: one that goes on answering is enough."""
-    found = set(answers)
-    return "postponed" if "postponed" in found else "refused" if "refused" in found else "alone"
+#: The legal moves of an output (Borealis figure 5).
+MOVES: Mapping[OutputState, tuple[OutputState, ...]] = {
+    OutputState.STABLE: (OutputState.UP_FAILURE,),
+    OutputState.UP_FAILURE: (OutputState.STABILIZATION,),
+    OutputState.STABILIZATION: (OutputState.STABLE, OutputState.UP_FAILURE),
+}
 
 
 class Consistency:
@@ -60,72 +47,80 @@ class Consistency:
         policy: Policy,
         sunion: SUnion,
         trees: Mapping[str, Tree],
+        me: str = "",
         piece_buckets: int = PIECE_BUCKETS,
     ) -> None:
         self.policy, self.sunion, self.trees = policy, sunion, trees
         self.piece_buckets = piece_buckets
+        self.promises = Promises(me, policy.peers)
         #: At first a path catches up with its inputs.
         self.state = OutputState.STABILIZATION
         #: Number of the tentative line; what belongs to an older one does not count.
         self.line = 0
-        #: Last bucket of the tentative line; None: there is none.
+        #: Last bucket of the tentative line, and the stable one it started from; None: there is no
+        #: such line.
         self.position: int | None = None
+        self.base = 0
         self.running_upto: int | None = None
-        #: What partners said of the reconciliation at hand.
-        self.answer: Answer | None = None
-        self.asked = False
-        #: The partner that corrects itself while this one answers.
-        self.postponed_for: str | None = None
+        #: The stable state was given up with the start of the line.
+        self.forgotten = False
+        #: Tentative steps that failed one after the other, and when to try again.
+        self.failures = 0
+        self.retry_at = 0
         #: The Tick that was asked for.
         self.wake_at: int | None = None
 
-    def begin(self, stable: int) -> None:
-        """UP_FAILURE: a tentative line starts from the stable one."""
-        assert self.position is None
+    def move(self, state: OutputState) -> None:
+        if state not in MOVES[self.state]:
+            legal = ", ".join(MOVES[self.state])
+            raise ProtocolViolation(f"{self.state} cannot become {state}, only {legal}")
+        self.state = state
+
+    def begin(self, stable: int, *, forget: bool = False) -> None:
+        """A tentative line starts from the stable one, in place of an older one."""
         self.line += 1
-        self.position = stable
-        self.state = OutputState.UP_FAILURE
-        self.answer, self.asked = None, False
+        self.position = self.base = stable
+        self.forgotten = forget
+        self.failures = 0
 
     def drop(self) -> None:
-        """The tentative line is over."""
+        """The stable line has overtaken the tentative one."""
         self.position = self.running_upto = None
-        self.answer, self.asked = None, False
+        self.forgotten = False
 
-    def corrected(self, whole: int, stable: int) -> bool:
-        """Every bucket that was given tentatively is whole (REC_REQUEST)."""
+    @property
+    def reached(self) -> int:
+        """The last bucket that was, or is about to be, given tentatively."""
         assert self.position is not None
-        reached = self.position if self.running_upto is None else self.running_upto
-        return whole >= reached or whole - stable >= self.piece_buckets
+        return self.position if self.running_upto is None else self.running_upto
 
-    @property
-    def asks(self) -> bool:
-        """Whether partners have a say in when this path corrects itself."""
-        return bool(self.policy.partners) and self.policy.stabilization != "suspend"
+    def may_redo(self, whole: int, stable: int) -> bool:
+        """Whether the stable line may go on while inputs are still missing."""
+        return not self.forgotten or whole - stable >= self.piece_buckets
 
-    @property
-    def mode(self) -> FailurePolicy | None:
+    def worth_restarting(self, stable: int) -> bool:
+        """Whether the line should start again from the stable state before it goes on."""
+        if self.position is None or self.state is not OutputState.UP_FAILURE or self.forgotten:
+            return False
+        return 0 < stable - self.base >= self.position - stable
+
+    def mode(self, at: int) -> FailurePolicy | None:
         """What becomes of buckets that cannot be stable; None: they wait."""
         if self.state is not OutputState.STABILIZATION:
             return self.policy.failure
         healing = self.policy.stabilization
-        return None if healing == "suspend" or self.answer == "postponed" else healing
+        return None if healing == "suspend" or self.promises.covered(at) else healing
 
-    @property
-    def correcting(self) -> bool:
-        """It corrects itself, or waits for leave to."""
-        healing = self.state is OutputState.STABILIZATION
-        return self.asked or (healing and self.position is not None)
-
-    def asked_by(self, partner: str, me: str) -> Answer:
-        """May a partner correct itself while this one goes on answering? Where both want to, the
-        first by name goes first."""
+    def answers(self, at: int) -> bool:
+        """It gives results, stable or tentative, as they become due."""
         if self.state is OutputState.STABILIZATION:
-            return "refused" if self.position is not None else "alone"
-        if self.asked and me < partner:
-            return "refused"
-        self.postponed_for = partner
-        return "postponed"
+            return self.position is not None and self.mode(at) is not None
+        return True
+
+    def failed(self, at: int) -> None:
+        """A tentative step failed; the stable line is not touched by it."""
+        self.retry_at = at + min(RETRY_US << min(self.failures, 10), RETRY_US_MAX)
+        self.failures += 1
 
     def due(self, at: int, after: int, *, overtaken: bool = False) -> int:
         """The last bucket behind `after` that may not wait any longer. Where the stable line is
@@ -135,7 +130,7 @@ class Consistency:
         expired = self.sunion.expired_upto(at)
         if expired is not None:
             found.append(expired)
-        if self.mode == "process" and not overtaken:
+        if self.mode(at) == "process" and not overtaken:
             # What lacks a bucket that was held so long is missing, and not waited for with the next
             # ones; what came back is waited for again.
             held = max(found)
@@ -147,15 +142,10 @@ class Consistency:
         limits = [max(reached, default=after), after if newest is None else newest]
         return min(max(found), *limits)
 
-    def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-        """The line goes on to `hi`: up to where each output does, and what is missing."""
+    def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Partial]:
+        """The line goes on to `hi`: up to where each output does, what is missing, how partial."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
         self.running_upto = hi
         reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
-        lacked = sorted(s for s, known in upto.items() if known is None or known < hi)
-        for stream in sorted(self.sunion.tentative_upto):
-            lacked += self.sunion.lacked[stream]
-        return (
-            tuple((output, min(hi, known)) for output, known in reached if known is not None),
-            tuple(dict.fromkeys(lacked)),
-        )
+        outputs = tuple((output, min(hi, known)) for output, known in reached if known is not None)
+        return (outputs, *self.sunion.missing(hi))

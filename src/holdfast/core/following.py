@@ -23,8 +23,8 @@ class Following:
     epochs: dict[str, int] = field(default_factory=dict)
     #: What is tentative is wanted too.
     tentative: bool = False
-    #: Last tentative bucket taken since the last UNDO: the t_max of Borealis section 3.5. What
-    #: another replica made of the same bucket would be the same rows again, or some of them.
+    #: Last tentative bucket taken: the t_max of Borealis section 3.5. What another replica made of
+    #: the same bucket would be the same rows again, or some of them.
     tentative_upto: int = NOTHING
     #: Buckets that were offered although they had been taken.
     repeats: int = 0
@@ -64,10 +64,6 @@ class Following:
     def tentative_after(self) -> int | None:
         """What to ask a producer for that has tentative rows: only what is younger."""
         return self.tentative_upto if self.tentative else None
-
-    def undone(self) -> None:
-        """Whatever was tentative is taken back: what comes next is new."""
-        self.tentative_upto = NOTHING
 
     def is_younger(self, bucket: int) -> bool:
         """Whether a tentative bucket is worth taking: it was not given before, by anybody."""

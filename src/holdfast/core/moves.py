@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.core.consistency import Answer, Policy
+from holdfast.core.policy import Policy
+from holdfast.core.promises import Answer
+from holdfast.core.sunion import WHOLE, Partial
 from holdfast.model.trees import Tree
 from holdfast.types import OutputState
 
 # -- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The node works: paths with a durable version go on from it, whatever inputs are there."""
+
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,9 @@ class BoundaryArrived:
     #: Buckets up to here are there too, but were made without `lacked`.
     tentative_upto: int | None = None
     lacked: tuple[str, ...] = ()
+    partial: Partial = WHOLE
+    #: How much of what a bucket may wait on its whole way was spent upstream.
+    spent_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +89,30 @@ class TentativeDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What the partners say to `Ask`."""
+class Asked:
+    """A peer corrects itself, or wants to, and asks this replica to go on answering meanwhile; the
+    shell answers it by `ticket`."""
 
     at: int
+    ticket: int
     path: str
-    answer: Answer
+    peer: str
+    #: Number of the peer's correction, and how far its stable results are.
+    correction: int
+    position: int
+    #: It has finished.
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
-    """A partner corrects itself, and counts on this one to go on answering; None: it is done, or
-    gone."""
+class Answered:
+    """What a peer says to `Ask`; one that could not be asked is `away`."""
 
     at: int
     path: str
-    partner: str | None
+    peer: str
+    correction: int
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +129,8 @@ class Tick:
 
 
 Event = (
-    InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged | TentativeDone
-    | Answered | Postponed | Alone | Tick
+    Began | InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged
+    | TentativeDone | Asked | Answered | Alone | Tick
 )  # fmt: skip
 
 # -- actions ------------------------------------------------------------------------------------
@@ -135,12 +155,14 @@ class Run:
     #: The state before `lo` is not kept: begin from nothing, so far back that it heals on the way
     #: to this bucket, before which no result counts.
     rebuild_from: int | None = None
+    #: How much of what a bucket may wait was spent on these; consumers are told.
+    spent_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """UP_FAILURE: what is run from now on starts from the stable state, which is kept, or with
-    `forget` is not."""
+    """A tentative line starts from the stable state, which is kept, or with `forget` is not. It
+    takes the place of an older line of the path, if there is one."""
 
     path: str
     line: int
@@ -157,18 +179,31 @@ class RunTentative:
     hi: int
     outputs: tuple[tuple[str, int], ...]
     missing: tuple[str, ...]
+    partial: Partial = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the partners to postpone their own reconciliation; `Answered` follows."""
+    """Ask every peer to go on answering while this replica corrects itself; `Answered` follows for
+    each of them, unless it is told that the correction is `done`."""
 
     path: str
+    correction: int
+    position: int
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To a peer that asked."""
+
+    ticket: int
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """REC_DONE: the tentative line is over, what it gave beyond the stable one is taken back."""
+    """The tentative line is over: the stable one has overtaken it."""
 
     path: str
 
@@ -215,8 +250,8 @@ class Fail:
 
 
 Action = (
-    Start | Run | Enter | RunTentative | Ask | Leave | Change | Wake | Checkpoint | Acknowledge
-    | End | Fail
+    Start | Run | Enter | RunTentative | Ask | Reply | Leave | Change | Wake | Checkpoint
+    | Acknowledge | End | Fail
 )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 Events in, actions out; the shell performs the actions in order. Per path: wait for whole buckets
 (`SUnion`), run them in groups, append the results, checkpoint every n buckets, and say upstream up
 to which bucket input was *received* and up to which it is *no longer needed*. Only the second
-position lets anybody delete (ARCHITECTURE.md). What goes on without whole buckets, and how it is
-made good, is `consistency`'s to say.
+position lets anybody delete (ARCHITECTURE.md). What goes on without complete buckets, and how it is
+corrected, is `consistency`'s to say.
 
 What is no longer needed depends on what must be survived:
 `replay`      an empty node can rebuild its state and every output its readers lack, so inputs are
@@ -17,11 +17,13 @@ What is no longer needed depends on what must be survived:
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from holdfast.core.consistency import ASK_AGAIN_US, PIECE_BUCKETS, Consistency
+from holdfast.core.consistency import PIECE_BUCKETS, Consistency
 from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
@@ -29,6 +31,8 @@ from holdfast.core.moves import (
     Alone,
     Answered,
     Ask,
+    Asked,
+    Began,
     BoundaryArrived,
     Change,
     Checkpoint,
@@ -40,7 +44,7 @@ from holdfast.core.moves import (
     InputOpened,
     Leave,
     PathPlan,
-    Postponed,
+    Reply,
     Run,
     RunTentative,
     Start,
@@ -53,38 +57,10 @@ from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.errors import ProtocolViolation
 from holdfast.types import OutputState
 
-__all__ = [
-    "Acknowledge",
-    "Acknowledged",
-    "Action",
-    "Alone",
-    "Answered",
-    "Ask",
-    "BoundaryArrived",
-    "Change",
-    "Checkpoint",
-    "CheckpointDone",
-    "End",
-    "Enter",
-    "Event",
-    "Fail",
-    "InputOpened",
-    "Leave",
-    "PathPlan",
-    "Postponed",
-    "Progress",
-    "Run",
-    "RunTentative",
-    "Start",
-    "StepDone",
-    "TentativeDone",
-    "Tick",
-    "Wake",
-]
-
-
 #: One of a pair that is alone keeps a checkpoint at least so often.
 PAIR_CHECKPOINT_BUCKETS = 20
+#: So many events are told when something happens that must not.
+STORY = 30
 
 
 @dataclass(slots=True)
@@ -92,8 +68,8 @@ class _PathState:
     plan: PathPlan
     sunion: SUnion
     consistency: Consistency
-    #: Recovered position, when there was a durable version.
-    resumed: tuple[int, int] | None
+    #: Where a durable version stands, from where on it needs its inputs, and where they began.
+    resumed: tuple[int, int, int] | None
     origins: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Last bucket computed and logged; None before Start.
     position: int | None = None
@@ -111,11 +87,15 @@ class _PathState:
     origin: int = 0
 
 
-def _path_state(plan: PathPlan, resumed: tuple[int, int] | None, piece: int) -> _PathState:
+def _path_state(
+    plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int
+) -> _PathState:
     policy = plan.policy
     patience_us = None if policy.failure == "block" else policy.patience_us
     sunion = SUnion(plan.inputs, patience_us, policy.own_us)
-    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees, piece), resumed)
+    if resumed is not None:
+        sunion.resume(resumed[0])
+    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees, me, piece), resumed)
 
 
 class Progress:
@@ -125,7 +105,8 @@ class Progress:
         self,
         paths: Iterable[PathPlan],
         *,
-        resumed: dict[str, tuple[int, int]] | None = None,
+        me: str = "",
+        resumed: dict[str, tuple[int, int, int]] | None = None,
         recovery: str = "replay",
         checkpoint_buckets: int = 100,
         group_buckets_max: int = 256,
@@ -142,16 +123,30 @@ class Progress:
         # Where upstream stops at a bound, waiting for more than fits would be waiting for ever.
         piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
         self.paths = {
-            plan.name: _path_state(plan, known.get(plan.name), min(piece, PIECE_BUCKETS))
+            plan.name: _path_state(plan, known.get(plan.name), me, min(piece, PIECE_BUCKETS))
             for plan in paths
         }
         self.received: dict[str, int] = {}
         self._told: dict[str, tuple[int, int]] = {}
         self._delivered: dict[str, int] = {}
         self._had: dict[str, int] = {}
+        self._story: deque[str] = deque(maxlen=STORY)
 
     def handle(self, event: Event) -> list[Action]:
+        """The only way anything here changes."""
+        try:
+            actions = self._handle(event)
+        except ProtocolViolation as err:
+            story = "\n".join(["", *self._story, f"{event} -> ?"])
+            raise ProtocolViolation(f"{err}; what happened before:{story}") from None
+        self._story.append(f"{event} -> {actions}")
+        return actions
+
+    def _handle(self, event: Event) -> list[Action]:
         match event:
+            case Began():
+                resumed = [path for path in self.paths.values() if path.resumed is not None]
+                return [action for path in resumed for action in self._start(path, event.at)]
             case InputOpened():
                 return self._opened(event)
             case BoundaryArrived():
@@ -176,11 +171,13 @@ class Progress:
                 return actions
             case TentativeDone():
                 return self._tentative_done(event)
+            case Asked():
+                return self._asked(event)
             case Answered():
-                return self._answered(event)
-            case Postponed():
                 path = self.paths[event.path]
-                path.consistency.postponed_for = event.partner
+                path.consistency.promises.answered(
+                    event.at, event.peer, event.correction, event.answer
+                )
                 return self._next(path, event.at)
             case Alone():
                 return self._alone(event.alone)
@@ -201,16 +198,17 @@ class Progress:
 
     def _start(self, path: _PathState, at: int) -> list[Action]:
         plan = path.plan
-        path.origin = min(starts for starts, _ in path.origins.values())
         gone = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
         if path.resumed is not None:
-            bucket, path.needs_from = path.resumed
-            path.durable = path.resumed
+            bucket, path.needs_from, path.origin = path.resumed
+            path.durable = (bucket, path.needs_from)
             valid_from = path.origin
         elif not gone:
+            path.origin = min(starts for starts, _ in path.origins.values())
             bucket, valid_from = path.origin - 1, path.origin
             path.needs_from = path.origin
         elif plan.convergent:
+            path.origin = min(starts for starts, _ in path.origins.values())
             bucket = max(gone)
             valid_from = bucket + 1 + plan.extent
             path.needs_from = bucket + 1
@@ -235,11 +233,19 @@ class Progress:
     def _boundary(self, event: BoundaryArrived) -> list[Action]:
         actions: list[Action] = []
         self.received[event.stream] = max(event.upto, self.received.get(event.stream, event.upto))
+        rows = sum(count for _, count in event.rows)
         for path in self._reading(event.stream):
-            path.sunion.boundary(event.stream, event.upto, event.at, ended=event.ended)
+            sunion = path.sunion
+            sunion.boundary(
+                event.stream, event.upto, event.at,
+                ended=event.ended, rows=rows, spent_us=event.spent_us,
+            )  # fmt: skip
             if event.tentative_upto is not None:
-                path.sunion.tentative(event.stream, event.tentative_upto, event.at, event.lacked)
-            path.waiting = sorted([*path.waiting, *event.rows])
+                sunion.tentative(
+                    event.stream, event.tentative_upto, event.at, event.lacked, event.partial
+                )
+            for bucket in event.rows:
+                insort(path.waiting, bucket)
             known = path.ended_upto
             path.ended_upto = event.upto if known is None else max(known, event.upto)
             if path.position is not None:
@@ -257,7 +263,7 @@ class Progress:
         assert before is not None
         path.position, path.running_upto = event.hi, None
         path.needs_from, path.horizon = event.needs_from, event.horizon
-        path.waiting = [(bucket, rows) for bucket, rows in path.waiting if bucket > event.hi]
+        del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
         actions: list[Action] = []
         every = self.checkpoint_buckets
         if self.recovery == "pairs":
@@ -275,20 +281,21 @@ class Progress:
         if consistency.line != event.line or consistency.position is None:
             return []  # the line was over before it came this far
         consistency.running_upto = None
-        if event.hi is not None:
-            consistency.position = event.hi
+        if event.hi is None:
+            consistency.failed(event.at)
+        else:
+            consistency.position, consistency.failures = event.hi, 0
         return self._next(path, event.at)
 
-    def _answered(self, event: Answered) -> list[Action]:
+    def _asked(self, event: Asked) -> list[Action]:
         path = self.paths[event.path]
         consistency = path.consistency
-        consistency.asked = False
-        if consistency.state is not OutputState.UP_FAILURE:
-            return []
-        if event.answer == "refused":
-            return [Wake(event.at + ASK_AGAIN_US)]
-        consistency.answer = event.answer
-        return self._next(path, event.at)
+        answer = consistency.promises.asked(
+            event.at, event.peer, event.correction, event.position,
+            done=event.done, able=path.position is not None and consistency.answers(event.at),
+        )  # fmt: skip
+        actions: list[Action] = [Reply(event.ticket, answer)]
+        return actions if path.position is None else [*actions, *self._next(path, event.at)]
 
     def _tick(self, path: _PathState, at: int) -> list[Action]:
         if path.position is None:
@@ -317,10 +324,13 @@ class Progress:
         return [path for path in self.paths.values() if stream in path.plan.inputs]
 
     def _next(self, path: _PathState, at: int) -> list[Action]:
-        return [*self._next_stable(path), *self._next_tentative(path, at)]
+        return [
+            *self._next_stable(path, at), *self._renewal(path, at),
+            *self._next_tentative(path, at), *self._wake(path, at),
+        ]  # fmt: skip
 
-    def _next_stable(self, path: _PathState) -> list[Action]:
-        """The next group: all whole buckets, as far as the limits of one job go."""
+    def _next_stable(self, path: _PathState, at: int) -> list[Action]:
+        """The next group: all complete buckets, as far as the limits of one job go."""
         whole = path.sunion.whole_upto()
         if path.running_upto is not None or path.ended or whole is None:
             return []
@@ -333,28 +343,26 @@ class Progress:
             if ended:
                 path.ended = True
                 return [End(path.plan.name)]
-            if consistency.state is OutputState.STABILIZATION and consistency.position is None:
-                return [self._change(path, OutputState.STABLE)]
+            if consistency.state is OutputState.STABILIZATION:
+                # Nothing more is complete: all of it was corrected, or inputs are missing again.
+                over = consistency.position is None
+                return self._change(path, OutputState.STABLE if over else OutputState.UP_FAILURE)
             return []
-        actions: list[Action] = []
         whole = min(whole, self._room_upto(path))
         if whole <= path.position:
             return []
-        lo, rebuild_from = path.position + 1, None
+        actions: list[Action] = []
         if consistency.state is OutputState.UP_FAILURE:
-            if not consistency.corrected(whole, path.position):
-                consistency.answer = None  # leave that came too late is asked for again
-                return []
-            if consistency.postponed_for:
-                return []
-            if consistency.asks and consistency.answer is None:
-                if consistency.asked:
+            if self._is_corrected(path):
+                if not self._may_correct(path, at):
                     return []
-                consistency.asked = True
-                return [Ask(path.plan.name)]
-            actions.append(self._change(path, OutputState.STABILIZATION))
-            if path.plan.forgets:
-                rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
+                actions += self._change(path, OutputState.STABILIZATION)
+            elif not consistency.may_redo(whole, path.position):
+                return []
+        lo, rebuild_from = path.position + 1, None
+        if consistency.forgotten:
+            rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
+            consistency.forgotten = False
         hi, rows, buckets = whole, 0, 0
         for bucket, count in path.waiting:
             if bucket > whole:
@@ -365,7 +373,39 @@ class Progress:
                 hi = bucket - 1
                 break
         path.running_upto = hi
-        return [*actions, Run(path.plan.name, lo, hi, rebuild_from)]
+        spent_us = path.sunion.spent_us(at)
+        return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]
+
+    def _is_corrected(self, path: _PathState) -> bool:
+        """Every bucket that was given tentatively is complete (REC_REQUEST)."""
+        whole = path.sunion.whole_upto()
+        assert whole is not None
+        return min(whole, self._room_upto(path)) >= path.consistency.reached
+
+    def _may_correct(self, path: _PathState, at: int) -> bool:
+        """Peers have a say in when this replica corrects itself: one of them goes on answering."""
+        promises = path.consistency.promises
+        if not promises.peers:
+            return True
+        if promises.waits_for(at) is not None:
+            return False
+        promises.begin(path.consistency.line)
+        return promises.decision(at) in ("answering", "away")
+
+    def _renewal(self, path: _PathState, at: int) -> list[Action]:
+        consistency = path.consistency
+        promises, correction = consistency.promises, consistency.promises.correction
+        if correction is None:
+            return []
+        assert path.position is not None
+        over = consistency.position is None or (
+            consistency.state is OutputState.UP_FAILURE
+            and (promises.waits_for(at) is not None or not self._is_corrected(path))
+        )
+        if over:
+            told = promises.end()
+            return [Ask(path.plan.name, correction, path.position, done=True)] if told else []
+        return [Ask(path.plan.name, correction, path.position)] if promises.due(at) else []
 
     def _room_upto(self, path: _PathState) -> int:
         """The last bucket that may be run before the slowest reader has had an older one."""
@@ -375,20 +415,20 @@ class Progress:
         return min(had, default=FOREVER) + self.buffer_buckets
 
     def _caught_up(self, path: _PathState) -> list[Action]:
-        """After a stable step: is the tentative line overtaken, or can this one not go on?"""
-        consistency, whole = path.consistency, path.sunion.whole_upto()
+        """After a stable step: is the tentative line overtaken?"""
+        consistency = path.consistency
         assert path.position is not None
-        if consistency.position is None:
+        if consistency.position is None or path.position < consistency.position:
             return []
-        interrupted = whole is not None and whole <= path.position
-        if path.position < consistency.position and not interrupted:
-            return []
+        actions: list[Action] = []
+        if consistency.state is OutputState.UP_FAILURE:
+            actions += self._change(path, OutputState.STABILIZATION)
         consistency.drop()
-        return [Leave(path.plan.name)]
+        return [*actions, Leave(path.plan.name)]
 
     def _next_tentative(self, path: _PathState, at: int) -> list[Action]:
         consistency = path.consistency
-        mode = consistency.mode
+        mode = consistency.mode(at)
         if mode in (None, "block") or path.ended or consistency.running_upto is not None:
             return []
         assert path.position is not None
@@ -407,28 +447,42 @@ class Progress:
         overtaken = path.running_upto is not None and path.running_upto >= after
         due = consistency.due(at, after, overtaken=overtaken)
         hi = min(due, after + self.group_buckets_max)
-        if hi <= after:
-            return self._wake(path, after, at)
+        if hi <= after or at < consistency.retry_at:
+            return []
         actions: list[Action] = []
-        if consistency.position is None:
-            consistency.begin(path.position)
-            actions.append(self._change(path, OutputState.UP_FAILURE))
-            actions.append(Enter(path.plan.name, consistency.line, path.plan.forgets))
-        outputs, missing = consistency.run(hi)
+        short = path.running_upto is None and hi - path.position <= self.group_buckets_max
+        restart = short and consistency.worth_restarting(path.position)
+        if consistency.position is None or restart:
+            forget = path.plan.forgets and not restart
+            consistency.begin(path.position, forget=forget)
+            after = path.position
+            if not restart:
+                actions += self._change(path, OutputState.UP_FAILURE)
+            actions.append(Enter(path.plan.name, consistency.line, forget))
+        outputs, missing, partial = consistency.run(hi)
         line = consistency.line
-        return [*actions, RunTentative(path.plan.name, line, after + 1, hi, outputs, missing)]
+        work = RunTentative(path.plan.name, line, after + 1, hi, outputs, missing, partial)
+        return [*actions, work]
 
-    def _wake(self, path: _PathState, after: int, at: int) -> list[Action]:
+    def _wake(self, path: _PathState, at: int) -> list[Action]:
         consistency = path.consistency
-        due = path.sunion.next_expiry(after, at)
+        assert path.position is not None
+        times = [consistency.promises.next_at(at)]
+        if consistency.mode(at) not in (None, "block") and consistency.running_upto is None:
+            after = path.position if consistency.position is None else consistency.position
+            expiry = path.sunion.next_expiry(after, at)
+            times.append(expiry if expiry is None else max(expiry, consistency.retry_at))
+            if consistency.retry_at > at:
+                times.append(consistency.retry_at)
+        due = min((time for time in times if time is not None and time > at), default=None)
         if due is None or (consistency.wake_at is not None and consistency.wake_at <= due):
             return []
         consistency.wake_at = due
         return [Wake(due)]
 
-    def _change(self, path: _PathState, state: OutputState) -> Change:
-        path.consistency.state = state
-        return Change(path.plan.name, state)
+    def _change(self, path: _PathState, state: OutputState) -> list[Action]:
+        path.consistency.move(state)
+        return [Change(path.plan.name, state)]
 
     def _acknowledge(self, path: _PathState) -> list[Action]:
         actions: list[Action] = []

@@ -1,12 +1,14 @@
-"""SUnion (Borealis sections 3.2, 3.3): a bucket is whole when every input said that it is complete,
-and may be held only so long.
+"""SUnion (Borealis sections 3.2, 3.3): a bucket is complete when every input said so, and may be
+held only so long.
 
 Only boundaries count: rows that have arrived prove nothing about rows that have not. The order
-inside a bucket is the engine's canonical one, so here a bucket is just a number.
+inside a bucket is the engine's canonical one, so here a bucket is just a number. A question costs
+the same however long a failure lasts: deadlines that a later one covers are forgotten.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,13 +16,27 @@ from holdfast.errors import ProtocolViolation
 
 #: Stands for "every bucket there will ever be": the boundary of a stream that has ended.
 FOREVER = 2**62
+#: Weight of the newest buckets in the recent rate of an input.
+RATE_WEIGHT = 0.1
 
 
-class _Step(NamedTuple):
-    """Buckets up to `upto` came with this arrival; they may be held until `until`."""
+class _Held(NamedTuple):
+    """Buckets up to `upto` arrived at `since` and may be held until `until`."""
 
     upto: int
+    since: int
     until: int
+
+
+class Partial(NamedTuple):
+    """How partial a tentative bucket is: the share of the inputs that were there, and the share of
+    the rows that the recent rates of all inputs let expect."""
+
+    inputs: float
+    rows: float
+
+
+WHOLE = Partial(1.0, 1.0)
 
 
 class SUnion:
@@ -30,42 +46,90 @@ class SUnion:
         self, inputs: Sequence[str], patience_us: int | None = None, own_us: int = 0
     ) -> None:
         assert inputs, "a path without inputs"
-        #: How long a bucket is held after it came on one input, as stable and as tentative: what is
-        #: tentative has been held before. None: for ever.
+        #: How long a bucket is held after it came on one input, with what was spent on its way, and
+        #: how long if that was all of it. None: for ever.
         self.patience_us, self.own_us = patience_us, own_us
-        #: Last whole bucket of each input; None until its log has been seen.
+        #: Last complete bucket of each input; None until its log has been seen.
         self.complete_upto: dict[str, int | None] = dict.fromkeys(inputs)
         #: Last bucket of each input that has ended; its boundary is then FOREVER.
         self.ended_at: dict[str, int] = {}
-        #: Last bucket that came as tentative, and what its makers lacked.
+        #: Last bucket that came as tentative, what its producers lacked, and how partial it is.
         self.tentative_upto: dict[str, int] = {}
         self.lacked: dict[str, tuple[str, ...]] = {}
-        #: Arrivals per input of buckets that nobody has run yet, oldest first.
-        self._steps: dict[str, list[_Step]] = {stream: [] for stream in inputs}
+        self.partial: dict[str, Partial] = {}
+        #: Rows per bucket of each input, lately; None before any came.
+        self.rate: dict[str, float | None] = dict.fromkeys(inputs)
+        #: What was known of every input when the node was started again; older news is no news.
+        self._resumed_at: int | None = None
+        #: Deadlines per input, `upto` and `until` both rising.
+        self._held: dict[str, deque[_Held]] = {stream: deque() for stream in inputs}
+        self._expired_upto: int | None = None
 
-    def boundary(self, stream: str, upto: int, at: int = 0, *, ended: bool = False) -> None:
+    def resume(self, bucket: int) -> None:
+        """A durable version of this bucket was found: every input was complete up to it."""
+        self._resumed_at = bucket
+        self.complete_upto = dict.fromkeys(self.complete_upto, bucket)
+
+    def boundary(
+        self,
+        stream: str,
+        upto: int,
+        at: int = 0,
+        *,
+        ended: bool = False,
+        rows: int = 0,
+        spent_us: int = 0,
+    ) -> None:
+        """`spent_us` of what the buckets may wait on their whole way was spent upstream."""
         known = self.complete_upto[stream]
         if ended:
-            self._arrived(stream, upto, at, self.patience_us)
+            self._arrived(stream, upto, at, spent_us)
             self.ended_at[stream], upto = upto, FOREVER
+        elif self._resumed_at is not None and upto <= self._resumed_at:
+            return
         if known is not None and upto < known:
             raise ProtocolViolation(f"the boundary of {stream} went back from {known} to {upto}")
-        self._arrived(stream, upto, at, self.patience_us)
+        self._arrived(stream, upto, at, spent_us)
+        self._count(stream, rows, known, upto)
         self.complete_upto[stream] = upto
         if upto >= self.tentative_upto.get(stream, upto):
             self.tentative_upto.pop(stream, None)
 
-    def tentative(self, stream: str, upto: int, at: int, lacked: tuple[str, ...]) -> None:
+    def tentative(
+        self,
+        stream: str,
+        upto: int,
+        at: int,
+        lacked: tuple[str, ...],
+        partial: Partial = WHOLE,
+    ) -> None:
         known = self.complete_upto[stream]
         if known is None or upto > known:
-            self._arrived(stream, upto, at, None if self.patience_us is None else self.own_us)
+            self._arrived(stream, upto, at, None)
             self.tentative_upto[stream] = max(upto, self.tentative_upto.get(stream, upto))
-            self.lacked[stream] = lacked
+            self.lacked[stream], self.partial[stream] = lacked, partial
 
-    def _arrived(self, stream: str, upto: int, at: int, hold_us: int | None) -> None:
+    def _arrived(self, stream: str, upto: int, at: int, spent_us: int | None) -> None:
+        if self.patience_us is None or upto >= FOREVER:
+            return
         known = self.available(stream)
-        if hold_us is not None and upto < FOREVER and (known is None or upto > known):
-            self._steps[stream].append(_Step(upto, at + hold_us))
+        if known is not None and upto <= known:
+            return
+        hold_us = self.own_us
+        if spent_us is not None:
+            hold_us = max(self.own_us, self.patience_us - spent_us)
+        held, until = self._held[stream], at + hold_us
+        since = at if spent_us is None else at - spent_us
+        while held and held[-1].until >= until:  # once the newer one is over, the older one is too
+            since = min(since, held.pop().since)
+        held.append(_Held(upto, since, until))
+
+    def _count(self, stream: str, rows: int, known: int | None, upto: int) -> None:
+        if known is None or upto >= FOREVER or upto <= known:
+            return
+        newest, before = rows / (upto - known), self.rate[stream]
+        weight = 1.0 if before is None else min(1.0, RATE_WEIGHT * (upto - known))
+        self.rate[stream] = newest * weight + (before or 0.0) * (1.0 - weight)
 
     def newest(self) -> int | None:
         """The last bucket of which anything came."""
@@ -74,11 +138,11 @@ class SUnion:
 
     def available(self, stream: str) -> int | None:
         """Last bucket that is there, stable or tentative."""
-        whole, tentative = self.complete_upto[stream], self.tentative_upto.get(stream)
-        return tentative if tentative is not None else whole
+        complete, tentative = self.complete_upto[stream], self.tentative_upto.get(stream)
+        return tentative if tentative is not None else complete
 
     def whole_upto(self) -> int | None:
-        """Last bucket that is whole on every input; None while an input is unknown."""
+        """Last bucket that is complete on every input; None while an input is unknown."""
         known = [upto for upto in self.complete_upto.values() if upto is not None]
         return min(known) if len(known) == len(self.complete_upto) else None
 
@@ -90,23 +154,50 @@ class SUnion:
         whole = self.whole_upto()
         return sorted(stream for stream, upto in self.complete_upto.items() if upto == whole)
 
+    def missing(self, hi: int) -> tuple[tuple[str, ...], Partial]:
+        """What buckets up to `hi` lack, from all the way up; and how partial they are."""
+        names: list[str] = []
+        known_rates = [rate for rate in self.rate.values() if rate is not None]
+        usual = sum(known_rates) / len(known_rates) if known_rates else 1.0
+        weights = {s: usual if rate is None else rate for s, rate in self.rate.items()}
+        there = Partial(0.0, 0.0)
+        for stream in sorted(self.complete_upto):
+            known, weight = self.available(stream), weights[stream]
+            share = Partial(0.0, 0.0)
+            if known is None or known < hi:
+                names.append(stream)
+            else:
+                share = self.partial[stream] if stream in self.tentative_upto else WHOLE
+            there = Partial(there.inputs + share.inputs, there.rows + weight * share.rows)
+        for stream in sorted(self.tentative_upto):
+            names += self.lacked[stream]
+        expected = sum(weights.values())
+        rows = there.rows / expected if expected else 1.0
+        partial = Partial(round(there.inputs / len(self.complete_upto), 4), round(rows, 4))
+        return tuple(dict.fromkeys(names)), partial
+
+    def spent_us(self, at: int) -> int:
+        """How much of what buckets may wait was spent on the oldest one that is held."""
+        oldest = [held[0].since for held in self._held.values() if held]
+        return max((at - since for since in oldest), default=0)
+
     def expired_upto(self, at: int) -> int | None:
         """Last bucket that has been held as long as may be."""
-        found = [step.upto for steps in self._steps.values() for step in steps if step.until <= at]
-        return max(found, default=None)
+        for held in self._held.values():
+            while held and held[0].until <= at:
+                upto = held.popleft().upto
+                self._expired_upto = max(upto, self._expired_upto or upto)
+        return self._expired_upto
 
     def next_expiry(self, after: int, at: int) -> int | None:
         """When the next bucket after `after` will have been held as long as may be."""
-        found = [
-            step.until
-            for steps in self._steps.values()
-            for step in steps
-            if step.upto > after and step.until > at
-        ]
-        return min(found, default=None)
+        for held in self._held.values():
+            while held and held[0].upto <= after:
+                held.popleft()
+        return min((held[0].until for held in self._held.values() if held), default=None)
 
     def done(self, upto: int) -> None:
-        """Stable results are given up to here: nothing of it is held any more."""
-        for steps in self._steps.values():
-            while steps and steps[0].upto <= upto:
-                del steps[0]
+        """Results are given up to here: nothing of it is held any more."""
+        for held in self._held.values():
+            while held and held[0].upto <= upto:
+                held.popleft()

@@ -3,13 +3,17 @@
 It follows the output's log, hides what it already has, delivers, and only then acknowledges; its
 position (and, with `archive`, everything it received) is in a log of its own, so that a restarted
 application goes on where it was.
+
+A tentative bucket stands until the same bucket comes as stable and replaces it, also by nothing;
+stable news of other buckets does not touch it. Only a client that was started again in the middle
+of a failure no longer knows what it gave: it says UNDO once, and gives what stands again.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +21,7 @@ import pyarrow as pa
 
 from holdfast.clock import now_us
 from holdfast.core.following import Following
-from holdfast.errors import StaleEpoch, StorageFull, TransportError
+from holdfast.errors import StaleEpoch, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
 from holdfast.streams.delivery import Delivery, Peer
@@ -41,11 +45,16 @@ class BucketInfo:
     #: From the end of the bucket to its delivery: what waiting and computing cost.
     delay_us: int
     received_at_us: int
-    #: What a tentative bucket was computed without.
+    #: What a tentative bucket was computed without, and how partial it is at worst: the share of
+    #: the inputs that were there, and of the rows that their recent rates let expect.
     missing: tuple[str, ...] = ()
+    inputs_share: float = 1.0
+    rows_share: float = 1.0
+    #: These rows, none perhaps, take the place of those given as tentative for the same bucket.
+    replaces: bool = False
     #: UNDO: not a bucket, but the news that everything tentative after `bucket` is void.
     undo: bool = False
-    #: REC_DONE: a failure has been corrected, up to `bucket`.
+    #: REC_DONE: not a bucket, but the news that everything given up to `bucket` is stable now.
     rec_done: bool = False
 
 
@@ -72,10 +81,15 @@ class Client:
         self._stop = threading.Event()
         self.peer: Peer | None = None
         self.following = Following(from_bucket, tentative=tentative)
-        #: Last bucket that was given as tentative and not taken back since.
+        #: Last bucket that was given as tentative and still is.
         self.tentative_upto: int | None = None
-        #: Rows given as tentative, and how often all of that was taken back.
+        #: Buckets with rows that were given as tentative and still are, oldest first.
+        self._guessed: deque[int] = deque()
+        #: What a predecessor gave as tentative is to be taken back first.
+        self._undo_first = False
+        #: Rows given as tentative, buckets that were replaced, and how often UNDO was said.
         self.tentative_rows = 0
+        self.replacements = 0
         self.undos = 0
         self._schema: pa.Schema | None = None
         #: Last bucket delivered; None before the first.
@@ -94,7 +108,9 @@ class Client:
             self.following.at = self.position + 1
             self.ended = log.info(output).ended
             self.tentative_rows = log.counter(f"{output}.tentative_rows")
+            self.replacements = log.counter(f"{output}.replacements")
             self.undos = log.counter(f"{output}.undos")
+            self._undo_first = bool(log.counter(f"{output}.tentative"))
 
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """Buckets with rows, in order, until the output ends or `close()` is called."""
@@ -128,67 +144,88 @@ class Client:
 
     @property
     def known_upto(self) -> int | None:
-        """Last bucket the application has heard of, be it as tentative."""
+        """Last bucket the application has, be it as tentative."""
         return self.position if self.tentative_upto is None else self.tentative_upto
 
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """What of a delivery is to be taken back, then its stable buckets, one after the other,
-        then the tentative ones; then the position is durable and acknowledged."""
+        """The stable buckets of a delivery, one after the other, each in place of what was given as
+        tentative for it; then the tentative ones; then the position is durable and acknowledged."""
         if delivery.info is not None:
             self._open(delivery.info)
             self._said = None  # whoever speaks may be new, and not know how far we are
-        stable_news = self.position is None or delivery.upto > self.position
-        if self.tentative_upto is not None and (delivery.undone or stable_news):
-            self._take_back()
+        if self._undo_first:
+            self._undo_first = False
+            self.undos += 1
             yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, undo=True)
-        for bucket, stability, table in self._buckets(delivery, Stability.STABLE):
-            info = self._info(bucket, stability, table.num_rows)
+        for bucket, table in self._stable(delivery):
+            replaces = bool(self._guessed) and self._guessed[0] == bucket
+            info = self._info(bucket, Stability.STABLE, table.num_rows, replaces=replaces)
             yield table, info
+            if replaces:
+                self._guessed.popleft()
+                self.replacements += 1
             # Only now has the application had it.
-            self._had(bucket, table, info)
+            self._had(bucket, table if table.num_rows else None, info)
         if self.position is None or delivery.upto > self.position:
             self._had(delivery.upto, None, None)
-        if delivery.rec_done and self.following.tentative:
+        if self.tentative_upto is not None and self._known() >= self.tentative_upto:
+            self.tentative_upto = None
             yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, rec_done=True)
         yield from self._take_tentative(delivery)
+        self._note_tentative(self.tentative_upto is not None)
         self.ended = delivery.ended
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
         self._acknowledge()
 
-    def _take_back(self) -> None:
-        self.tentative_upto = None
-        self.following.undone()
-        self.undos += 1
-        if self._log is not None:
-            with suppress(StorageFull):  # said with the next UNDO
-                self._log.append(
-                    Counter(f"{self.output}.tentative_rows", self.tentative_rows),
-                    Counter(f"{self.output}.undos", self.undos),
-                )
+    def _stable(self, delivery: Delivery) -> Iterator[tuple[int, pa.Table]]:
+        """Buckets with rows, and those that are empty in place of tentative rows, in order."""
+        found = self._buckets(delivery, Stability.STABLE)
+        empty = [b for b in self._guessed if b <= delivery.upto and b not in found]
+        for bucket in sorted([*found, *empty]):
+            yield bucket, found[bucket] if bucket in found else self._nothing()
 
     def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         upto = delivery.tentative_upto
         if upto is None or not self.following.tentative:
             return
-        for bucket, stability, table in self._buckets(delivery, Stability.TENTATIVE):
+        # Known before the application has any of it: after a crash it is taken back.
+        self._note_tentative(True)
+        inputs, rows = delivery.partial
+        for bucket, table in self._buckets(delivery, Stability.TENTATIVE).items():
             self.tentative_upto = bucket
+            self._guessed.append(bucket)
             self.tentative_rows += table.num_rows
-            yield table, self._info(bucket, stability, table.num_rows, missing=delivery.missing)
+            yield table, self._info(
+                bucket, Stability.TENTATIVE, table.num_rows,
+                missing=delivery.missing, inputs_share=inputs, rows_share=rows,
+            )  # fmt: skip
         self.following.taken_tentative(upto)
-        if self.position is None or upto > self.position:
+        if upto > self._known():
             self.tentative_upto = upto
 
-    def _buckets(
-        self, delivery: Delivery, stability: Stability
-    ) -> Iterator[tuple[int, Stability, pa.Table]]:
+    def _note_tentative(self, stands: bool) -> None:
+        """Whether something tentative stands survives the process, and so do the counters."""
+        name = f"{self.output}.tentative"
+        if self._log is None or bool(self._log.counter(name)) == stands:
+            return
+        self._log.append(
+            Counter(name, int(stands)),
+            Counter(f"{self.output}.tentative_rows", self.tentative_rows),
+            Counter(f"{self.output}.replacements", self.replacements),
+            Counter(f"{self.output}.undos", self.undos),
+        )
+
+    def _buckets(self, delivery: Delivery, stability: Stability) -> dict[int, pa.Table]:
+        """Tables by bucket, in order."""
         by_bucket: dict[int, list[pa.Table]] = {}
         for number, segment in enumerate(delivery.segments):
             if segment.stability is stability:
                 by_bucket.setdefault(segment.id.bucket, []).append(delivery.table(number))
-        for bucket in sorted(by_bucket):
-            tables = by_bucket[bucket]
-            yield bucket, stability, tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return {
+            bucket: parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+            for bucket, parts in sorted(by_bucket.items())
+        }
 
     def _info(self, bucket: int, stability: Stability, rows: int, **more: Any) -> BucketInfo:
         at_us = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,13 +11,13 @@ import pyarrow.parquet as pq
 
 from holdfast.edge.client import BucketInfo
 from holdfast.storage.files import put_file
-from holdfast.types import Stability
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTable:
     """A folder of Parquet files that always holds the best there is: stable buckets, and tentative
-    ones until they are corrected. Any engine can read it at any time; nothing is kept in memory.
+    ones until they are corrected. Any engine can read it at any time: each bucket is one file,
+    which its correction replaces in one move; nothing is kept in memory.
 
     The column `_stability` tells the rows apart.
     """
@@ -27,28 +28,31 @@ class CorrectedTable:
 
     def __call__(self, table: pa.Table, info: BucketInfo) -> None:
         if info.undo:
-            for bucket, stability in self._files():
-                if stability == Stability.TENTATIVE and bucket > info.bucket:
-                    os.unlink(self._file(bucket, stability))
-        elif not info.rec_done:
+            # Whatever stands beyond the client's position comes again.
+            for bucket in self._files():
+                if bucket > info.bucket:
+                    os.unlink(self._file(bucket))
+        elif info.rows:
             marked = table.append_column(
                 "_stability", pa.array([info.stability.value] * table.num_rows)
             )
-            _write_bucket(marked, self._file(info.bucket, info.stability))
+            _write_bucket(marked, self._file(info.bucket))
+        elif info.replaces:
+            with suppress(FileNotFoundError):  # a crash came between this and the client's position
+                os.unlink(self._file(info.bucket))
 
     def read(self) -> pa.Table:
         """All of it, by bucket."""
-        files = sorted(self._files())
-        return pa.concat_tables([pq.read_table(self._file(*file)) for file in files])
+        return pa.concat_tables([pq.read_table(self._file(bucket)) for bucket in self._files()])
 
-    def _files(self) -> list[tuple[int, Stability]]:
+    def _files(self) -> list[int]:
         if not os.path.isdir(self.folder):
             return []
-        named = [name.split(".") for name in os.listdir(self.folder) if name.endswith(".parquet")]
-        return [(int(parts[0].removeprefix("bucket-")), Stability(parts[1])) for parts in named]
+        names = [name for name in os.listdir(self.folder) if name.endswith(".parquet")]
+        return sorted(int(name.split(".")[0].removeprefix("bucket-")) for name in names)
 
-    def _file(self, bucket: int, stability: Stability) -> str:
-        return os.path.join(self.folder, f"bucket-{bucket:+020d}.{stability.value}.parquet")
+    def _file(self, bucket: int) -> str:
+        return os.path.join(self.folder, f"bucket-{bucket:+020d}.parquet")
 
 
 def _write_bucket(table: pa.Table, path: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.core import progress as core
-from holdfast.core.consistency import Answer
+from holdfast.core import moves as core
+from holdfast.core.promises import Answer
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Path
@@ -30,6 +30,8 @@ class Arrived:
     opened: tuple[int, int] | None
     tentative_upto: int | None = None
     missing: tuple[str, ...] = ()
+    partial: tuple[float, float] = (1.0, 1.0)
+    spent_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A partner wants to correct a path, and asks this one to go on answering meanwhile."""
+    """A peer corrects a path, and asks this replica to go on answering meanwhile."""
 
     path: str
-    partner: str
+    peer: str
+    correction: int
+    position: int
+    done: bool
     reply: Callable[[Answer], None]
 
 
@@ -124,13 +129,9 @@ class Carrier(Protocol):
         """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
         same time."""
 
-    def ask(self, path: str, partners: tuple[str, ...]) -> None:
-        """Ask the other replicas to go on answering while this one corrects itself (`Asked`), then
-        give `core.Answered`."""
-
-    def watch(self, path: str, partner: str) -> None:
-        """Ask a partner now and then whether it still corrects itself (`correcting`); when it does
-        not, or is gone, give `core.Postponed` with nobody."""
+    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
+        """Ask each of the other replicas (`Asked`), and give `core.Answered` for each, `away` for
+        one that does not answer; unless it is done, then they are only told."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         """Tell the producer; `Refused` if it says that we were replaced."""

@@ -5,17 +5,21 @@ in virtual time; both run this."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections import deque
 from collections.abc import Callable
 
 from holdfast.config import Options
-from holdfast.core import progress as core
-from holdfast.core.consistency import Policy
+from holdfast.core import moves as core
 from holdfast.core.following import Following
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.promises import Answer
+from holdfast.core.sunion import Partial
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, InputsLost, LogError, StorageFull
+from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Fragment, Path, is_pair
 from holdfast.model.network import Network
 from holdfast.model.trees import patience, tree_of
@@ -89,14 +93,20 @@ class Performer:
         self.trouble: str | None = None
         self.steps = 0
         self.tentative_steps = 0
+        #: Tentative steps that failed; the stable line does not depend on them.
+        self.tentative_failures = 0
+        #: Peers that wait for an answer, by ticket.
+        self._replies: dict[int, Callable[[Answer], None]] = {}
+        self._tickets = itertools.count(1)
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
         self._plans = {path.name: self._plan(path) for path in fragment.paths}
         resumed = self._recover()
         # Alone in its process it is not one of a pair.
         pair = bool(partners) and is_pair(engine.network, fragment.name)
-        self.core = core.Progress(
+        self.core = Progress(
             self._plans.values(),
+            me=name,
             resumed=resumed,
             recovery="pairs" if pair else options.recovery,
             checkpoint_buckets=options.checkpoint_buckets,
@@ -129,9 +139,10 @@ class Performer:
             path.name, path.inputs, path.outputs, path.convergent, extent, policy, trees
         )
 
-    def _recover(self) -> dict[str, tuple[int, int]]:
-        """The newest durable version of each path whose files are all there."""
-        found: dict[str, tuple[int, int]] = {}
+    def _recover(self) -> dict[str, tuple[int, int, int]]:
+        """The newest durable version of each path whose files are all there: its bucket, from where
+        on it needs its inputs, and where those began."""
+        found: dict[str, tuple[int, int, int]] = {}
         for path in self.fragment.paths:
             plan = self.engine.plan_hash(path)
             for bucket, body in reversed(self.log.states(path.name)):
@@ -148,7 +159,8 @@ class Performer:
                                  self.name, bucket, err)  # fmt: skip
                     continue
                 self.versions[path.name] = self._durable[path.name] = version
-                found[path.name] = (bucket, self._needs_from(version))
+                origin = min(self.log.info(output).starts_at for output in path.outputs)
+                found[path.name] = (bucket, self._needs_from(version), origin)
                 break
         self.engine.recovered(list(self.versions.values()))
         return found
@@ -162,9 +174,6 @@ class Performer:
         return min(resumed) if len(resumed) == len(readers) else None
 
     # -- called by whoever carries --------------------------------------------------------------
-
-    def correcting(self, path: str) -> bool:
-        return self.core.paths[path].consistency.correcting
 
     def give(self) -> list[Moving] | None:
         """All paths as they are now, to make the partner anew; None before they have begun. The
@@ -200,7 +209,7 @@ class Performer:
         # Another replica may have told more than this one.
         self._carrier.post(
             Arrived(delivery.stream, following.at - 1, tuple(rows), delivery.ended, opened,
-                    delivery.tentative_upto, delivery.missing)
+                    delivery.tentative_upto, delivery.missing, delivery.partial, delivery.spent_us)
         )  # fmt: skip
 
     def step(self, work: Work, version: Version) -> Version:
@@ -224,6 +233,8 @@ class Performer:
                 "follows its inputs anew when it is started again"
             ) from err
         self.jobs += result.jobs
+        for output in path.outputs:
+            self._service.spent_us[output] = work.spent_us
         self.soutput.stable(work, path, result.outputs)
         return result.version
 
@@ -260,18 +271,19 @@ class Performer:
                     actions += self.core.handle(core.InputOpened(at, event.stream, *event.opened))
                 return actions + self.core.handle(
                     core.BoundaryArrived(at, event.stream, event.upto, event.rows, event.ended,
-                                         event.tentative_upto, event.missing)
+                                         event.tentative_upto, event.missing,
+                                         Partial(*event.partial), event.spent_us)
                 )  # fmt: skip
             case Finished():
                 if isinstance(event.run, core.RunTentative):
                     return self._finished_tentative(event.run, event, at)
                 return self._finished(event.run, event, at)
             case Asked():
-                answer = self.core.paths[event.path].consistency.asked_by(event.partner, self.name)
-                event.reply(answer)
-                if answer == "postponed":
-                    self._carrier.watch(event.path, event.partner)
-                return []
+                self._replies[ticket := next(self._tickets)] = event.reply
+                return self.core.handle(
+                    core.Asked(at, ticket, event.path, event.peer, event.correction,
+                               event.position, event.done)
+                )  # fmt: skip
             case Wanted():
                 event.reply(self.give())
                 return []
@@ -316,10 +328,13 @@ class Performer:
             self._carrier.post(failed, FULL_S)
             return []
         if event.error is not None:
-            if not self.inputs.drop_gone(path.inputs):
+            if isinstance(event.error, ProtocolViolation):
                 raise event.error
-            return self.core.handle(failed)  # rows that were taken back meanwhile
+            if not self.inputs.drop_gone(path.inputs):  # else rows were replaced meanwhile
+                self._tentative_failed(event.error)
+            return self.core.handle(failed)
         assert event.version is not None
+        self.trouble = None
         self.tentative_steps += 1
         if self.soutput.lines.get(run.path) == run.line:
             self._tentative[run.path] = event.version
@@ -327,6 +342,14 @@ class Performer:
         if run.path in self._forgotten and self.core.paths[run.path].running_upto is None:
             self._release(path)  # what only the stable version referred to goes too
         return self.core.handle(done)
+
+    def _tentative_failed(self, err: BaseException) -> None:
+        """It is tried again; what is stable goes on, and the node with it."""
+        self.tentative_failures += 1
+        trouble = f"a tentative step failed: {type(err).__name__}: {err}"
+        if self.trouble != trouble:
+            _log.warning("node %s: %s", self.name, trouble)
+        self.trouble = trouble
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:
         """Versions nothing can go back to give their files back."""
@@ -387,7 +410,9 @@ class Performer:
                     self._service.states[output] = action.state
                 _log.info("node %s: %s is %s", self.name, action.path, action.state)
             case core.Ask():
-                self._carrier.ask(action.path, self._partners)
+                self._carrier.ask(action, self._partners)
+            case core.Reply():
+                self._replies.pop(action.ticket)(action.answer)
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():

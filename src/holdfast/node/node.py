@@ -15,11 +15,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us
 from holdfast.config import Options
-from holdfast.core import progress as core
-from holdfast.core.consistency import Answer, together
+from holdfast.core import moves as core
 from holdfast.core.membership import Standing, dead_of
+from holdfast.core.promises import Answer
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
@@ -69,20 +69,20 @@ class Node:
             stream: queue.Queue() for stream in fragment.inputs
         }
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
+        #: Questions to peers: one that does not answer holds up no other.
+        self._asking = ThreadPoolExecutor(max(1, 2 * len(self._partners)), "ask")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
-            inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=now_us,
+            inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=monotonic_us,
             partners=tuple(self._partners),
         )  # fmt: skip
         service.calls["postpone"] = self._asked
         service.calls["give"] = self._wanted
         service.calls["given"] = self._given
-        service.calls["correcting"] = lambda body: {
-            "correcting": self.performer.correcting(body["path"])
-        }
 
     def start(self) -> None:
         self._thread(self._loop, "node")
+        self.post(core.Began(monotonic_us()))
         for stream in self.fragment.inputs:
             self._thread(partial(self._follow, stream), f"follow-{stream}")
             self._thread(partial(self._say, stream), f"say-{stream}")
@@ -94,6 +94,7 @@ class Node:
             acks.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
+        self._asking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=True)
 
     def status(self) -> dict[str, Any]:
@@ -132,11 +133,9 @@ class Node:
     def run(self, work: Work, version: Version) -> None:
         self._workers.submit(self._work, work, version)
 
-    def ask(self, path: str, partners: tuple[str, ...]) -> None:
-        self._thread(partial(self._ask, path, partners), f"ask-{path}")
-
-    def watch(self, path: str, partner: str) -> None:
-        self._thread(partial(self._watch, path, partner), f"watch-{path}")
+    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
+        for peer in peers:
+            self._asking.submit(self._ask, action, peer)
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         self._positions[stream] = (self.name, received, needed, epoch)
@@ -217,7 +216,10 @@ class Node:
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
         """By a partner, in one of the server's threads; the loop answers."""
         answers: queue.Queue[Answer] = queue.Queue()
-        self.post(Asked(body["path"], body["partner"], answers.put))
+        self.post(
+            Asked(body["path"], body["peer"], body["correction"], body["position"], body["done"],
+                  answers.put)
+        )  # fmt: skip
         try:
             return {"answer": answers.get(timeout=self._options.silence_s)}
         except queue.Empty:
@@ -244,36 +246,25 @@ class Node:
         for partner in self._partners:
             known = standings.get(partner)
             if known is not None and known.gone is not self.performer.core.alone:
-                self.post(core.Alone(now_us(), known.gone))
+                self.post(core.Alone(monotonic_us(), known.gone))
 
-    def _ask(self, path: str, partners: tuple[str, ...]) -> None:
-        answers: list[Answer] = []
-        for partner in partners:
-            asked = {"path": path, "partner": self.name}
-            try:
-                answers.append(self._partners[partner]().call("postpone", asked)["answer"])
-            except HoldfastError:
-                answers.append("alone")
-        self.post(core.Answered(now_us(), path, together(answers)))
-
-    def _watch(self, path: str, partner: str) -> None:
-        try:
-            peer = self._partners[partner]()
-            while peer.call("correcting", {"path": path})["correcting"]:
-                if self._stop.wait(self._options.heartbeat_s):
-                    return
-        except HoldfastError:
-            pass
-        self.post(core.Postponed(now_us(), path, None))
+    def _ask(self, action: core.Ask, peer: str) -> None:
+        asked = {"path": action.path, "peer": self.name, "correction": action.correction,
+                 "position": action.position, "done": action.done}  # fmt: skip
+        answer: Answer = "away"
+        with suppress(HoldfastError):
+            answer = self._partners[peer]().call("postpone", asked)["answer"]
+        if not action.done:
+            self.post(core.Answered(monotonic_us(), action.path, peer, action.correction, answer))
 
     def _work(self, work: Work, version: Version) -> None:
-        began = now_us()
+        began = monotonic_us()
         after, error = None, None
         try:
             after = self.performer.step(work, version)
         except BaseException as err:
             error = err
-        self.post(Finished(work, after, (now_us() - began) / 1e6, error))
+        self.post(Finished(work, after, (monotonic_us() - began) / 1e6, error))
 
     def _loop(self) -> None:
         while not self._stop.is_set():

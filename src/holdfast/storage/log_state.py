@@ -23,7 +23,6 @@ from holdfast.storage.records import (
     Epoch,
     Note,
     Open,
-    RecDone,
     Record,
     Retired,
     State,
@@ -63,7 +62,6 @@ class StreamState:
     #: Its segments, by bucket. None outside `spans` once an append is whole.
     tentative: list[Segment] = field(default_factory=list)
     undos: int = 0
-    rec_dones: int = 0
     #: The decision that ended it, if it did not end by itself.
     retired: Retired | None = None
 
@@ -77,12 +75,12 @@ class StreamState:
         return self.segments[first : bisect_right(self.segments, upto, lo=first, key=_bucket)]
 
     def open_part(self) -> StreamState:
-        """A copy without the whole buckets."""
+        """A copy without the whole buckets; of what is tentative only the end counts."""
         open_from = bisect_right(self.segments, self.complete_upto, key=_bucket)
         return StreamState(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,
             self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
-            list(self.spans), list(self.tentative), self.undos, self.rec_dones, self.retired,
+            self.spans[-1:], self.tentative[-1:], self.undos, self.retired,
         )  # fmt: skip
 
     @property
@@ -132,11 +130,8 @@ def fold(state: LogState, record: Record) -> None:
             upto = stream.complete_upto
             _require(record.upto >= upto, record, f"the boundary is already at {upto}")
             _require(record.upto == upto or not stream.ended, record, "the stream has ended")
-            standing = [span for span in stream.spans if span.since <= record.upto]
-            _require(not standing, record, f"not yet undone: {standing}")
-            guessed = stream.tentative and stream.tentative[0].id.bucket <= record.upto
-            _require(not guessed, record, "tentative segments are not yet undone")
             stream.complete_upto = record.upto
+            _supersede(stream, record.upto)
         case Tentative():
             _fold_tentative(state.stream(record.stream), record)
         case Undo():
@@ -144,12 +139,6 @@ def fold(state: LogState, record: Record) -> None:
             _require(record.upto == stream.complete_upto, record, "stable is never undone")
             _require(record.number > stream.undos, record, f"{stream.undos} are known already")
             stream.spans, stream.tentative, stream.undos = [], [], record.number
-        case RecDone():
-            stream = state.stream(record.stream)
-            _require(record.upto == stream.complete_upto, record, "no other bucket is corrected")
-            _require(record.number > stream.rec_dones, record, f"{stream.rec_dones} are known")
-            _require(not stream.spans, record, "tentative buckets stand")
-            stream.rec_dones = record.number
         case Ended():
             stream = state.stream(record.stream)
             _require(not stream.spans, record, "tentative buckets stand")
@@ -210,8 +199,6 @@ def snapshot(state: LogState) -> list[Record]:
         records.append(Trim(stream.name, stream.trimmed_upto))
         if stream.undos:
             records.append(Undo(stream.name, stream.complete_upto, stream.undos))
-        if stream.rec_dones:
-            records.append(RecDone(stream.name, stream.complete_upto, stream.rec_dones))
         records += [Added(segment) for segment in stream.tentative]
         records += stream.spans
         if stream.ended:
@@ -250,7 +237,20 @@ def _fold_tentative(stream: StreamState, record: Tentative) -> None:
     upto = stream.complete_upto if stream.tentative_upto is None else stream.tentative_upto
     _require(not stream.ended, record, "the stream has ended")
     _require(upto < record.since <= record.upto, record, f"the stream was given up to {upto}")
-    stream.spans.append(record)
+    last = stream.spans[-1] if stream.spans else None
+    if last is not None and replace(last, since=record.since, upto=record.upto) == record:
+        stream.spans[-1] = replace(last, upto=record.upto)
+    else:
+        stream.spans.append(record)
+
+
+def _supersede(stream: StreamState, upto: int) -> None:
+    """Stable buckets take the place of tentative ones; what is tentative beyond them stands."""
+    del stream.tentative[: bisect_right(stream.tentative, upto, key=_bucket)]
+    while stream.spans and stream.spans[0].upto <= upto:
+        del stream.spans[0]
+    if stream.spans and stream.spans[0].since <= upto:
+        stream.spans[0] = replace(stream.spans[0], since=upto + 1)
 
 
 def _fold_ack(stream: StreamState, ack: Ack) -> None:

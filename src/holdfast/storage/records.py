@@ -55,28 +55,21 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Tentative:
-    """The buckets `since` to `upto` were computed without the inputs `missing` (TENTATIVE)."""
+    """The buckets `since` to `upto` were computed without the inputs `missing` (TENTATIVE); they
+    stand until a boundary covers them. `inputs` and `rows` are the shares that were there."""
 
     stream: str
     since: int
     upto: int
     missing: tuple[str, ...]
+    inputs: float = 1.0
+    rows: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Everything tentative is taken back, for the `number`-th time; `upto` stands. The files are
-    deleted after this."""
-
-    stream: str
-    upto: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecDone:
-    """The `number`-th failure is corrected, up to this bucket: what is tentative after it belongs
-    to another."""
+    """Tentative rows that a crash left behind are given up, for the `number`-th time; `upto`
+    stands. The files are deleted after this."""
 
     stream: str
     upto: int
@@ -159,9 +152,7 @@ class Note:
     text: str
 
 
-_OfStreams = (
-    Open | Added | Boundary | Tentative | Undo | RecDone | Ended | Retired | Trim | Ack | Token
-)
+_OfStreams = Open | Added | Boundary | Tentative | Undo | Ended | Retired | Trim | Ack | Token
 Record = Epoch | _OfStreams | Counter | State | DropState | Note
 
 _KINDS: dict[str, type[Record]] = {
@@ -171,7 +162,6 @@ _KINDS: dict[str, type[Record]] = {
     "boundary": Boundary,
     "tentative": Tentative,
     "undo": Undo,
-    "rec_done": RecDone,
     "ended": Ended,
     "retired": Retired,
     "trim": Trim,

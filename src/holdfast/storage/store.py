@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,11 @@ from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 #: A manifest is rewritten when it has grown by so many records, and by so many times its contents.
 _COMPACT_RECORDS = 1_000
 _COMPACT_FACTOR = 4
+FOREVER = 2**62
+
+
+def _bucket(segment: Segment) -> int:
+    return segment.id.bucket
 
 
 class Log:
@@ -299,11 +305,17 @@ class Log:
                 )
             return known.between(from_bucket, upto)
 
-    def tentative(self, stream: str) -> tuple[list[Segment], list[Tentative]]:
-        """What was given on partial input: the segments by bucket, and the stretches."""
+    def tentative(
+        self, stream: str, from_bucket: int = -FOREVER, upto: int = FOREVER
+    ) -> tuple[list[Segment], list[Tentative]]:
+        """What was given on partial input and still stands: the segments by bucket, and the
+        stretches, as far as they reach into those buckets."""
         with self.changed:
             known = self._stream(stream)
-            return list(known.tentative), list(known.spans)
+            first = bisect_left(known.tentative, from_bucket, key=_bucket)
+            last = bisect_right(known.tentative, upto, lo=first, key=_bucket)
+            spans = [s for s in known.spans if s.upto >= from_bucket and s.since <= upto]
+            return known.tentative[first:last], spans
 
     def absolute(self, segment: Segment) -> str:
         return f"{self._base}/{segment.path}"
@@ -320,7 +332,7 @@ class Log:
         except LogCorrupted:
             bucket = segment.id.bucket
             if segment.stability is Stability.TENTATIVE:
-                if segment not in self.tentative(segment.id.stream)[0]:
+                if segment not in self.tentative(segment.id.stream, bucket, bucket)[0]:
                     raise TransportError(f"{segment.id} was taken back meanwhile") from None
                 raise
             self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
@@ -438,7 +450,6 @@ class Log:
             or known.ended != stream.ended
             or known.tentative_upto != stream.tentative_upto
             or known.undos != stream.undos
-            or known.rec_dones != stream.rec_dones
         ):
             known = self._infos[stream.name] = StreamInfo(
                 name=stream.name,
@@ -451,7 +462,6 @@ class Log:
                 ended=stream.ended,
                 tentative_upto=stream.tentative_upto,
                 undos=stream.undos,
-                rec_dones=stream.rec_dones,
             )
         return known
 

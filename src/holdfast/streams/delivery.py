@@ -17,9 +17,9 @@ from holdfast.types import OutputState, Segment, StreamInfo
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """All segments of the buckets `since` to `upto`, which are whole; then the tentative ones.
+    """All segments of the buckets `since` to `upto`, which are complete; then the tentative ones.
 
-    Whoever takes it takes back first (`undone`), then takes what is stable, then what is not."""
+    A stable bucket takes the place of the tentative one that was delivered before."""
 
     stream: str
     #: One more than `upto` when nothing is new: a sign of life.
@@ -34,18 +34,18 @@ class Delivery:
     #: What the stream is: said once per connection, with its first delivery.
     info: StreamInfo | None = None
     state: OutputState = OutputState.STABLE
-    #: UNDO: whatever was tentative is taken back.
-    undone: bool = False
-    #: REC_DONE: the failure is corrected.
-    rec_done: bool = False
     #: Up to here buckets were computed without the inputs `missing`; None: nothing of that is new.
     tentative_upto: int | None = None
     missing: tuple[str, ...] = ()
+    #: The shares of the inputs, and of the rows to be expected, that were there.
+    partial: tuple[float, float] = (1.0, 1.0)
+    #: How much of what a bucket may wait on its whole way was spent on the newest stable ones.
+    spent_us: int = 0
 
     @property
     def is_sign_of_life(self) -> bool:
         """Nothing happened; only how the replica stands is told."""
-        happened = self.undone or self.rec_done or self.ended or self.tentative_upto is not None
+        happened = self.ended or self.tentative_upto is not None
         return self.since > self.upto and self.info is None and not happened
 
     def table(self, number: int) -> pa.Table:
@@ -71,20 +71,12 @@ class Cursor:
     at: int
     #: The next tentative bucket; None: nothing tentative is wanted.
     tentative_at: int | None = None
-    undos: int = 0
-    rec_dones: int = 0
 
     def news(self, info: StreamInfo) -> bool:
         tentative = self.tentative_at is not None and (
             info.tentative_upto is not None and info.tentative_upto >= self.tentative_at
         )
-        return (
-            info.complete_upto >= self.at
-            or info.ended
-            or info.undos > self.undos
-            or info.rec_dones > self.rec_dones
-            or tentative
-        )
+        return info.complete_upto >= self.at or info.ended or tentative
 
 
 def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:

@@ -51,6 +51,8 @@ class Service:
     heartbeat_s: float = HEARTBEAT_S
     #: How this replica stands with each of its outputs; a stream that is not here is stable.
     states: dict[str, OutputState] = field(default_factory=dict)
+    #: How much of what a bucket may wait was spent on the newest stable ones of each output.
+    spent_us: dict[str, int] = field(default_factory=dict)
     #: Files that may be fetched now, by the name they are asked for.
     offered: dict[str, str] = field(default_factory=dict)
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
@@ -114,33 +116,29 @@ class Service:
         cursor = Cursor(
             oldest if from_bucket is None else from_bucket,
             None if tentative_after is None else tentative_after + 1,
-            info.undos, info.rec_dones,
-        )  # fmt: skip
+        )
         return replace(self.next(stream, cursor), info=info), cursor
 
     def next(self, stream: str, cursor: Cursor) -> Delivery:
         """What is new since; without anything new, just a sign of life."""
         log = self._log(stream)
         info = log.info(stream)
-        at, undone = cursor.at, info.undos > cursor.undos
-        rec_done = info.rec_dones > cursor.rec_dones
+        at = cursor.at
         segments: list[Segment] = []
         if info.complete_upto >= at:
             segments = log.segments(stream, at, info.complete_upto)
         cursor.at = max(info.complete_upto + 1, at)
-        cursor.undos, cursor.rec_dones = info.undos, info.rec_dones
         tentative_upto: int | None = None
         missing: tuple[str, ...] = ()
-        if cursor.tentative_at is not None and (undone or info.tentative_upto is not None):
-            if undone:  # what is tentative now is younger than all that was taken back
-                cursor.tentative_at = cursor.at
-            found, tentative_upto, missing = _tentative(log, stream, cursor)
+        partial = (1.0, 1.0)
+        if cursor.tentative_at is not None and info.tentative_upto is not None:
+            found, tentative_upto, missing, partial = _tentative(log, stream, cursor)
             segments = [*segments, *found]
         return Delivery(
             stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
             tuple(log.absolute(segment) for segment in segments), ended=info.ended,
-            state=self.states.get(stream, OutputState.STABLE), undone=undone, rec_done=rec_done,
-            tentative_upto=tentative_upto, missing=missing,
+            state=self.states.get(stream, OutputState.STABLE), tentative_upto=tentative_upto,
+            missing=missing, partial=partial, spent_us=self.spent_us.get(stream, 0),
         )  # fmt: skip
 
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
@@ -218,14 +216,15 @@ class Service:
 
 def _tentative(
     log: Log, stream: str, cursor: Cursor
-) -> tuple[list[Segment], int | None, tuple[str, ...]]:
-    """Tentative segments that are new to a connection, up to where, and made without what."""
-    segments, spans = log.tentative(stream)
-    since = cursor.tentative_at
-    assert since is not None
-    fresh = [span for span in spans if span.upto >= since]
-    if not fresh:
-        return [], None, ()
-    cursor.tentative_at = fresh[-1].upto + 1
-    missing = dict.fromkeys(name for span in fresh for name in span.missing)
-    return [s for s in segments if s.id.bucket >= since], fresh[-1].upto, tuple(missing)
+) -> tuple[list[Segment], int | None, tuple[str, ...], tuple[float, float]]:
+    """Tentative segments that are new to a connection, up to where, made without what, and how
+    partial the least of them is."""
+    assert cursor.tentative_at is not None
+    since = max(cursor.tentative_at, cursor.at)
+    segments, spans = log.tentative(stream, since)
+    if not spans:
+        return [], None, (), (1.0, 1.0)
+    cursor.tentative_at = spans[-1].upto + 1
+    missing = dict.fromkeys(name for span in spans for name in span.missing)
+    partial = (min(span.inputs for span in spans), min(span.rows for span in spans))
+    return segments, spans[-1].upto, tuple(missing), partial

@@ -1,9 +1,9 @@
 """SOutput (Borealis section 3.4.2): what a node's results become in its log.
 
 Two lines of a path, the stable and the tentative one, write to the same streams. What is stable is
-written once and never touched again; before something stable takes the place of tentative buckets a
-single UNDO takes all of those back; REC_DONE stands between a failure that is corrected and the
-next. Data first, then one append.
+written once and never touched again. A tentative bucket stands until the stable one takes its
+place, with a higher version, in the append that makes that one visible. Data first, then the
+append.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core import moves
 from holdfast.errors import LogError, NotDeterministic
 from holdfast.model.fragments import Path
-from holdfast.storage import Added, Boundary, Log, RecDone, Tentative, Undo
+from holdfast.storage import Added, Boundary, Log, Tentative
 from holdfast.types import Segment, SegmentId, Stability
 
 #: For each output stream the tables of the buckets that have rows.
@@ -44,7 +44,8 @@ class SOutput:
             # A whole failure may be written here, while the tentative line goes on beside it.
             for output in path.outputs:
                 info = self.log.info(output)
-                version = info.undos + (run.path in self.lines)  # a guess may be made meanwhile
+                guessed = info.tentative_upto is not None or run.path in self.lines
+                version = info.undos + guessed  # one may be made meanwhile
                 for bucket, table in results[output]:
                     if bucket < valid_from:
                         continue
@@ -56,10 +57,7 @@ class SOutput:
             with self._lock:
                 for output in path.outputs:
                     info = self.log.info(output)
-                    tentative, spans = self.log.tentative(output)
-                    if spans and spans[0].since <= run.hi:
-                        doomed += tentative
-                        records.append(Undo(output, info.complete_upto, info.undos + 1))
+                    doomed += self.log.tentative(output, upto=run.hi)[0]
                     records += [Added(segment) for segment in written[output]]
                     if run.hi > info.complete_upto:
                         records.append(Boundary(output, run.hi))
@@ -87,26 +85,16 @@ class SOutput:
                             written.append(self.log.write(table, id, Stability.TENTATIVE))
                             records.append(Added(written[-1]))
                     if since <= upto:
-                        records.append(Tentative(output, since, upto, run.missing))
+                        records.append(Tentative(output, since, upto, run.missing, *run.partial))
                 self.log.append(*records)
             except LogError:
                 self.log.discard(written)
                 raise
 
     def leave(self, path: Path) -> None:
-        """The tentative line is over: REC_DONE, and what it gave beyond the stable one goes."""
+        """The tentative line is over: nothing more of it is given."""
         with self._lock:
             self.lines.pop(path.name, None)
-            for output in path.outputs:
-                info = self.log.info(output)
-                self.take_back(output, RecDone(output, info.complete_upto, info.rec_dones + 1))
-
-    def take_back(self, output: str, *more: RecDone) -> None:
-        info = self.log.info(output)
-        doomed, spans = self.log.tentative(output)
-        undo = [Undo(output, info.complete_upto, info.undos + 1)] if spans else []
-        self.log.append(*undo, *more)
-        self.log.discard(doomed)
 
     def _compare(self, output: str, bucket: int, table: Any) -> None:
         if bucket <= self.log.info(output).trimmed_upto:

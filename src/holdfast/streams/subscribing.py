@@ -36,7 +36,7 @@ LAST_WORDS = 50
 def only_stable(delivery: Delivery) -> Delivery:
     """A delivery as a reader takes it that follows another replica."""
     kept = [segment.stability is Stability.STABLE for segment in delivery.segments]
-    return replace(_some(delivery, kept), undone=False, tentative_upto=None, missing=())
+    return replace(_some(delivery, kept), tentative_upto=None, missing=())
 
 
 def fresh(following: Following, delivery: Delivery, replica: str = "") -> Delivery:
@@ -44,8 +44,6 @@ def fresh(following: Following, delivery: Delivery, replica: str = "") -> Delive
     refused = following.refuses(delivery.epoch, delivery.since, replica)
     if refused is not None:
         raise TransportError(f"stream {delivery.stream!r}: {refused}")
-    if delivery.undone:
-        following.undone()
     new = [
         following.is_new(segment.id.bucket)
         if segment.stability is Stability.STABLE

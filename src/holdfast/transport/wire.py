@@ -65,6 +65,7 @@ def delivery_of(
     try:
         plain = {name: body[name] for name in _BOUNDARY}
         plain |= {"state": OutputState(body["state"]), "missing": tuple(body["missing"])}
+        plain["partial"] = tuple(body["partial"])
     except (KeyError, ValueError, TypeError) as err:
         raise TransportError(f"a delivery that does not parse ({err})") from None
     return Delivery(

@@ -71,7 +71,7 @@ class ClientProcess(Member):
             elif info.rec_done:
                 self.world.say(self.name, "REC_DONE", info.bucket)
             else:
-                rows: tuple[Row, ...] = table.rows
+                rows: tuple[Row, ...] = table.rows if table.num_rows else ()
                 stability = info.stability.value
                 self._tentative |= stability == Stability.TENTATIVE
                 given = Given(now, self.name, self.output, info.bucket, rows, stability)

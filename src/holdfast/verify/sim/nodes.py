@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.config import Options
-from holdfast.core import progress as core
+from holdfast.core import moves as core
 from holdfast.core.catch_up import CatchUp
-from holdfast.core.consistency import Answer, together
 from holdfast.core.membership import Standing
+from holdfast.core.promises import Answer
 from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
@@ -34,7 +35,7 @@ from holdfast.types import Segment, SegmentId
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
 from holdfast.verify.sim.follower import Follower
-from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Wire
+from holdfast.verify.sim.links import SILENCE_US, Wire
 from holdfast.verify.sim.members import FULL_US, REGISTER_US, Member, kept_for_ever, memory_log
 from holdfast.verify.sim.tables import Rows
 from holdfast.verify.sim.world import World
@@ -220,7 +221,7 @@ class NodeProcess(Member):
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
-            inputs=MemoryInputs(self.disk), clock=self.clock,
+            inputs=MemoryInputs(self.disk), clock=self.monotonic,
             partners=partners_of(self.network, self.name),
         )  # fmt: skip
         for stream in self.fragment.outputs:
@@ -238,6 +239,7 @@ class NodeProcess(Member):
             )
             for stream, following in self.performer.following.items()
         }
+        self.performer.take(core.Began(self.monotonic()))
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
@@ -246,7 +248,7 @@ class NodeProcess(Member):
         super().heard(standings)
         if self.pair and self.is_up:
             (partner,) = partners_of(self.network, self.name)
-            self.performer.take(core.Alone(self.clock(), standings[partner].gone))
+            self.performer.take(core.Alone(self.monotonic(), standings[partner].gone))
 
     def _watch(self) -> None:
         for follower in self.followers.values():
@@ -291,38 +293,31 @@ class NodeProcess(Member):
         finished = Finished(work, after, took_us / 1e6, error)
         self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
 
-    def ask(self, path: str, partners: tuple[str, ...]) -> None:
-        answers: list[Answer] = []
+    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
+        def told(peer: str, answer: Answer) -> None:
+            self.world.say(self.name, "asked", peer, "to go on answering", action.path, answer)
+            answered = core.Answered(self.monotonic(), action.path, peer, action.correction, answer)
+            if not action.done:
+                self.performer.take(answered)
 
-        def told(answer: Answer) -> None:
-            answers.append(answer)
-            self.world.say(self.name, "asked partners to postpone", path, answer)
-            if len(answers) == len(partners):
-                self.performer.take(core.Answered(self.clock(), path, together(answers)))
-
-        for partner in partners:
+        for peer in peers:
             self._ask_partner(
-                partner, lambda node: node.asked(path, self.name), told, lambda: told("alone")
+                peer,
+                lambda node: node.asked(action, self.name),
+                partial(told, peer),
+                partial(told, peer, "away"),
             )
 
-    def asked(self, path: str, partner: str) -> Answer:
-        """By a partner."""
+    def asked(self, action: core.Ask, peer: str) -> Answer:
+        """By a peer."""
         answers: list[Answer] = []
-        self.performer.take(Asked(path, partner, answers.append))
+        self.performer.take(
+            Asked(action.path, peer, action.correction, action.position, action.done,
+                  answers.append)
+        )  # fmt: skip
+        if not answers:  # a full disk holds up everything
+            raise TransportError(f"{self.name} does not answer")
         return answers[0]
-
-    def watch(self, path: str, partner: str) -> None:
-        def released() -> None:
-            self.world.say(self.name, "is released by", partner)
-            self.performer.take(core.Postponed(self.clock(), path, None))
-
-        def told(correcting: bool) -> None:
-            if correcting:
-                self.after(HEARTBEAT_US, lambda: self.watch(path, partner))
-            else:
-                released()
-
-        self._ask_partner(partner, lambda node: node.performer.correcting(path), told, released)
 
     def _ask_partner(
         self,

@@ -11,6 +11,7 @@ from functools import cache
 
 from holdfast.model.fragments import Path, fragment_of, fragments, producers_of, replicas_of
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
+from holdfast.types import OutputState
 from holdfast.verify.history import Deserted, Expected
 from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.links import Server
@@ -76,7 +77,9 @@ class Oracle:
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
                 lines = [node.performer.core.paths[path.name].consistency for node in up]
-                trusting = [c.correcting and c.answer == "postponed" for c in lines]
+                trusting = [
+                    c.state is OutputState.STABILIZATION and c.promises.covered(now) for c in lines
+                ]
                 if len(lines) > 1 and all(trusting):
                     found.append(Deserted(now, part.name, path.name))
         return found

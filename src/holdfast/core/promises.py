@@ -1,0 +1,131 @@
+"""Promises between replicas while one of them corrects itself (Borealis section 3.4.3). Pure.
+
+Before a replica suspends its answers to correct itself, another one must have promised to go on
+answering. A promise names who made it to whom, for which correction, and until when: it is a lease.
+The corrector renews it and says how far it got, so that either end of it notices when the other is
+gone, hung, or does not get on: nobody waits for ever for a replica that is stuck, and nobody stays
+silent because of a replica that died. Replicas that want to correct themselves at the same time go
+in the order of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: A promise that is not renewed ends after so long, and is renewed this often.
+PROMISE_US = 2_000_000
+RENEW_US = 500_000
+#: Peers that refused are asked again after so long.
+ASK_AGAIN_US = 200_000
+#: A correction that did not advance for so long is no reason to put off another one.
+STALLED_US = 5_000_000
+
+#: `answering`: it goes on answering, for as long as a promise lasts. `refused`: it is suspended
+#: itself, or goes first. `away`: it has nothing to answer with, or cannot be reached.
+Answer = Literal["answering", "refused", "away"]
+
+
+@dataclass(slots=True)
+class _Grant:
+    """What this replica promised to a peer."""
+
+    correction: int
+    until: int
+    #: How far the peer was, and since when.
+    position: int
+    advanced_at: int
+
+
+class Promises:
+    """Of one path of one replica: those it was made, and those it made."""
+
+    def __init__(self, me: str, peers: Sequence[str]) -> None:
+        self.me, self.peers = me, tuple(peers)
+        #: The correction that peers are asked about; None: none is under way.
+        self.correction: int | None = None
+        self._until: dict[str, int] = {}
+        self._answers: dict[str, Answer] = {}
+        self._ask_at = 0
+        self._grants: dict[str, _Grant] = {}
+
+    # -- for the one that corrects itself -------------------------------------------------------
+
+    def begin(self, correction: int) -> None:
+        if self.correction != correction:
+            self.correction = correction
+            self._until, self._answers, self._ask_at = {}, {}, 0
+
+    def end(self) -> bool:
+        """The correction is over. True: peers were asked, and should hear of it."""
+        asked = self.correction is not None and bool(self._answers)
+        self.correction, self._until, self._answers = None, {}, {}
+        return asked
+
+    def due(self, at: int) -> bool:
+        """Whether to ask now. Each asking is one round of answers."""
+        if self.correction is None or not self.peers or at < self._ask_at:
+            return False
+        self._ask_at = at + RENEW_US
+        return True
+
+    def answered(self, at: int, peer: str, correction: int, answer: Answer) -> None:
+        if correction != self.correction:
+            return
+        self._answers[peer] = answer
+        if answer == "answering":
+            self._until[peer] = at + PROMISE_US
+            return
+        self._until.pop(peer, None)
+        if self.decision(at) == "refused":
+            self._ask_at = min(self._ask_at, at + ASK_AGAIN_US)
+
+    def covered(self, at: int) -> bool:
+        """Somebody has promised to answer, and the promise holds."""
+        return any(until > at for until in self._until.values())
+
+    def decision(self, at: int) -> Answer | None:
+        """What the answers come to: one peer that goes on answering is enough. None: not all of
+        them have answered."""
+        if self.covered(at):
+            return "answering"
+        if len(self._answers) < len(self.peers):
+            return None
+        return "refused" if "refused" in self._answers.values() else "away"
+
+    # -- for the one that goes on answering -----------------------------------------------------
+
+    def asked(
+        self, at: int, peer: str, correction: int, position: int, *, done: bool, able: bool
+    ) -> Answer:
+        """`able`: this replica gives results, stable or tentative, as they become due."""
+        if done:
+            self._grants.pop(peer, None)
+            return "away"
+        if not able:
+            self._grants.pop(peer, None)
+            return "refused" if self.covered(at) else "away"
+        if self.correction is not None and self.me < peer and peer not in self._grants:
+            return "refused"  # both want to
+        grant = self._grants.get(peer)
+        if grant is None or grant.correction != correction:
+            grant = self._grants[peer] = _Grant(correction, at, position, at)
+        elif position > grant.position:
+            grant.position, grant.advanced_at = position, at
+        if at - grant.advanced_at >= STALLED_US:
+            grant.until = at
+            return "refused"
+        grant.until = at + PROMISE_US
+        return "answering"
+
+    def waits_for(self, at: int) -> str | None:
+        """The peer that corrects itself while this replica answers."""
+        return next((peer for peer, grant in self._grants.items() if grant.until > at), None)
+
+    def next_at(self, at: int) -> int | None:
+        """When something of this changes by itself: to ask again, or that a promise ends."""
+        found = [grant.until for grant in self._grants.values() if grant.until > at]
+        if self.correction is not None and self.peers:
+            found += [max(self._ask_at, at + 1), *(u for u in self._until.values() if u > at)]
+        return min(found, default=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -18,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.cli.find import is_running, running
-from holdfast.edge.client import BucketInfo, Client
+from holdfast.clock import monotonic_us
+from holdfast.edge.client import RETRY_S, BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
-from holdfast.streams.subscribing import Makers, follow
+from holdfast.streams.subscribing import Makers, Subscriber
 from holdfast.transport.flight import FlightPeer
 
 #: Whoever has not been heard of for so long is not waited for.
@@ -51,27 +51,33 @@ class _Looking:
         self._storage, self._stream, self._makers = storage, stream, makers
         # It is not told whom it reads, so nobody is told how far it is.
         self._client = Client(stream, {}, NO_WIDTH, from_bucket=start, tentative=True)
-        self._heard = time.monotonic()
+        self._subscriber: Subscriber | None = None
+        self._began_us = monotonic_us()
         self._stop = threading.Event()
         self._over: SetupError | None = None
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        following, wanted = self._client.following, self._client.following.at
+        oldest = False
         while not (self._stop.is_set() or self._client.ended):
+            subscription = self._client.subscription(tuple(self._makers))
+            wanted = subscription.at
+            subscription.at = None if oldest else wanted
+            self._subscriber = Subscriber(
+                self._stream, "tail", subscription, self._makers, self._stop
+            )
             try:
-                for delivery in follow(self._stream, following, self._makers, self._stop):
-                    self._heard = time.monotonic()
+                for delivery in self._subscriber.deliveries():
                     if wanted is not None and wanted < delivery.since:
                         last = delivery.since - 1
                         print(f"buckets {wanted} to {last} were deleted before they could be shown",
                               file=sys.stderr, flush=True)  # fmt: skip
+                    wanted, oldest = None, False
                     yield from self._client.take(delivery)
-                    wanted = following.at
             except Trimmed:
-                wanted, following.at = following.at, None
+                oldest = True
             except TransportError:  # a file that was deleted since
-                self._stop.wait(following.lost() / 1_000)
+                self._stop.wait(RETRY_S)
         if self._over is not None:
             raise self._over
 
@@ -79,7 +85,9 @@ class _Looking:
         while not self._stop.wait(1.0):
             if not is_running(self._storage):
                 self._over = SetupError(f"nothing runs on {self._storage} any more")
-            if time.monotonic() - self._heard > GONE_S:
+            reads = self._subscriber
+            heard_us = self._began_us if reads is None else reads.heard_us
+            if monotonic_us() - heard_us > 1e6 * GONE_S:
                 self._over = SetupError(f"nothing is heard of {self._stream!r} for {GONE_S:.0f} s")
             if self._over is not None:
                 self._stop.set()

@@ -20,18 +20,21 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.clock import now_us
-from holdfast.core.following import Following
-from holdfast.errors import StaleEpoch, TransportError
+from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING
+from holdfast.core.subscription import Position, Subscription
+from holdfast.errors import TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
-from holdfast.streams.delivery import Delivery, Peer
-from holdfast.streams.subscribing import Makers, Position, follow
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.subscribing import Makers, Subscriber
 from holdfast.types import SegmentId, Stability, StreamInfo
 
 #: Before the first bucket.
 BEFORE_ALL = -(2**62)
 #: Column added to archived rows: when the application got them.
 RECEIVED_AT = "_received_at"
+#: Files that were deleted while they were read are asked for again after so long.
+RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Client:
         name: str | None = None,
         from_bucket: int | None = None,
         tentative: bool = False,
+        tolerance_buckets: int = LAG_BUCKETS,
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.output, self.width_us = output, width_us
@@ -79,8 +83,11 @@ class Client:
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
-        self.peer: Peer | None = None
-        self.following = Following(from_bucket, tentative=tentative)
+        self.tentative = tentative
+        self._tolerance_buckets = tolerance_buckets
+        #: The newest epochs of producers heard of, and the subscription that tells them positions.
+        self._epochs: dict[str, int] = {}
+        self.advanced: Callable[[Position], None] = lambda position: None
         #: Last bucket that was given as tentative and still is.
         self.tentative_upto: int | None = None
         #: Buckets with rows that were given as tentative and still are, oldest first.
@@ -99,13 +106,10 @@ class Client:
         #: The replicas that were read, one after the other: which, when its first rows came, and
         #: how many microseconds after it was decided to read it.
         self.switches: list[tuple[str, int, int]] = []
-        #: Position that was last said upstream.
-        self._said: int | None = None
         #: What the application has had and the log has not: a full disk may keep them apart.
         self._owed: list[tuple[pa.Table | None, int, BucketInfo | None]] = []
         if log is not None and output in log.streams():
             self.position = log.info(output).complete_upto
-            self.following.at = self.position + 1
             self.ended = log.info(output).ended
             self.tentative_rows = log.counter(f"{output}.tentative_rows")
             self.replacements = log.counter(f"{output}.replacements")
@@ -118,18 +122,28 @@ class Client:
         if self.ended:
             return
         while not (self.ended or self._stop.is_set()):
+            subscriber = Subscriber(
+                self.output, self.name, self.subscription(tuple(self._makers)), self._makers,
+                self._stop, lost=self._lost, switched=self._switched,
+            )  # fmt: skip
+            self.advanced = subscriber.advanced
             try:
-                for delivery in follow(
-                    self.output, self.following, self._makers, self._stop,
-                    connected=self._connected, lost=self._lost, position=self._position,
-                    switched=self._switched,
-                ):  # fmt: skip
+                for delivery in subscriber.deliveries():
                     yield from self.take(delivery)
                     if self._stop.is_set():
                         return
             except TransportError as err:  # files that went with the storage of whoever made them
-                self._lost(err)
-                self._stop.wait(self.following.lost() / 1_000)
+                self._lost(str(err))
+                self._stop.wait(RETRY_S)
+
+    def subscription(self, replicas: tuple[str, ...]) -> Subscription:
+        """From where the application is."""
+        wanted = None if self.position is None else self.position + 1
+        given = NOTHING if self.tentative_upto is None else self.tentative_upto
+        return Subscription(
+            replicas, wanted, self.tentative, given, self._epochs,
+            tolerance_buckets=self._tolerance_buckets,
+        )  # fmt: skip
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
@@ -152,7 +166,6 @@ class Client:
         tentative for it; then the tentative ones; then the position is durable and acknowledged."""
         if delivery.info is not None:
             self._open(delivery.info)
-            self._said = None  # whoever speaks may be new, and not know how far we are
         if self._undo_first:
             self._undo_first = False
             self.undos += 1
@@ -181,13 +194,15 @@ class Client:
     def _stable(self, delivery: Delivery) -> Iterator[tuple[int, pa.Table]]:
         """Buckets with rows, and those that are empty in place of tentative rows, in order."""
         found = self._buckets(delivery, Stability.STABLE)
+        # What a full disk kept from being noted comes again.
+        found = {bucket: table for bucket, table in found.items() if bucket > self._known()}
         empty = [b for b in self._guessed if b <= delivery.upto and b not in found]
         for bucket in sorted([*found, *empty]):
             yield bucket, found[bucket] if bucket in found else self._nothing()
 
     def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         upto = delivery.tentative_upto
-        if upto is None or not self.following.tentative:
+        if upto is None or not self.tentative:
             return
         # Known before the application has any of it: after a crash it is taken back.
         self._note_tentative(True)
@@ -200,7 +215,6 @@ class Client:
                 bucket, Stability.TENTATIVE, table.num_rows,
                 missing=delivery.missing, inputs_share=inputs, rows_share=rows,
             )  # fmt: skip
-        self.following.taken_tentative(upto)
         if upto > self._known():
             self.tentative_upto = upto
 
@@ -240,13 +254,10 @@ class Client:
         assert self._schema is not None
         return self._schema.empty_table()
 
-    def _connected(self, peer: Peer) -> None:
-        self.peer = peer
-
     def _switched(self, replica: str, us: int) -> None:
         self.switches.append((replica, self._clock(), us))
 
-    def _lost(self, err: Exception) -> None:
+    def _lost(self, why: str) -> None:
         self.reconnects += 1
 
     def _open(self, info: StreamInfo) -> None:
@@ -257,7 +268,6 @@ class Client:
 
     def _had(self, upto: int, table: pa.Table | None, info: BucketInfo | None) -> None:
         self.position = upto
-        self.following.taken(upto)
         if self._log is not None:
             self._owed.append((table, upto, info))
             self.settle()
@@ -277,26 +287,9 @@ class Client:
                 self._log.commit(self.output, segments, upto)
             self._owed.pop(0)
 
-    def not_acknowledged(self) -> None:
-        """The last position did not arrive: it is said again with the next sign of life."""
-        self._said = None
-
-    def _position(self) -> Position | None:
-        """What producers are told: only what is durable is no longer needed."""
-        if self.position is None or self._owed:
-            return None
-        epoch = self._log.epoch if self._log is not None else 1
-        return self.name, self.position, self.position, epoch
-
     def _acknowledge(self) -> None:
-        position = self._position()
-        if position is None or self.peer is None or self.position == self._said:
+        """Producers are told: only what is durable is no longer needed."""
+        if self.position is None or self._owed:
             return
-        try:
-            self._said = self.position
-            self.peer.acknowledge(self.output, *position)
-        except TransportError:
-            self.not_acknowledged()
-        except StaleEpoch:
-            self.close()
-            raise
+        epoch = self._log.epoch if self._log is not None else 1
+        self.advanced(Position(self.position, self.position, epoch))

@@ -147,6 +147,18 @@ def patience(network: Network) -> dict[str, Patience | None]:
     return {name: None if us is None else Patience(us, total[name]) for name, us in own.items()}
 
 
+def tolerance_buckets(network: Network, fragment: str) -> int:
+    """How far behind a consumer in this fragment prefers stable rows to tentative ones: as far as
+    they may be held anyway."""
+    known = patience(network).get(fragment)
+    return 0 if known is None else max(0, known.own_us // network.width_us - 1)
+
+
+def client_tolerance_buckets(network: Network, output: str) -> int:
+    """The same for a client: as far as the fragment that makes the output may hold rows."""
+    return tolerance_buckets(network, network.named(output).fragment)
+
+
 def longest(network: Network, weight: Mapping[str, int]) -> dict[str, int]:
     """By operator, the heaviest way to it from where rows come in: sources, ends of feedback edges.
     A way takes on the weight of a fragment each time it enters one, through an SUnion."""

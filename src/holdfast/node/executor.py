@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from holdfast.config import Options
 from holdfast.core import moves as core
-from holdfast.core.following import Following
 from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.promises import Answer
@@ -114,10 +113,10 @@ class Performer:
             group_rows_max=options.group_rows_max,
             buffer_buckets=options.buffer_buckets,
         )
-        tentative = engine.network.protection(fragment.name).failure != "block"
-        self.following = {
-            stream: Following(self._from(stream), tentative=tentative) for stream in fragment.inputs
-        }
+        #: What is tentative is wanted of the inputs, too.
+        self.tentative = engine.network.protection(fragment.name).failure != "block"
+        #: Last stable bucket of each input that is in the index; None: nothing yet.
+        self._received: dict[str, int | None] = dict.fromkeys(fragment.inputs)
         for output in fragment.outputs:
             service.logs[output] = log
             service.states[output] = OutputState.STABILIZATION
@@ -165,7 +164,7 @@ class Performer:
         self.engine.recovered(list(self.versions.values()))
         return found
 
-    def _from(self, stream: str) -> int | None:
+    def wanted(self, stream: str) -> int | None:
         """Where to follow an input from: what the recovered versions refer to, or the oldest."""
         readers = [path.name for path in self.fragment.paths if stream in path.inputs]
         resumed = [
@@ -196,19 +195,17 @@ class Performer:
         opened = None
         if delivery.stream not in self._opened and delivery.info is not None:
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
-        following = self.following[delivery.stream]
-        news = delivery.ended or following.is_behind(delivery.upto)
+        known = self._received[delivery.stream]
+        news = delivery.ended or known is None or delivery.upto > known
         if opened is None and not news and delivery.tentative_upto is None:
-            return  # a sign of life
+            return  # a heartbeat
         rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
         self._opened.add(delivery.stream)
-        following.taken(delivery.upto)
-        if delivery.tentative_upto is not None:
-            following.taken_tentative(delivery.tentative_upto)
-        assert following.at is not None
         # Another replica may have told more than this one.
+        upto = delivery.upto if known is None else max(known, delivery.upto)
+        self._received[delivery.stream] = upto
         self._carrier.post(
-            Arrived(delivery.stream, following.at - 1, tuple(rows), delivery.ended, opened,
+            Arrived(delivery.stream, upto, tuple(rows), delivery.ended, opened,
                     delivery.tentative_upto, delivery.missing, delivery.partial, delivery.spent_us)
         )  # fmt: skip
 

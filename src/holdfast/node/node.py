@@ -20,18 +20,19 @@ from holdfast.config import Options
 from holdfast.core import moves as core
 from holdfast.core.membership import Standing, dead_of
 from holdfast.core.promises import Answer
+from holdfast.core.subscription import Position, Subscription
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
 from holdfast.model.fragments import Fragment, home_of, is_pair
+from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import Asked, Event, Finished, Refused, Wanted, Work
-from holdfast.node.executor import FULL_S, Performer
+from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
 from holdfast.node.state_transfer import Moving, moving_body
 from holdfast.storage import Log
-from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import Makers, Position, follow
+from holdfast.streams.subscribing import Makers, Subscriber
 
 _log = logging.getLogger("holdfast.node")
 
@@ -54,8 +55,6 @@ class Node:
         self.upstream, self._partners = upstream, partners or {}
         self._options, self._service = options, service
         self._pair = is_pair(engine.network, fragment.name)
-        #: Where each input with several makers is: said to all of them.
-        self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
         #: What ended the node, if anything did.
         self.failure: BaseException | None = None
@@ -63,11 +62,6 @@ class Node:
         self._stop = threading.Event()
         self.ended = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._peers: dict[str, Peer] = {}
-        #: Positions to be said upstream. A peer that cannot be reached must not hold up the loop.
-        self._acks: dict[str, queue.Queue[tuple[int, int, int] | None]] = {
-            stream: queue.Queue() for stream in fragment.inputs
-        }
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         #: Questions to peers: one that does not answer holds up no other.
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._partners)), "ask")
@@ -76,6 +70,7 @@ class Node:
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=monotonic_us,
             partners=tuple(self._partners),
         )  # fmt: skip
+        self._subscribers = {stream: self._subscriber(stream) for stream in fragment.inputs}
         service.calls["postpone"] = self._asked
         service.calls["give"] = self._wanted
         service.calls["given"] = self._given
@@ -84,14 +79,11 @@ class Node:
         self._thread(self._loop, "node")
         self.post(core.Began(monotonic_us()))
         for stream in self.fragment.inputs:
-            self._thread(partial(self._follow, stream), f"follow-{stream}")
-            self._thread(partial(self._say, stream), f"say-{stream}")
+            self._thread(partial(self._subscribe, stream), f"subscribe-{stream}")
 
     def stop(self) -> None:
         self._stop.set()
         self._events.put(None)
-        for acks in self._acks.values():
-            acks.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._asking.shutdown(wait=False, cancel_futures=True)
@@ -138,9 +130,7 @@ class Node:
             self._asking.submit(self._ask, action, peer)
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        self._positions[stream] = (self.name, received, needed, epoch)
-        if len(self.upstream[stream]) == 1:
-            self._acks[stream].put((received, needed, epoch))
+        self._subscribers[stream].advanced(Position(received, needed, epoch))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
         if after_s:
@@ -157,61 +147,33 @@ class Node:
         self._threads.append(thread)
         thread.start()
 
-    def _follow(self, stream: str) -> None:
+    def _subscriber(self, stream: str) -> Subscriber:
         said: str | None = None
 
-        def connected(peer: Peer) -> None:
-            self._peers[stream] = peer
-
-        def lost(err: Exception) -> None:
+        def lost(why: str) -> None:
             nonlocal said
-            if str(err) != said:
-                said = str(err)
-                _log.info("node %s: input %s: %s", self.name, stream, err)
+            if why != said:
+                said = why
+                _log.info("node %s: input %s: %s", self.name, stream, why)
 
-        following = self.performer.following[stream]
-        home = home_of(self.name, tuple(self.upstream[stream])) if self._pair else None
-        while not self._stop.is_set():
-            try:
-                for delivery in follow(
-                    stream, following, self.upstream[stream], self._stop,
-                    connected=connected, lost=lost,
-                    position=lambda: self._positions.get(stream),
-                    switched=lambda replica, us: self.switches.append((replica, us)),
-                    heartbeat_s=self._options.heartbeat_s, home=home,
-                    ask_s=self._options.silence_s if home else None,
-                ):  # fmt: skip
-                    if delivery.info is not None and stream in self._positions:
-                        # Whoever speaks may be new, and not know how far we are.
-                        self._acks[stream].put(self._positions[stream][1:])
-                    self.performer.receive(delivery)
-                return
-            except StorageFull as err:  # what could not be taken is delivered again
-                _log.warning("node %s: input %s waits for space: %s", self.name, stream, err)
-                self._stop.wait(FULL_S)
-            except Exception as err:
-                self.post(Refused(err))
-                return
+        makers, options = self.upstream[stream], self._options
+        home = home_of(self.name, tuple(makers)) if self._pair else None
+        subscription = Subscription(
+            tuple(makers), self.performer.wanted(stream), self.performer.tentative, home=home,
+            tolerance_buckets=tolerance_buckets(self.engine.network, self.fragment.name),
+            heartbeat_us=int(1e6 * options.heartbeat_s),
+            ask_us=int(1e6 * options.silence_s) if home else 0,
+        )  # fmt: skip
+        return Subscriber(
+            stream, self.name, subscription, makers, self._stop, lost=lost,
+            switched=lambda replica, us: self.switches.append((replica, us)),
+        )  # fmt: skip
 
-    def _say(self, stream: str) -> None:
-        """Only the newest positions matter: what waited behind a slow answer is skipped."""
-        acks = self._acks[stream]
-        while (position := acks.get()) is not None:
-            while not acks.empty():
-                newer = acks.get()
-                if newer is None:
-                    return
-                position = newer
-            peer = self._peers.get(stream)
-            if peer is None:
-                continue
-            try:
-                peer.acknowledge(stream, self.name, *position)
-            except TransportError:
-                pass  # said again with the next step
-            except Exception as err:
-                self.post(Refused(err))
-                return
+    def _subscribe(self, stream: str) -> None:
+        try:
+            self._subscribers[stream].run(self.performer.receive)
+        except Exception as err:
+            self.post(Refused(err))
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
         """By a partner, in one of the server's threads; the loop answers."""

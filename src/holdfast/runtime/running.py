@@ -52,6 +52,7 @@ from holdfast.model.fragments import (
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
+from holdfast.model.trees import client_tolerance_buckets
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
@@ -266,6 +267,7 @@ class Run:
         client = Client(
             output, self.makers(output, reader), self.network.width_us, log=log,
             name=reader, tentative=tentative,
+            tolerance_buckets=client_tolerance_buckets(self.network, output),
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)

@@ -1,59 +1,45 @@
-"""Following a stream for ever: one connection after another, each from where the last one got to.
-
-Node and client read alike. What they have taken is said to `core.following`, which decides; which
-replica to read, where there is more than one, `core.upstream` decides. Here are only the loops
-around connections.
-"""
+"""Drives a subscription with threads: one per connection reads, a few ask replicas, whoever
+iterates takes. What to do is `core.subscription`'s to say."""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
-from holdfast.clock import now_us
-from holdfast.core.following import Following
-from holdfast.core.upstream import Action, Drop, Gone, Heard, Upstream
-from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
+from holdfast.clock import monotonic_us
+from holdfast.core import subscription as core
+from holdfast.core.replica_selector import Status
+from holdfast.core.subscription import Position, Subscription
+from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError, Trimmed
 from holdfast.streams.delivery import Delivery, Peer
 from holdfast.types import OutputState, Stability
 
-#: How to reach each replica of whoever makes a stream.
+#: How to reach each replica of a producer.
 Makers = Mapping[str, Callable[[], Peer]]
-#: What a reader says to them: its name, received, no longer needed, its epoch.
-Position = tuple[str, int, int, int]
 #: Deliveries of one connection that wait to be taken.
 WAITING = 8
-#: Attempts to tell a replica that a stream was read to its end.
-LAST_WORDS = 50
 
 
-def only_stable(delivery: Delivery) -> Delivery:
-    """A delivery as a reader takes it that follows another replica."""
-    kept = [segment.stability is Stability.STABLE for segment in delivery.segments]
-    return replace(_some(delivery, kept), tentative_upto=None, missing=())
-
-
-def fresh(following: Following, delivery: Delivery, replica: str = "") -> Delivery:
-    """What is new in a delivery. An instance that was replaced is cut off."""
-    refused = following.refuses(delivery.epoch, delivery.since, replica)
-    if refused is not None:
-        raise TransportError(f"stream {delivery.stream!r}: {refused}")
-    new = [
-        following.is_new(segment.id.bucket)
-        if segment.stability is Stability.STABLE
-        else following.is_younger(segment.id.bucket)
+def selected(delivery: Delivery, take: core.Take) -> Delivery:
+    """The part of a delivery that a consumer takes."""
+    after, first = take.tentative_after, take.stable_from
+    kept = [
+        (first is None or segment.id.bucket >= first)
+        and (
+            segment.stability is Stability.STABLE
+            or (after is not None and segment.id.bucket > after)
+        )
         for segment in delivery.segments
     ]
-    return delivery if all(new) else _some(delivery, new)
-
-
-def _some(delivery: Delivery, kept: list[bool]) -> Delivery:
+    if after is None and delivery.tentative_upto is not None:
+        delivery = replace(delivery, tentative_upto=None, missing=())
+    if all(kept):
+        return delivery
     return replace(
         delivery,
         segments=tuple(compress(delivery.segments, kept)),
@@ -62,248 +48,229 @@ def _some(delivery: Delivery, kept: list[bool]) -> Delivery:
     )
 
 
-def follow(
-    stream: str,
-    following: Following,
-    makers: Makers,
-    stop: threading.Event,
-    *,
-    connected: Callable[[Peer], None] = lambda peer: None,
-    lost: Callable[[Exception], None] = lambda err: None,
-    position: Callable[[], Position | None] = lambda: None,
-    switched: Callable[[str, int], None] = lambda replica, us: None,
-    heartbeat_s: float = 0.1,
-    ask_s: float | None = None,
-    home: str | None = None,
-) -> Iterator[Delivery]:
-    """Deliveries until the stream has ended or `stop` is set. The reader calls `following.taken`
-    when it has one; whatever it could not take is delivered again.
+@dataclass(frozen=True, slots=True)
+class _Came:
+    connection: int
+    delivery: Delivery
 
-    Where there are replicas, `position` is said to all of them, and `switched` is called when
-    another one is read than before: with its name, and the microseconds since that was decided.
-    They are asked how they stand as often as they give a sign of life. With `home`, which is read
-    unless it is lost, that is seldom needed: every `ask_s`, and not of the one that is read; nor
-    are its signs of life delivered.
-    """
-    if len(makers) > 1:
-        replicas = _Replicas(
-            stream, following, makers, lost, position, switched, heartbeat_s, ask_s or heartbeat_s,
-            home,
-        )  # fmt: skip
-        yield from replicas.deliveries(stop)
-        return
-    (connect,) = makers.values()
-    while not stop.is_set():
-        try:
-            peer = connect()
-            connected(peer)
-            for delivery in peer.follow(stream, following.at, stop, following.tentative_after):
-                yield fresh(following, delivery)
-                if delivery.ended or stop.is_set():
-                    return
-        except TransportError as err:
-            lost(err)
-            stop.wait(following.lost() / 1_000)
+
+@dataclass(frozen=True, slots=True)
+class _Broke:
+    """A connection is over, or the consumer itself was refused (`connection` 0)."""
+
+    connection: int
+    error: HoldfastError
 
 
 @dataclass(eq=False, slots=True)
 class _Line:
     """One connection to a replica."""
 
-    replica: str
-    correcting: bool
+    number: int
     over: threading.Event = field(default_factory=threading.Event)
     room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(WAITING))
 
 
-@dataclass(frozen=True, slots=True)
-class _Came:
-    line: _Line
-    delivery: Delivery
+_Event = core.Event | _Came | _Broke | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A connection is over, or a reader was refused."""
+class Subscriber:
+    """One subscription of `consumer`, from its first connection to its end."""
 
-    line: _Line | None
-    error: HoldfastError
+    def __init__(
+        self,
+        stream: str,
+        consumer: str,
+        subscription: Subscription,
+        makers: Makers,
+        stop: threading.Event,
+        *,
+        lost: Callable[[str], None] = lambda why: None,
+        switched: Callable[[str, int], None] = lambda replica, us: None,
+    ) -> None:
+        self.stream, self.consumer, self.subscription = stream, consumer, subscription
+        self._makers, self._stop = makers, stop
+        self._lost, self._switched = lost, switched
+        self._events: queue.Queue[_Event] = queue.Queue()
+        self._lines: dict[int, _Line] = {}
+        self._peers: dict[str, Peer] = {}
+        self._polling = ThreadPoolExecutor(len(makers), f"{stream}-poll")
+        self._wake_at: int | None = None
+        self._finished = False
+        self._full = False
+        #: Positions come also after the stream has ended.
+        self._linger = False
+        #: When anything came last, be it a heartbeat.
+        self.heard_us = monotonic_us()
+        self._last_error: HoldfastError | None = None
 
+    def advanced(self, position: Position) -> None:
+        """The consumer is further: producers are told. May be called by any thread."""
+        self._events.put(core.Advanced(monotonic_us(), position))
 
-@dataclass(eq=False, slots=True)
-class _Replicas:
-    """Reads a stream that several replicas make. Threads carry: one per replica asks how it stands,
-    one per connection reads; whoever iterates decides."""
+    def run(self, take: Callable[[Delivery], None]) -> None:
+        """Until the stream has ended or `stop` is set. What a full disk keeps from being taken is
+        delivered again. Producers are told positions for as long as the consumer lives."""
+        self._linger = True
+        for delivery in self.deliveries():
+            try:
+                take(delivery)
+            except StorageFull as err:
+                self._lost(f"waits for space: {err}")
+                self._full = True
 
-    stream: str
-    following: Following
-    makers: Makers
-    lost: Callable[[Exception], None]
-    position: Callable[[], Position | None]
-    switched: Callable[[str, int], None]
-    heartbeat_s: float
-    ask_s: float
-    home: str | None = None
-    upstream: Upstream = field(init=False)
-    _events: queue.Queue[Heard | Gone | _Came | _Ended] = field(init=False)
-    _over: threading.Event = field(init=False)
-    _lines: dict[bool, _Line] = field(init=False)
-    _peers: dict[str, Peer] = field(init=False)
-    _trimmed: dict[str, Trimmed] = field(init=False)
-    _ended: bool = False
-    #: Since when another replica than the one that was read is wanted.
-    _wanted_at: int | None = None
-
-    def __post_init__(self) -> None:
-        self.upstream = Upstream(tuple(self.makers), self.following, self.home)
-        self._events, self._over = queue.Queue(), threading.Event()
-        self._lines, self._peers, self._trimmed = {}, {}, {}
-
-    def deliveries(self, stop: threading.Event) -> Iterator[Delivery]:
-        for replica in self.makers:
-            self._thread(partial(self._ask, replica), f"ask-{replica}")
+    def deliveries(self) -> Iterator[Delivery]:
+        """Whoever iterates has taken a delivery when it asks for the next one."""
         try:
-            while not stop.is_set():
-                with suppress(queue.Empty):
-                    event = self._events.get(timeout=self.heartbeat_s)
-                    for delivery in self._handle(event):
-                        yield delivery
-                        if delivery.ended:
-                            self._ended = True
-                            return
+            yield from self._step(core.Begin(monotonic_us()))
+            while not (self._stop.is_set() or self.subscription.ended):
+                yield from self._step(self._next())
         finally:
-            self._over.set()
-            for correcting in list(self._lines):
-                self._close(correcting)
+            for number in list(self._lines):
+                self._close(number)
+            if self.subscription.ended:
+                threading.Thread(
+                    target=self._last_words, name=f"{self.stream}-end", daemon=True
+                ).start()
+            else:
+                self._polling.shutdown(wait=False, cancel_futures=True)
 
-    # -- in the thread that iterates ------------------------------------------------------------
+    def _last_words(self) -> None:
+        """Every replica hears how far the stream was read; one that is gone will ask by itself."""
+        while not self._stop.is_set() and (self._linger or not self._finished):
+            for _ in self._step(self._next()):
+                pass
+        self._polling.shutdown(wait=False, cancel_futures=True)
 
-    def _handle(self, event: Heard | Gone | _Came | _Ended) -> Iterator[Delivery]:
-        match event:
-            case _Came():
-                yield from self._came(event.line, event.delivery)
-            case _Ended(line=None):
-                raise event.error
-            case _Ended():
-                assert event.line is not None
-                if self._lines.get(event.line.correcting) is event.line:
-                    self._refused(event.line, event.error)
-            case _:
-                self._perform(self.upstream.handle(event))
-
-    def _came(self, line: _Line, delivery: Delivery) -> Iterator[Delivery]:
-        if self._lines.get(line.correcting) is not line:
-            return
-        line.room.release()
-        self._trimmed.pop(line.replica, None)
-        self._perform(self.upstream.said(now_us(), line.replica, delivery.state, delivery.upto))
-        if not self.upstream.takes_tentative(line.replica):
-            delivery = only_stable(delivery)
-        elif self._wanted_at is not None:
-            self.switched(line.replica, max(1, now_us() - self._wanted_at))
-            self._wanted_at = None
+    def _next(self) -> _Event:
+        wait_us = 100_000 if self._wake_at is None else self._wake_at - monotonic_us()
         try:
-            delivery = fresh(self.following, delivery, line.replica)
-        except TransportError as err:
-            self._refused(line, err)
-        else:
-            yield delivery
+            return self._events.get(timeout=min(max(wait_us, 0), 100_000) / 1e6)
+        except queue.Empty:
+            if self._wake_at is not None and self._wake_at <= monotonic_us():
+                self._wake_at = None
+                return core.Tick(monotonic_us())
+            return None
 
-    def _refused(self, line: _Line, err: HoldfastError) -> None:
-        """A connection is lost; that somebody has deleted what we want is a failure only once
-        everybody has."""
-        if isinstance(err, Trimmed):
-            self._trimmed[line.replica] = err
-            if len(self._trimmed) == len(self.makers):
-                raise err
-        elif not isinstance(err, TransportError):
-            raise err
-        if self._lines.get(line.correcting) is line:
-            self._close(line.correcting)
-        self.lost(err)
-        self._perform(self.upstream.handle(Gone(now_us(), line.replica)))
+    # -- events in, actions performed -----------------------------------------------------------
 
-    def _perform(self, actions: Sequence[Action]) -> None:
+    def _step(self, event: _Event) -> Iterator[Delivery]:
+        match event:
+            case None:
+                return
+            case _Came():
+                line = self._lines.get(event.connection)
+                if line is None:
+                    return
+                line.room.release()
+                delivery = event.delivery
+                came = core.Delivered(
+                    monotonic_us(), event.connection, delivery.epoch, delivery.since,
+                    delivery.upto, delivery.state,
+                )  # fmt: skip
+                yield from self._perform(self.subscription.handle(came), delivery)
+            case _Broke():
+                if event.connection == 0 or self._is_fatal(event.error):
+                    raise event.error
+                if event.connection in self._lines:
+                    self._last_error = event.error
+                    trimmed = isinstance(event.error, Trimmed)
+                    broke = core.Disconnected(monotonic_us(), event.connection, trimmed)
+                    yield from self._perform(self.subscription.handle(broke))
+            case _:
+                yield from self._perform(self.subscription.handle(event))
+
+    def _is_fatal(self, err: HoldfastError) -> bool:
+        """Where there are other replicas, whatever is wrong with one of them is its own affair."""
+        if self.subscription.many:
+            return isinstance(err, StaleEpoch)
+        return not isinstance(err, TransportError | Trimmed)
+
+    def _perform(
+        self, actions: list[core.Action], delivery: Delivery | None = None
+    ) -> Iterator[Delivery]:
         for action in actions:
-            if isinstance(action, Drop):
-                self._close(action.correcting)
-                continue
-            if not action.correcting:
-                self._wanted_at = self.upstream.lost_at or now_us()
-                self.upstream.lost_at = None
-            self._close(action.correcting)
-            line = self._lines[action.correcting] = _Line(action.replica, action.correcting)
-            at, after = self.following.at, self.following.tentative_after
-            self._thread(partial(self._read, line, at, after), f"read-{line.replica}")
+            match action:
+                case core.Poll():
+                    self._polling.submit(self._poll, action)
+                case core.Connect():
+                    line = self._lines[action.connection] = _Line(action.connection)
+                    read = partial(self._read, line, action)
+                    name = f"{self.stream}-read-{action.replica}"
+                    threading.Thread(target=read, name=name, daemon=True).start()
+                case core.Disconnect():
+                    self._close(action.connection)
+                case core.Take():
+                    assert delivery is not None
+                    yield from self._take(action, delivery)
+                case core.Lost():
+                    why = self._last_error or f"{action.replica}: {action.why}"
+                    self._last_error = None
+                    self._lost(str(why))
+                case core.Switched():
+                    self._switched(action.replica, action.us)
+                case core.Wake():
+                    self._wake_at = action.at
+                case core.Finished():
+                    self._finished = True
+                case core.Unobtainable():
+                    assert self._last_error is not None
+                    raise self._last_error
 
-    def _close(self, correcting: bool) -> None:
-        line = self._lines.pop(correcting, None)
+    def _take(self, action: core.Take, delivery: Delivery) -> Iterator[Delivery]:
+        part = selected(delivery, action)
+        self._full = False
+        yield part
+        now = monotonic_us()
+        outcome: core.Event = core.Taken(now, part.upto, part.tentative_upto, part.ended)
+        if self._full:
+            outcome = core.NotTaken(now, action.connection, "full")
+        yield from self._perform(self.subscription.handle(outcome))
+
+    def _close(self, number: int) -> None:
+        line = self._lines.pop(number, None)
         if line is not None:
             line.over.set()
 
     # -- in threads of their own ----------------------------------------------------------------
 
-    def _thread(self, run: Callable[[], None], name: str) -> None:
-        threading.Thread(target=run, name=f"{self.stream}-{name}", daemon=True).start()
-
-    def _ask(self, replica: str) -> None:
-        """How does the replica stand? It is told on the occasion how far this reader is."""
-        said: Position | None = None
-        tries = LAST_WORDS
-        # Where the stream has ended, every replica hears so; one that is gone will ask by itself.
-        while not self._over.is_set() or (self._ended and said != self.position() and tries):
-            tries -= self._over.is_set()
-            try:
-                peer = self._peers.get(replica)
-                if peer is None:
-                    peer = self._peers[replica] = self.makers[replica]()
-                position = self.position()
-                news = position if position != said else None
-                tells = self._tells(replica)
-                if news is not None or not tells:
-                    heard = self._stands(peer, replica, news)
-                    said = position
-                    if not tells:
-                        self._events.put(heard)
-            except StaleEpoch as err:
-                self._events.put(_Ended(None, err))
-                return
-            except HoldfastError:
-                self._peers.pop(replica, None)
-                said = None
-                self._events.put(Gone(now_us(), replica))
-            if self._ended:
-                time.sleep(self.heartbeat_s)
-            else:
-                self._over.wait(self.ask_s)
-
-    def _tells(self, replica: str) -> bool:
-        """How it stands comes with its deliveries."""
-        line = self._lines.get(False)
-        return self.home is not None and line is not None and line.replica == replica
-
-    def _stands(self, peer: Peer, replica: str, position: Position | None) -> Heard:
-        body = peer.call("stands", {"stream": self.stream, "position": position})
-        if body["state"] is None:
-            raise TransportError(f"{replica} has not opened {self.stream!r} yet")
-        state = OutputState(body["state"])
-        return Heard(now_us(), replica, state, body["upto"], body["tentative_upto"])
-
-    def _read(self, line: _Line, at: int | None, after: int | None) -> None:
+    def _poll(self, poll: core.Poll) -> None:
+        replica = poll.replica
         try:
-            peer = self._peers.get(line.replica) or self.makers[line.replica]()
+            peer = self._peers.get(replica)
+            if peer is None:
+                peer = self._peers[replica] = self._makers[replica]()
+            position = None if poll.position is None else (self.consumer, *poll.position)
+            body = peer.call("stands", {"stream": self.stream, "position": position})
+            status = None
+            if body["state"] is not None:
+                state = OutputState(body["state"])
+                status = Status(state, body["upto"], body["tentative_upto"])
+            self._events.put(core.Reported(monotonic_us(), replica, status))
+        except StaleEpoch as err:
+            self._events.put(_Broke(0, err))
+        except HoldfastError:
+            self._peers.pop(replica, None)
+            self._events.put(core.Unreachable(monotonic_us(), replica))
+
+    def _read(self, line: _Line, action: core.Connect) -> None:
+        try:
+            peer = self._peers.get(action.replica) or self._makers[action.replica]()
+            self._peers[action.replica] = peer
             life: Delivery | None = None
-            for delivery in peer.follow(self.stream, at, line.over, after):
-                if self.home is not None:
-                    if delivery == life:
-                        continue
-                    life = delivery if delivery.is_sign_of_life else None
-                while not line.room.acquire(timeout=self.heartbeat_s):
+            follow = peer.follow(self.stream, action.from_bucket, line.over, action.tentative_after)
+            for delivery in follow:
+                self.heard_us = monotonic_us()
+                if delivery == life:  # a heartbeat that says nothing new
+                    continue
+                life = delivery if delivery.is_sign_of_life else None
+                while not line.room.acquire(timeout=0.1):
                     if line.over.is_set():
                         return
-                self._events.put(_Came(line, delivery))
+                self._events.put(_Came(line.number, delivery))
                 if delivery.ended or line.over.is_set():
                     return
-            raise TransportError(f"{line.replica} has closed the stream")
+            raise TransportError(f"{action.replica} has closed the stream")
         except HoldfastError as err:
-            self._events.put(_Ended(line, err))
+            self._peers.pop(action.replica, None)
+            self._events.put(_Broke(line.number, err))

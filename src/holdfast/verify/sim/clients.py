@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.edge.client import Client
-from holdfast.errors import HoldfastError, TransportError
 from holdfast.model.fragments import producers_of
 from holdfast.model.network import Network
+from holdfast.model.trees import client_tolerance_buckets
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 from holdfast.verify.history import Given, Hinted, History, Told, Undone
@@ -42,15 +42,13 @@ class ClientProcess(Member):
         self.client = Client(
             self.output, {}, self.network.width_us,
             log=self.log, name=self.name, clock=self.clock, tentative=True,
+            tolerance_buckets=client_tolerance_buckets(self.network, self.output),
         )  # fmt: skip
-        if self._tentative:
-            self._tentative = False
-            self.history.add(Undone(self.world.now, self.name, self.output, self._known()))
-        self.client.peer = self  # type: ignore[assignment]
+        replicas = producers_of(self.network)[self.output]
         self.follower = Follower(
-            self, self.wire, self.output, self.client.following, self._take,
-            producers_of(self.network)[self.output],
-        )  # fmt: skip
+            self, self.wire, self.output, self.client.subscription(replicas), self._take
+        )
+        self.client.advanced = self.follower.advanced
         self._note(self.world.now)
         if not self.ended:
             self.follower.connect()
@@ -106,11 +104,3 @@ class ClientProcess(Member):
             self.ended = True
             self.history.add(Told(now, self.name, self.output, FOREVER))
             self.on_told(FOREVER)
-
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        def failed(err: HoldfastError) -> None:
-            self.client.not_acknowledged()
-            if not isinstance(err, TransportError):
-                raise err
-
-        self.follower.acknowledge((received, needed, epoch), failed)

@@ -1,5 +1,5 @@
-"""A reader's end of the simulated network: it connects, takes, connects again. The decisions are
-`Following`'s, and `Upstream`'s where a stream has more than one maker."""
+"""Drives a subscription in virtual time, over simulated links. What to do is `core.subscription`'s
+to say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.following import Following
-from holdfast.core.upstream import Action, Drop, Gone, Heard, Upstream
+from holdfast.core import subscription as core
+from holdfast.core.replica_selector import Status
+from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError, Trimmed
-from holdfast.node.executor import FULL_S
 from holdfast.streams.delivery import Cursor, Delivery, verified
-from holdfast.streams.subscribing import fresh, only_stable
+from holdfast.streams.subscribing import selected
 from holdfast.types import OutputState
-from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Server, Wire
+from holdfast.verify.sim.links import SILENCE_US, Server, Wire
 from holdfast.verify.sim.tables import rows_digest
 from holdfast.verify.sim.world import Process
 
@@ -27,12 +27,9 @@ class Connection:
         follower: Follower,
         server: Server,
         stream: str,
-        replica: str,
-        correcting: bool,
-        ticket: int,
+        number: int,
     ) -> None:
-        self.follower, self.server, self.stream = follower, server, stream
-        self.replica, self.correcting, self.ticket = replica, correcting, ticket
+        self.follower, self.server, self.stream, self.number = follower, server, stream, number
         self.heard_at = follower.reader.world.now
         self.server_life, self.reader_life = server.life, follower.life
         self.cursor = Cursor(0)
@@ -40,8 +37,8 @@ class Connection:
         self.arrives_at = 0
         #: Nothing gets through any more; the reader may not have noticed yet.
         self.broken = False
-        #: The reader has given it up: what is still on its way is not heard.
-        self.dropped = False
+        #: The last delivery, if it was a heartbeat: the same one again is not news.
+        self.life: Delivery | None = None
 
     def has_news(self) -> bool:
         return self.cursor.news(self.server.service.logs[self.stream].info(self.stream))
@@ -76,178 +73,139 @@ class Connection:
 
 
 class Follower:
-    """A reader's end: it connects, takes, and connects again. The decisions are `Following`'s, and
-    `Upstream`'s where the stream has more than one maker."""
+    """A consumer's end: it opens connections, asks replicas, and hands on what comes."""
 
     def __init__(
         self,
         reader: Process,
         wire: Wire,
         stream: str,
-        following: Following,
+        subscription: Subscription,
         take: Callable[[Delivery], None],
-        replicas: tuple[str, ...],
-        home: str | None = None,
     ) -> None:
         self.reader, self.wire, self.stream = reader, wire, stream
-        self.following, self._take = following, take
-        self.upstream = Upstream(replicas, following, home)
+        self.subscription, self._take = subscription, take
         self.life = reader.life
-        #: The connection that is followed, and the one that only corrects.
-        self.connections: dict[bool, Connection] = {}
-        #: Of each role, the newest attempt to connect: what belongs to an older one is not heard.
-        self._tickets = {False: 0, True: 0}
+        #: Connections that are wanted, by number; None until they are made.
+        self.connections: dict[int, Connection | None] = {}
         self._addresses: dict[str, str | None] = {}
-        #: Replicas that have deleted what the reader wants.
-        self._trimmed: dict[str, Trimmed] = {}
-        #: What is to be said to every replica: received, no longer needed, epoch of the reader.
-        self.position: tuple[int, int, int] | None = None
-        self._not_said: Callable[[HoldfastError], None] = lambda err: None
-        #: What each replica was told last: where a stream has ended, all of them hear it.
-        self._said: dict[str, tuple[int, int, int] | None] = {}
-        self.ended = False
-        self._paused_until = 0
+        self._error: HoldfastError | None = None
 
     @property
-    def connection(self) -> Connection | None:
-        return self.connections.get(False)
-
-    @property
-    def _many(self) -> bool:
-        return len(self.upstream.replicas) > 1
+    def ended(self) -> bool:
+        return self.subscription.ended
 
     def connect(self) -> None:
-        if self._many:
-            for replica in self.upstream.replicas:
-                self._ask(replica)
-        else:
-            self._open(self.upstream.replicas[0], correcting=False)
+        self._handle(core.Begin(self._now))
 
-    def acknowledge(
-        self, position: tuple[int, int, int], failed: Callable[[HoldfastError], None]
-    ) -> None:
-        """Say it to whoever is followed; the others hear it with the next question."""
-        self.position, self._not_said = position, failed
-        if self._many or self.connection is None:
-            return
-        self._request(
-            self.connection.server,
-            lambda server: self._say(server, position),
-            lambda _: None,
-            failed,
-            life=self.connection.server_life,
-        )
+    def advanced(self, position: Position) -> None:
+        self._handle(core.Advanced(self._now, position))
 
-    def _say(self, server: Any, position: tuple[int, int, int] | None) -> Any:
+    @property
+    def _now(self) -> int:
+        return self.reader.monotonic()
+
+    def _handle(self, event: core.Event, delivery: Delivery | None = None) -> None:
+        self._perform(self.subscription.handle(event), delivery)
+
+    def _perform(self, actions: Sequence[core.Action], delivery: Delivery | None) -> None:
+        for action in actions:
+            match action:
+                case core.Poll():
+                    self._poll(action)
+                case core.Connect():
+                    self._open(action)
+                case core.Disconnect():
+                    self._close(action.connection)
+                case core.Take():
+                    assert delivery is not None
+                    self._hand_on(action, delivery)
+                case core.Lost():
+                    self.reader.world.say(
+                        self.reader.name, "lost", self.stream, action.replica, f"({action.why})"
+                    )
+                case core.Wake():
+                    self.reader.after(
+                        max(0, action.at - self._now), lambda: self._handle(core.Tick(self._now))
+                    )
+                case core.Unobtainable():
+                    assert self._error is not None
+                    raise self._error
+                case core.Switched() | core.Finished():
+                    pass
+
+    # -- asking ---------------------------------------------------------------------------------
+
+    def _poll(self, poll: core.Poll) -> None:
+        def unreachable(err: HoldfastError) -> None:
+            if not isinstance(err, TransportError):
+                raise err
+            self._addresses.pop(poll.replica, None)
+            self._handle(core.Unreachable(self._now, poll.replica))
+
+        def told(stands: tuple[OutputState, int, int | None] | None) -> None:
+            status = None if stands is None else Status(*stands)
+            self._handle(core.Reported(self._now, poll.replica, status))
+
+        def there(server: Server) -> None:
+            self.wire.request(
+                self.reader, server, lambda at: self._say(at, poll.position), told, unreachable,
+                repeatable=True,
+            )  # fmt: skip
+
+        self._reach(poll.replica, there, unreachable)
+
+    def _say(self, server: Any, position: Position | None) -> Any:
         if position is not None:
             server.service.acknowledge(self.stream, self.reader.name, *position)
         return server.service.stands(self.stream)
 
-    def _request(
+    def _reach(
         self,
-        server: Any,
-        ask: Callable[[Any], Any],
-        reply: Callable[[Any], None],
+        replica: str,
+        then: Callable[[Server], None],
         failed: Callable[[HoldfastError], None],
-        life: int | None = None,
     ) -> None:
-        self.wire.request(self.reader, server, ask, reply, failed, life=life, repeatable=True)
-
-    # -- many replicas: how do they stand? ------------------------------------------------------
-
-    def _ask(self, replica: str) -> None:
-        if self.ended and self._said.get(replica) == self.position:
-            return
-        if self.reader.world.now < self._paused_until:
-            self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
-            return
-        address = self._addresses.get(replica)
-        if address is None:
-            self._locate(replica, lambda: self._ask_there(replica), lambda: self._away(replica))
-        else:
-            self._ask_there(replica)
-
-    def _ask_there(self, replica: str) -> None:
-        server = self.wire.resolve(self._addresses.get(replica))
-        if server is None:
-            self._away(replica)
-            return
-        position = self.position
-
-        def told(stands: tuple[OutputState, int, int | None] | None) -> None:
-            if stands is None:
-                self._away(replica)
-                return
-            self._said[replica] = position
-            self._perform(self.upstream.handle(Heard(self.reader.world.now, replica, *stands)))
-            self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
-
-        def failed(err: HoldfastError) -> None:
-            if not isinstance(err, TransportError):
-                raise err
-            self._away(replica)
-
-        self._request(server, lambda at: self._say(at, position), told, failed)
-
-    def _away(self, replica: str) -> None:
-        self._addresses.pop(replica, None)
-        self._gone(replica)
-        self.reader.after(HEARTBEAT_US, lambda: self._ask(replica))
-
-    def _gone(self, replica: str) -> None:
-        for correcting, connection in list(self.connections.items()):
-            if connection.replica == replica:
-                self._close(correcting)
-        self._perform(self.upstream.handle(Gone(self.reader.world.now, replica)))
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        for action in () if self.ended else actions:
-            if isinstance(action, Drop):
-                self._close(action.correcting)
-            else:
-                self._open(action.replica, correcting=action.correcting)
-
-    # -- connecting -----------------------------------------------------------------------------
-
-    def _locate(self, replica: str, then: Callable[[], None], failed: Callable[[], None]) -> None:
-        def located(addresses: dict[str, str | None]) -> None:
-            self._addresses[replica] = addresses.get(replica)
-            then()
-
-        def refused(err: HoldfastError) -> None:
-            if not isinstance(err, TransportError):
-                raise err
-            failed()
-
-        self.wire.ask_controller(self.reader, lambda c: c.locate(self.stream), located, refused)
-
-    def _open(self, replica: str, *, correcting: bool) -> None:
-        """Ask where the replica is, then ask there for the stream."""
-        self._close(correcting)
-        ticket = self._tickets[correcting]
+        """Where a replica is, is asked of the controller when it is not known."""
 
         def there() -> None:
             server = self.wire.resolve(self._addresses.get(replica))
             if server is None:
-                self._lost(replica)
-                return
-            self.wire.request(
-                self.reader,
-                server,
-                lambda at: self._begin(at, replica, correcting, ticket),
-                self._begun,
-                lambda err: self._failed(replica, err),
-            )
+                failed(TransportError(f"{replica} is not there"))
+            else:
+                then(server)
 
-        if self._many and self._addresses.get(replica) is not None:
+        def located(addresses: dict[str, str | None]) -> None:
+            self._addresses[replica] = addresses.get(replica)
+            there()
+
+        if self._addresses.get(replica) is not None:
             there()
         else:
-            self._locate(replica, there, lambda: self._lost(replica))
+            ask = self.wire.ask_controller
+            ask(self.reader, lambda c: c.locate(self.stream), located, failed)
 
-    def _begin(self, server: Server, replica: str, correcting: bool, ticket: int) -> Connection:
+    # -- connections ----------------------------------------------------------------------------
+
+    def _open(self, action: core.Connect) -> None:
+        number = action.connection
+        self.connections[number] = None
+
+        def begin(server: Server) -> None:
+            self.wire.request(
+                self.reader, server, lambda at: self._begin(at, action), self._begun, failed
+            )
+
+        def failed(err: HoldfastError) -> None:
+            self._addresses.pop(action.replica, None)
+            self._broke(number, err)
+
+        self._reach(action.replica, begin, failed)
+
+    def _begin(self, server: Server, action: core.Connect) -> Connection:
         """At the server: the first delivery goes out with the answer."""
-        connection = Connection(self, server, self.stream, replica, correcting, ticket)
-        begun = server.service.begin(self.stream, self.following.at, self.following.tentative_after)
+        connection = Connection(self, server, self.stream, action.connection)
+        begun = server.service.begin(self.stream, action.from_bucket, action.tentative_after)
         if begun is None:
             raise TransportError("the stream is not opened yet")
         first, connection.cursor = begun
@@ -256,88 +214,70 @@ class Follower:
         return connection
 
     def _begun(self, connection: Connection) -> None:
-        correcting = connection.correcting
-        if connection.ticket == self._tickets[correcting] and correcting not in self.connections:
-            self.connections[correcting] = connection
+        if connection.number not in self.connections:
+            connection.broken = True
+        elif self.connections[connection.number] is None:
+            self.connections[connection.number] = connection
             connection.heard_at = self.reader.world.now
-            self._trimmed.pop(connection.replica, None)
             self.reader.world.say(
-                self.reader.name, "corrects" if correcting else "follows", self.stream,
-                connection.server.address, "from", self.following.at,
+                self.reader.name, "reads", self.stream, connection.server.address, "from",
+                self.subscription.at,
             )  # fmt: skip
 
-    def _failed(self, replica: str, err: HoldfastError) -> None:
-        if isinstance(err, Trimmed) and self._many:
-            self._trimmed[replica] = err
-            if len(self._trimmed) == len(self.upstream.replicas):
-                raise err
-        elif not isinstance(err, TransportError):
+    def _broke(self, number: int, err: HoldfastError) -> None:
+        if number not in self.connections:
+            return
+        if not isinstance(err, TransportError | Trimmed) and not self.subscription.many:
             raise err
-        self._lost(replica)
+        self._error = err
+        self._handle(core.Disconnected(self._now, number, isinstance(err, Trimmed)))
+
+    def _close(self, number: int) -> None:
+        connection = self.connections.pop(number, None)
+        if connection is not None:
+            connection.broken = True
+
+    # -- what comes -----------------------------------------------------------------------------
 
     def arrive(self, connection: Connection, delivery: Delivery) -> None:
-        if connection.reader_life != self.reader.life or connection.dropped or self.ended:
+        if connection.reader_life != self.reader.life:
             return
         self._begun(connection)
-        if connection is not self.connections.get(connection.correcting):
-            connection.broken = connection.dropped = True
+        if self.connections.get(connection.number) is not connection:
+            connection.broken = True
             return
         connection.heard_at = self.reader.world.now
-        if delivery.info is not None and self.position is not None:
-            # Whoever speaks may be new, and not know how far we are.
-            self.acknowledge(self.position, self._not_said)
+        if delivery == connection.life:
+            return
+        connection.life = delivery if delivery.is_sign_of_life else None
         try:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)
-            if self._many:
-                now = self.reader.world.now
-                said = self.upstream.said(now, connection.replica, delivery.state, delivery.upto)
-                self._perform(said)
-                if not self.upstream.takes_tentative(connection.replica):
-                    delivery = only_stable(delivery)
-            self._take(fresh(self.following, delivery, connection.replica))
-        except TransportError as err:
-            self._drop(connection, str(err))
-        except StorageFull as err:
-            self._drop(connection, str(err), int(FULL_S * 1e6))
+        except TransportError:
+            self._handle(core.NotTaken(self._now, connection.number, "damaged"))
+            return
+        came = core.Delivered(
+            self._now, connection.number, delivery.epoch, delivery.since, delivery.upto,
+            delivery.state,
+        )  # fmt: skip
+        self._handle(came, delivery)
+
+    def _hand_on(self, action: core.Take, delivery: Delivery) -> None:
+        part = selected(delivery, action)
+        try:
+            self._take(part)
+        except StorageFull:
+            self._handle(core.NotTaken(self._now, action.connection, "full"))
         else:
-            self.ended = delivery.ended
+            self._handle(core.Taken(self._now, part.upto, part.tentative_upto, part.ended))
 
     def lost(self, connection: Connection, why: str) -> None:
-        if connection is self.connections.get(connection.correcting) and not self.ended:
-            self._drop(connection, why)
+        self._broke(connection.number, TransportError(why))
 
     def watch(self) -> None:
-        """Silence is taken for death."""
+        """Silence is taken for death, as the transport does."""
         for connection in list(self.connections.values()):
+            if connection is None:
+                continue
             if not self.ended and self.reader.world.now - connection.heard_at > SILENCE_US:
-                self._drop(connection, "silence")
-
-    def _drop(self, connection: Connection, why: str, retry_us: int | None = None) -> None:
-        self.reader.world.say(self.reader.name, "lost", self.stream, f"({why})")
-        if self.connections.get(connection.correcting) is connection:
-            self._close(connection.correcting)
-        if retry_us is not None and self._many:
-            self._pause(retry_us)
-        else:
-            self._lost(connection.replica, retry_us)
-
-    def _pause(self, for_us: int) -> None:
-        """The reader has no space: nobody is read for a while."""
-        self._paused_until = self.reader.world.now + for_us
-        self._close(False)
-        self._close(True)
-        self.upstream = Upstream(self.upstream.replicas, self.following, self.upstream.home)
-
-    def _close(self, correcting: bool) -> None:
-        self._tickets[correcting] += 1
-        connection = self.connections.pop(correcting, None)
-        if connection is not None:
-            connection.broken = connection.dropped = True
-
-    def _lost(self, replica: str, after_us: int | None = None) -> None:
-        if self._many:
-            self._gone(replica)
-            return
-        pause_us = self.following.lost() * 1_000 if after_us is None else after_us
-        self.reader.after(pause_us, self.connect)
+                self._broke(connection.number, TransportError("silence"))

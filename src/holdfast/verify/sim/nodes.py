@@ -11,6 +11,7 @@ from holdfast.core import moves as core
 from holdfast.core.catch_up import CatchUp
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
+from holdfast.core.subscription import Position, Subscription
 from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
@@ -26,7 +27,8 @@ from holdfast.model.fragments import (
     readers_of,
 )
 from holdfast.model.network import Network
-from holdfast.node.effects import Asked, Event, Finished, Refused, Work
+from holdfast.model.trees import tolerance_buckets
+from holdfast.node.effects import Asked, Event, Finished, Work
 from holdfast.node.executor import Performer
 from holdfast.node.state_transfer import DECLARED_DEAD, Moving
 from holdfast.node.state_transfer import install as moved
@@ -35,7 +37,7 @@ from holdfast.types import Segment, SegmentId
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
 from holdfast.verify.sim.follower import Follower
-from holdfast.verify.sim.links import SILENCE_US, Wire
+from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Wire
 from holdfast.verify.sim.members import FULL_US, REGISTER_US, Member, kept_for_ever, memory_log
 from holdfast.verify.sim.tables import Rows
 from holdfast.verify.sim.world import World
@@ -229,20 +231,23 @@ class NodeProcess(Member):
         made_by = producers_of(self.network)
         self.followers = {
             stream: Follower(
-                self,
-                self.wire,
-                stream,
-                following,
+                self, self.wire, stream, self._subscription(stream, made_by[stream]),
                 self.performer.receive,
-                made_by[stream],
-                home_of(self.name, made_by[stream]) if self.pair else None,
             )
-            for stream, following in self.performer.following.items()
-        }
+            for stream in self.fragment.inputs
+        }  # fmt: skip
         self.performer.take(core.Began(self.monotonic()))
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
+
+    def _subscription(self, stream: str, makers: tuple[str, ...]) -> Subscription:
+        home = home_of(self.name, makers) if self.pair else None
+        return Subscription(
+            makers, self.performer.wanted(stream), self.performer.tentative, home=home,
+            tolerance_buckets=tolerance_buckets(self.network, self.fragment.name),
+            heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
+        )  # fmt: skip
 
     def heard(self, standings: dict[str, Standing]) -> None:
         super().heard(standings)
@@ -338,11 +343,7 @@ class NodeProcess(Member):
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         self.world.say(self.name, "acknowledges", stream, received, "needs from", needed + 1)
-        self.followers[stream].acknowledge((received, needed, epoch), self._not_acknowledged)
-
-    def _not_acknowledged(self, err: HoldfastError) -> None:
-        if not isinstance(err, TransportError):  # positions are said again with the next step
-            self.performer.take(Refused(err))
+        self.followers[stream].advanced(Position(received, needed, epoch))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
         self.after(int(after_s * 1e6), lambda: self.performer.take(event))

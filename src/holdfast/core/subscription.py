@@ -1,0 +1,475 @@
+"""A consumer's subscription to a stream, which one producer or several replicas of it offer. Pure.
+
+It knows how far the consumer got and which epoch of each replica it has heard; a new connection
+goes on from there. What was taken before is not taken again, and an instance older than one already
+heard is a zombie: what it says is not taken at all (ARCHITECTURE.md). Which replica is read is
+`replica_selector`'s to say; here is what follows from it: whom to connect to, whom to ask when, how
+often to try again, whom to tell how far the consumer is, and when the stream cannot be had at all.
+
+Whoever drives it opens connections, asks replicas and hands rows to the consumer; it decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, assert_never
+
+from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
+from holdfast.types import OutputState
+
+#: Until a lost connection to the only producer is tried again: doubled while nobody answers.
+RETRY_US, RETRY_US_MAX = 50_000, 400_000
+#: A consumer without space is left alone for so long.
+FULL_US = 1_000_000
+#: Attempts to tell a replica that the stream was read to its end.
+LAST_WORDS = 50
+
+
+class Position(NamedTuple):
+    """How far a consumer is: received, no longer needed, and the epoch it says that with."""
+
+    received: int
+    needed: int
+    epoch: int
+
+
+# -- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A replica answered `Poll`; None: it has not opened the stream yet."""
+
+    at: int
+    replica: str
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A replica did not answer `Poll`."""
+
+    at: int
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Something came over a connection; what it says beside its rows."""
+
+    at: int
+    connection: int
+    epoch: int
+    since: int
+    upto: int
+    state: OutputState
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The consumer has what `Take` was about."""
+
+    at: int
+    upto: int
+    tentative_upto: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    """The consumer could not take it: it has no space, or the rows came damaged."""
+
+    at: int
+    connection: int
+    why: Literal["full", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A connection is over, or was not made. `trimmed`: because what is wanted was deleted."""
+
+    at: int
+    connection: int
+    trimmed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The consumer is further than it was."""
+
+    at: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: int
+
+
+Event = (
+    Begin | Reported | Unreachable | Delivered | Taken | NotTaken | Disconnected | Advanced | Tick
+)
+
+# -- actions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Ask a replica how it is doing, and tell it the position; `Reported` or `Unreachable`."""
+
+    replica: str
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    connection: int
+    replica: str
+    from_bucket: int | None
+    #: None: nothing tentative is wanted.
+    tentative_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Hand what was delivered to the consumer: stable buckets from one on, and tentative ones
+    after one, if any. `Taken` or `NotTaken` follows."""
+
+    connection: int
+    stable_from: int | None
+    tentative_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """For people: a replica is not read any more."""
+
+    replica: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """For people: another replica is read than before, so long after that was decided."""
+
+    replica: str
+    us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a Tick then."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unobtainable:
+    """Every replica has deleted what is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The stream was read to its end, and everybody who could be told was."""
+
+
+Action = Poll | Connect | Disconnect | Take | Lost | Switched | Wake | Unobtainable | Finished
+
+
+@dataclass(slots=True)
+class _Polling:
+    #: Not before then.
+    due: int = 0
+    #: Asked, and not answered yet, with this position.
+    under_way: bool = False
+    telling: Position | None = None
+    told: Position | None = None
+    tries: int = LAST_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    id: int
+    replica: str
+    correcting: bool
+
+
+@dataclass(slots=True)
+class Subscription:
+    replicas: Sequence[str]
+    #: The next stable bucket wanted; None for the oldest there is.
+    at: int | None = None
+    #: What is tentative is wanted too; and the last such bucket that was taken, the t_max of
+    #: Borealis section 3.5. What another replica made of the same bucket would be the same rows
+    #: again, or some of them.
+    tentative: bool = False
+    tentative_upto: int = NOTHING
+    #: The newest epoch of each replica heard of. Never falls, and outlives a subscription.
+    epochs: dict[str, int] = field(default_factory=dict)
+    #: The replica in the same dataflow, where replicas are pairs.
+    home: str | None = None
+    tolerance_buckets: int = LAG_BUCKETS
+    #: How often replicas are asked. The one that is read tells by itself how it is doing, so where
+    #: there is a home, and no need to compare, the others are asked seldom.
+    heartbeat_us: int = 100_000
+    ask_us: int = 0
+    ended: bool = False
+    selector: ReplicaSelector = field(init=False)
+    _polling: dict[str, _Polling] = field(init=False)
+    _connections: dict[bool, _Connection] = field(default_factory=dict)
+    _number: int = 0
+    _position: Position | None = None
+    _trimmed: set[str] = field(default_factory=set)
+    _retry_us: int = RETRY_US
+    #: With one producer: when to connect again. With several: nobody is read before then.
+    _retry_at: int | None = None
+    _paused_until: int = 0
+    #: Since when another replica than the one that was read is wanted.
+    _wanted_at: int | None = None
+    _wake_at: int | None = None
+
+    def __post_init__(self) -> None:
+        self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
+        self._polling = {replica: _Polling() for replica in self.replicas}
+
+    @property
+    def many(self) -> bool:
+        return len(self.replicas) > 1
+
+    def handle(self, event: Event) -> list[Action]:
+        """The only way anything here changes."""
+        return [*self._handle(event), *self._polls(event.at), *self._wake(event.at)]
+
+    def _handle(self, event: Event) -> list[Action]:
+        at = event.at
+        match event:
+            case Begin():
+                return [] if self.many else self._connect(at, self.replicas[0], correcting=False)
+            case Reported():
+                return self._reported(event)
+            case Unreachable():
+                self._polling[event.replica].told = None
+                self._answered(at, event.replica)
+                return self._gone(at, event.replica, "does not answer") if self.many else []
+            case Delivered():
+                return self._delivered(event)
+            case Taken():
+                return self._taken(event)
+            case NotTaken():
+                return self._not_taken(event)
+            case Disconnected():
+                return self._disconnected(event)
+            case Advanced():
+                self._position = event.position
+                for polling in self._polling.values():
+                    polling.tries = LAST_WORDS
+                return []
+            case Tick():
+                if self._wake_at is not None and self._wake_at <= at:
+                    self._wake_at = None
+                if self._retry_at is not None and self._retry_at <= at:
+                    self._retry_at = None
+                    return self._connect(at, self.replicas[0], correcting=False)
+                return []
+            case _:
+                assert_never(event)
+
+    # -- asking replicas, and telling them ------------------------------------------------------
+
+    def _polls(self, at: int) -> list[Action]:
+        found: list[Action] = []
+        for replica, polling in self._polling.items():
+            if polling.under_way or at < max(polling.due, self._paused_until):
+                continue
+            news = self._position is not None and self._position != polling.told
+            if self.ended:
+                if not news or not polling.tries:
+                    continue
+                polling.tries -= 1
+            elif not news and (not self.many or self._tells(replica)):
+                polling.due = at + self._every_us if self.many else 0
+                continue
+            polling.under_way, polling.telling = True, self._position if news else None
+            found.append(Poll(replica, polling.telling))
+        if self.ended and not found and not self._owed:
+            found.append(Finished())
+        return found
+
+    @property
+    def _owed(self) -> bool:
+        """Somebody is still to be told that the stream was read to its end."""
+        return any(
+            polling.under_way or (polling.tries and polling.told != self._position)
+            for polling in self._polling.values()
+            if self._position is not None
+        )
+
+    @property
+    def _every_us(self) -> int:
+        return self.heartbeat_us if self.ended else max(self.heartbeat_us, self.ask_us)
+
+    def _tells(self, replica: str) -> bool:
+        """How it is doing comes with its deliveries."""
+        reads = self._connections.get(False)
+        return self.home is not None and reads is not None and reads.replica == replica
+
+    def _answered(self, at: int, replica: str) -> _Polling:
+        polling = self._polling[replica]
+        polling.under_way = False
+        polling.due = at + self._every_us if self.many or self.ended or not polling.told else 0
+        return polling
+
+    def _reported(self, event: Reported) -> list[Action]:
+        polling = self._polling[event.replica]
+        if event.status is not None and polling.telling is not None:
+            polling.told = polling.telling
+        self._answered(event.at, event.replica)
+        if not self.many or self.ended:
+            return []
+        if event.status is None:
+            return self._gone(event.at, event.replica, "has not opened the stream yet")
+        if event.at < self._paused_until:
+            return []
+        self.selector.heard(event.at, event.replica, event.status)
+        return self._choose(event.at)
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def _choose(self, at: int) -> list[Action]:
+        if self.ended:
+            return []
+        choice, actions = self.selector.choose(at, self.at), list[Action]()
+        for correcting, replica in ((True, choice.correcting), (False, choice.main)):
+            reads = self._connections.get(correcting)
+            if reads is None or reads.replica != replica:
+                actions += self._close(correcting)
+                if replica is not None:
+                    actions += self._connect(at, replica, correcting=correcting)
+        return actions
+
+    def _connect(self, at: int, replica: str, *, correcting: bool) -> list[Action]:
+        self._number += 1
+        self._connections[correcting] = _Connection(self._number, replica, correcting)
+        if not correcting and self._wanted_at is None:
+            self._wanted_at = at
+        after = self.tentative_upto if self.tentative and not correcting else None
+        return [Connect(self._number, replica, self.at, after)]
+
+    def _close(self, correcting: bool) -> list[Action]:
+        reads = self._connections.pop(correcting, None)
+        return [] if reads is None else [Disconnect(reads.id)]
+
+    def _find(self, connection: int) -> _Connection | None:
+        return next((c for c in self._connections.values() if c.id == connection), None)
+
+    def _gone(self, at: int, replica: str, why: str) -> list[Action]:
+        actions: list[Action] = []
+        for correcting, reads in list(self._connections.items()):
+            if reads.replica == replica:
+                actions += self._close(correcting)
+                if not correcting:
+                    self._wanted_at = at
+        if actions or self.selector.knows(replica):
+            actions.append(Lost(replica, why))
+        self.selector.gone(replica)
+        return [*actions, *self._choose(at)]
+
+    def _lost(self, at: int, reads: _Connection, why: str) -> list[Action]:
+        if self.many:
+            return self._gone(at, reads.replica, why)
+        actions = [*self._close(reads.correcting), Lost(reads.replica, why)]
+        self._wanted_at = at
+        self._retry_at = at + self._retry_us
+        self._retry_us = min(2 * self._retry_us, RETRY_US_MAX)
+        return actions
+
+    def _disconnected(self, event: Disconnected) -> list[Action]:
+        reads = self._find(event.connection)
+        if reads is None or self.ended:
+            return []
+        if event.trimmed:
+            self._trimmed.add(reads.replica)
+            if len(self._trimmed) == len(self.replicas):
+                return [*self._close(False), *self._close(True), Unobtainable()]
+        return self._lost(event.at, reads, "the connection is over")
+
+    # -- what comes -----------------------------------------------------------------------------
+
+    def _delivered(self, event: Delivered) -> list[Action]:
+        reads = self._find(event.connection)
+        if reads is None or self.ended:
+            return []
+        actions: list[Action] = []
+        self._trimmed.discard(reads.replica)
+        if (refused := self._refuses(event, reads.replica)) is not None:
+            return self._lost(event.at, reads, refused)
+        self.epochs[reads.replica], self._retry_us = event.epoch, RETRY_US
+        if self.many and self.selector.said(event.at, reads.replica, event.state, event.upto):
+            actions += self._choose(event.at)
+        main = self._connections.get(False)
+        after = None
+        if main is not None and main.replica == reads.replica:
+            after = self.tentative_upto if self.tentative else None
+            if self._wanted_at is not None:
+                us = max(1, event.at - self._wanted_at)
+                self._wanted_at = None
+                actions.append(Switched(reads.replica, us))
+        return [*actions, Take(event.connection, self.at, after)]
+
+    def _refuses(self, event: Delivered, replica: str) -> str | None:
+        """Why nothing that an instance says is taken; None when it is welcome."""
+        newest = self.epochs.get(replica, 0)
+        if event.epoch < newest:
+            return f"epoch {event.epoch} spoke after its successor of epoch {newest}"
+        if self.at is not None and event.since > self.at:
+            return f"bucket {event.since} came while {self.at} is still missing"
+        return None
+
+    def _taken(self, event: Taken) -> list[Action]:
+        self.at = event.upto + 1 if self.at is None else max(self.at, event.upto + 1)
+        if event.tentative_upto is not None:
+            self.tentative_upto = max(self.tentative_upto, event.tentative_upto)
+        if not event.ended:
+            return []
+        self.ended = True
+        for polling in self._polling.values():
+            polling.due = 0
+        return [*self._close(False), *self._close(True)]
+
+    def _not_taken(self, event: NotTaken) -> list[Action]:
+        reads = self._find(event.connection)
+        if event.why == "damaged":
+            return [] if reads is None else self._lost(event.at, reads, "rows came damaged")
+        actions = [*self._close(False), *self._close(True)]
+        self.selector.forget()
+        if self.many:
+            self._paused_until = event.at + FULL_US
+        else:
+            self._retry_at = event.at + FULL_US
+        return actions
+
+    def _wake(self, at: int) -> list[Action]:
+        times = [
+            max(polling.due, self._paused_until)
+            for polling in self._polling.values()
+            if not polling.under_way and (self.many or self._position != polling.told)
+            and (not self.ended or polling.tries)
+        ]  # fmt: skip
+        times += [] if self._retry_at is None else [self._retry_at]
+        due = min((time for time in times if time > at), default=None)
+        if due is None or (self._wake_at is not None and self._wake_at <= due):
+            return []
+        self._wake_at = due
+        return [Wake(due)]

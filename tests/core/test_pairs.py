@@ -10,24 +10,25 @@ import pytest
 from holdfast.cluster.controller import Controller
 from holdfast.core import moves as core
 from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
-from holdfast.core.following import Following
 from holdfast.core.membership import Standing
-from holdfast.core.upstream import LAG_BUCKETS, STEP_US, Follow, Gone, Heard, Upstream
+from holdfast.core.progress import Progress
+from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.errors import TransportError
 from holdfast.model.fragments import home_of
 from holdfast.node.state_transfer import Moving, Results, moving_body, moving_of
 from holdfast.storage import Boundary, Log
 from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability
+from tests.core.subscriptions import Consumer
 
 STABLE = OutputState.STABLE
 S = 1_000_000
 
 
-def started(**more: object) -> tuple[core.Progress, list[core.Action]]:
+def started(**more: object) -> tuple[Progress, list[core.Action]]:
     plan = core.PathPlan("out", ("a",), ("out",), convergent=False, extent=2)
     how = {"checkpoint_buckets": 0, **more}
-    does = core.Progress([plan], recovery="pairs", **how)  # type: ignore[arg-type]
+    does = Progress([plan], recovery="pairs", **how)  # type: ignore[arg-type]
     does.handle(core.InputOpened(0, "a", 0, -1))
     return does, does.handle(core.BoundaryArrived(0, "a", 4, ((0, 1),)))
 
@@ -48,7 +49,7 @@ def test_with_a_partner_nothing_is_kept_upstream_for_what_is_done() -> None:
 def test_where_it_begins_is_said_at_once() -> None:
     """Fold-in: those who keep everything for the newcomer hear from where on it needs it."""
     plan = core.PathPlan("out", ("a",), ("out",), convergent=False, extent=2)
-    does = core.Progress([plan], recovery="pairs", resumed={"out": (7, 6)})
+    does = Progress([plan], recovery="pairs", resumed={"out": (7, 6, 0)})
     assert acknowledged(does.handle(core.InputOpened(0, "a", 0, 3))) == [(7, 5)]
 
 
@@ -127,25 +128,25 @@ def test_each_reads_within_its_own_dataflow() -> None:
 
 
 def test_take_over_and_back() -> None:
-    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
-    assert upstream.handle(Heard(0, "m", STABLE, 9)) == [Follow("m", correcting=False)]
-    back = upstream.handle(Heard(0, "m@2", STABLE, 9))
-    assert back == [Follow("m@2", correcting=False)]
+    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
+    assert upstream.hears("m", STABLE, 9, at=0) == ["reads m"]
+    back = upstream.hears("m@2", STABLE, 9, at=0)
+    assert back == ["reads m@2"]
 
 
 def test_home_is_no_reason_to_read_one_that_is_behind() -> None:
-    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
-    upstream.handle(Heard(0, "m", STABLE, 9))
-    assert upstream.handle(Heard(0, "m@2", STABLE, 5)) == []
-    assert upstream.handle(Heard(0, "m@2", OutputState.STABILIZATION, 9)) == []
+    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
+    upstream.hears("m", STABLE, 9, at=0)
+    assert upstream.hears("m@2", STABLE, 5, at=0) == []
+    assert upstream.hears("m@2", OutputState.STABILIZATION, 9, at=0) == []
 
 
-def at_home() -> Upstream:
+def at_home() -> Consumer:
     """It reads its own copy; both are at bucket 9, and the other one was at 8 before."""
-    upstream = Upstream(("m", "m@2"), Following(10), home="m@2")
+    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
     for upto in (8, 9):
-        upstream.handle(Heard(0, "m", STABLE, upto))
-        upstream.handle(Heard(0, "m@2", STABLE, upto))
+        upstream.hears("m", STABLE, upto, at=0)
+        upstream.hears("m@2", STABLE, upto, at=0)
     assert upstream.main == "m@2"
     return upstream
 
@@ -155,51 +156,51 @@ def test_3_1_2_that_the_other_copy_finished_a_long_step_first_is_no_reason_to_le
     upstream, now = at_home(), 0
     for upto in (23, 37, 51):
         now += 5 * S
-        assert upstream.handle(Heard(now - S, "m", STABLE, upto)) == []
-        assert upstream.said(now, "m@2", STABLE, upto) == []
-        upstream.following.taken(upto)
+        assert upstream.hears("m", STABLE, upto, at=now - S) == []
+        assert upstream.gets("m@2", STABLE, upto, at=now) == []
+        upstream.takes(upto)
     assert upstream.main == "m@2"
 
 
 def test_a_home_that_is_more_than_a_step_behind_is_left_until_it_has_what_the_reader_has() -> None:
     upstream = at_home()
-    assert upstream.handle(Heard(1 * S, "m", STABLE, 23)) == []
-    assert upstream.handle(Heard(2 * S, "m", STABLE, 23)) == []  # nothing new, no second step
-    assert upstream.handle(Heard(3 * S, "m", STABLE, 24)) == [Follow("m", correcting=False)]
-    upstream.following.taken(24)
-    assert upstream.handle(Heard(4 * S, "m@2", STABLE, 23)) == []
-    assert upstream.handle(Heard(5 * S, "m@2", STABLE, 24)) == [Follow("m@2", correcting=False)]
+    assert upstream.hears("m", STABLE, 23, at=1 * S) == []
+    assert upstream.hears("m", STABLE, 23, at=2 * S) == []  # nothing new, no second step
+    assert upstream.hears("m", STABLE, 24, at=3 * S) == ["reads m"]
+    upstream.takes(24)
+    assert upstream.hears("m@2", STABLE, 23, at=4 * S) == []
+    assert upstream.hears("m@2", STABLE, 24, at=5 * S) == ["reads m@2"]
 
 
 def test_a_home_that_was_cut_off_is_left_after_a_few_buckets() -> None:
     """Steps of one bucket, as they are without load; the home knows of no failure."""
     upstream = at_home()
     for upto in range(10, 10 + LAG_BUCKETS):
-        assert upstream.handle(Heard(S, "m", STABLE, upto)) == []
-    left = upstream.handle(Heard(S, "m", STABLE, 10 + LAG_BUCKETS))
-    assert left == [Follow("m", correcting=False)]
+        assert upstream.hears("m", STABLE, upto, at=S) == []
+    left = upstream.hears("m", STABLE, 10 + LAG_BUCKETS, at=S)
+    assert left == ["reads m"]
 
 
 def test_a_home_that_was_cut_off_is_left_when_the_other_one_has_come_to_the_end() -> None:
     """There will be no further step to judge by."""
     upstream = at_home()
-    assert upstream.handle(Heard(S, "m", STABLE, 23)) == []
-    assert upstream.handle(Heard(S + STEP_US - 1, "m", STABLE, 23)) == []
-    left = upstream.handle(Heard(S + STEP_US, "m", STABLE, 23))
-    assert left == [Follow("m", correcting=False)]
+    assert upstream.hears("m", STABLE, 23, at=S) == []
+    assert upstream.hears("m", STABLE, 23, at=S + STEP_US - 1) == []
+    left = upstream.hears("m", STABLE, 23, at=S + STEP_US)
+    assert left == ["reads m"]
 
 
 def test_of_one_that_is_heard_for_the_first_time_nobody_knows_its_steps() -> None:
     upstream = at_home()
-    upstream.handle(Gone(S, "m"))
-    assert upstream.handle(Heard(2 * S, "m", STABLE, 23)) == []
-    assert upstream.handle(Heard(3 * S, "m", STABLE, 24)) == [Follow("m", correcting=False)]
+    upstream.loses("m", at=S)
+    assert upstream.hears("m", STABLE, 23, at=2 * S) == []
+    assert upstream.hears("m", STABLE, 24, at=3 * S) == ["reads m"]
 
 
 def test_what_is_taken_back_is_no_step() -> None:
     upstream = at_home()
-    upstream.handle(Heard(S, "m", OutputState.UP_FAILURE, 9, 14))
-    assert upstream.handle(Heard(2 * S, "m", OutputState.UP_FAILURE, 9, 9)) == []
+    upstream.hears("m", OutputState.UP_FAILURE, 9, 14, at=S)
+    assert upstream.hears("m", OutputState.UP_FAILURE, 9, 9, at=2 * S) == []
     assert upstream.main == "m@2"
 
 

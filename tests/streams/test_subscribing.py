@@ -1,6 +1,6 @@
 """Following a stream that replicas make: real services, threads and connections, no network.
 
-What a reader decides is shown as transcripts in `core/test_upstream.py`; here, that it is done.
+What a reader decides is shown as transcripts in `core/test_subscription.py`; here, that it is done.
 Borealis sections 3.3 and 3.5.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.core.following import Following
+from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StaleEpoch, Trimmed
-from holdfast.storage import Added, Boundary, Ended, Log, Tentative, Undo
+from holdfast.storage import Added, Boundary, Ended, Log, Tentative
 from holdfast.streams.delivery import Cursor, Delivery
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import Position, follow
+from holdfast.streams.subscribing import Subscriber
 from holdfast.transport.in_process import InProcess
 from holdfast.types import OutputState, SegmentId, Stability
 
@@ -76,13 +76,11 @@ class Replica:
 
     def correct(self, *buckets: int) -> None:
         info = self.log.info("s")
-        undone, _ = self.log.tentative("s")
-        undo = [Undo("s", info.complete_upto, info.undos + 1)] if undone else []
         segments = [
             self.log.write(rows(b, b), SegmentId("s", 0, b, info.undos + 1), Stability.STABLE)
             for b in buckets
         ]
-        self.log.append(*undo, *map(Added, segments), Boundary("s", buckets[-1]))
+        self.log.append(*map(Added, segments), Boundary("s", buckets[-1]))
 
     def die(self) -> None:
         self.service.stopping.set()
@@ -106,34 +104,34 @@ class Reader:
         replicas: dict[str, Replica],
         *,
         at: int | None = 0,
-        position: Callable[[Following], Position | None] = lambda following: None,
+        position: Position | None = None,
         home: str | None = None,
     ) -> None:
-        self.following = Following(at, tentative=True)
+        self.subscription = Subscription(
+            tuple(replicas), at, True, home=home, heartbeat_us=20_000, ask_us=20_000
+        )
         self.stop = threading.Event()
         self.switches: queue.Queue[str] = queue.Queue()
         self.taken: list[tuple[int, int]] = []
         self._news: queue.Queue[Delivery | BaseException] = queue.Queue()
-        self._position, self._home = position, home
         self.deliveries = 0
         #: A replica that comes back is connected to anew.
-        self._makers = {
+        makers = {
             name: (lambda replica=replica: replica.connect()) for name, replica in replicas.items()
         }
+        self.subscriber = Subscriber(
+            "s", "reader", self.subscription, makers, self.stop,
+            switched=lambda replica, us: self.switches.put(replica),
+        )  # fmt: skip
+        if position is not None:
+            self.subscriber.advanced(position)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            for delivery in follow(
-                "s", self.following, self._makers, self.stop,
-                position=lambda: self._position(self.following), heartbeat_s=0.02,
-                switched=lambda replica, us: self.switches.put(replica), home=self._home,
-            ):  # fmt: skip
+            for delivery in self.subscriber.deliveries():
                 self.deliveries += 1
-                self.following.taken(delivery.upto)
-                if delivery.tentative_upto is not None:
-                    self.following.taken_tentative(delivery.tentative_upto)
                 self._news.put(delivery)
         except HoldfastError as err:
             self._news.put(err)
@@ -245,7 +243,7 @@ def test_property_2_4_corrections_come_from_the_second_while_the_first_goes_on(
         b.guess(1)  # not taken: no two replicas' guesses are mixed
         b.correct(1)
         correction = reader.until(upto(1))
-        assert not correction.undone and correction.tentative_upto is None
+        assert correction.tentative_upto is None
         a.guess(3)
         reader.until(guessed(3))
         b.correct(2)
@@ -332,13 +330,12 @@ def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, R
 
 def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> None:
     """Also the one that nobody reads: else it would keep everything for ever."""
-    said: list[Position] = [("reader", 2, 1, 7)]
     for replica in replicas.values():
         replica.put(0, 1, 2, 3)
-    with reading(replicas, at=4, position=lambda following: said[-1]):
+    with reading(replicas, at=4, position=Position(2, 1, 7)) as reader:
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (1, 2)
-        said.append(("reader", 3, 3, 7))
+        reader.subscriber.advanced(Position(3, 3, 7))
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (3, 3)
 
@@ -349,7 +346,7 @@ def test_who_was_replaced_is_told_by_any_replica(replicas: dict[str, Replica]) -
         replica.put(0)
     b.log.acknowledge("s", "reader", 0, 0, epoch=8)
     with (
-        reading(replicas, position=lambda following: ("reader", 0, 0, 7)) as reader,
+        reading(replicas, position=Position(0, 0, 7)) as reader,
         pytest.raises(StaleEpoch, match="epoch 7"),
     ):
         reader.until(upto(99))
@@ -387,7 +384,7 @@ def test_replicas_are_restarted_one_by_one_and_their_epochs_rise_alone(tmp_path:
         a.die()
         b.put(1)
         reader.until(upto(1))
-        assert reader.following.epochs == {"a": 5, "b": 1}
+        assert reader.subscription.epochs == {"a": 5, "b": 1}
     for replica in (a, b):
         replica.die()
         replica.log.close()
@@ -412,13 +409,10 @@ def test_when_a_stream_was_read_to_its_end_every_replica_hears_so(
 ) -> None:
     """Also one that nobody asks any more how it stands: else it would keep the last buckets."""
 
-    def position(following: Following) -> Position | None:
-        return ("reader", 1, -1, 7) if following.at == 2 else None
-
     for replica in replicas.values():
         replica.put(0, 1)
         replica.log.append(Ended("s"))
-    with reading(replicas, position=position) as reader:
+    with reading(replicas, position=Position(1, -1, 7)) as reader:
         reader.ends()
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (-1, 1)
@@ -433,7 +427,7 @@ def test_of_a_single_maker_nothing_is_asked_and_all_is_taken(tmp_path: Path) -> 
     with reading({"only": only}) as reader:
         reader.until(guessed(1))
         only.correct(1)
-        assert reader.until(upto(1)).undone
+        reader.until(upto(1))
         only.die()
         only.serve(STABLE)
         only.put(2)

@@ -78,7 +78,7 @@ class ReplicaSelector:
         #: The one in the same dataflow, where replicas are pairs: read when it is as good.
         self.home = home
         #: A stable replica that is so far behind a tentative one is left for it.
-        self.tolerance_buckets = max(LAG_BUCKETS, tolerance_buckets)
+        self.too_far = max(LAG_BUCKETS, tolerance_buckets + 1)
         self._known: dict[str, _Known] = {}
         self.choice = Choice()
 
@@ -121,7 +121,7 @@ class ReplicaSelector:
     def _best(self, now: int, wanted: int | None) -> str | None:
         """The replica to read; the one that is read where nothing speaks for another."""
         known = [self._known[name] for name in self.replicas if name in self._known]
-        rank = {it.replica: self._rank(it) for it in known}
+        rank = {it.replica: self._rank(it, now) for it in known}
 
         def key(it: _Known) -> tuple[int, bool, bool, bool]:
             behind = wanted is not None and it.status.upto < wanted - 1
@@ -134,22 +134,22 @@ class ReplicaSelector:
         if first is None:
             return None
         equal = [it for it in known if rank[it.replica] == rank[first.replica]]
-        if self._lag(first, equal, now) >= LAG_BUCKETS:
+        if self._furthest(first, equal, now) - first.status.reached >= LAG_BUCKETS:
             return max(equal, key=lambda it: it.status.reached).replica
         return first.replica
 
-    def _rank(self, known: _Known) -> int:
+    def _rank(self, known: _Known, now: int) -> int:
         status = known.status
         if status.state is OutputState.STABLE:
             # One that was cut off from all its inputs knows of no failure, and does not get on.
-            furthest = max(it.status.reached for it in self._known.values())
-            return 2 if furthest - status.upto > self.tolerance_buckets else 0
+            furthest = self._furthest(known, self._known.values(), now)
+            return 2 if furthest - status.upto >= self.too_far else 0
         return 1 if status.state is OutputState.UP_FAILURE else 3
 
-    def _lag(self, known: _Known, others: Iterable[_Known], now: int) -> int:
+    def _furthest(self, known: _Known, others: Iterable[_Known], now: int) -> int:
+        """How far the others are; of a home, how far it may be expected to be, too."""
         home = known.replica == self.home
-        furthest = max(it.surely(now) if home else it.status.reached for it in others)
-        return furthest - known.status.reached
+        return max(it.surely(now) if home else it.status.reached for it in others)
 
     def _corrector(self, main: str | None) -> str | None:
         if main is None or self._known[main].status.state is not OutputState.UP_FAILURE:

@@ -296,3 +296,20 @@ def test_no_way_adds_up_to_more_than_is_promised(data: st.DataObject) -> None:
     for output in net.outputs:
         mine = found[output.fragment]
         assert mine is None or mine.own_us <= mine.total_us <= (output.contract.within_us or 0)
+
+
+@pytest.mark.parametrize("x", ["100ms", "500ms", "800ms"])
+def test_an_x_that_would_turn_results_tentative_without_a_failure_is_refused(x: str) -> None:
+    net = hf.Network("n", bucket="500ms")
+    net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
+    net.protect("main", failure="process", x=x)
+    with pytest.raises(hf.NetworkError, match=r"the smallest X that works is 834ms") as refused:
+        net.check()
+    assert "X = " in str(refused.value)
+
+
+def test_the_smallest_x_that_is_named_works() -> None:
+    net = hf.Network("n", bucket="500ms")
+    net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
+    net.protect("main", failure="process", x="834ms")
+    net.check()

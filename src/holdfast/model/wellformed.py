@@ -26,6 +26,7 @@ def check(network: Network) -> None:
         *_schemas(network),
         *_delays(network),
         *_protections(network),
+        *_patience(network),
         *_partitions(network),
     ]
     if violations:
@@ -209,6 +210,28 @@ def _protections(network: Network) -> list[str]:
                 f"protect({name!r}): failure={protection.failure!r} needs to know how long to wait "
                 "for a missing input, and no output downstream promises a delay; give one a "
                 "Contract(within='5s'), or give the fragment its own with protect(..., x='2s')"
+            )
+    return found
+
+
+def _patience(network: Network) -> list[str]:
+    """X must be longer than what passes without any failure: a bucket is one width old when its
+    first rows come, and the inputs do not come at the same instant."""
+    from holdfast.model.trees import patience  # it stands on this module
+
+    if _cycles(network) or _ports(network):
+        return []
+    found = []
+    least_us = 3 * network.width_us // 2
+    for name, known in patience(network).items():
+        alpha = network.protection(name).alpha
+        if known is not None and alpha * known.own_us < least_us:
+            smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
+            found.append(
+                f"protect({name!r}): X = {duration_text(known.own_us)} is too short for buckets of "
+                f"{duration_text(network.width_us)}: results would turn tentative without any "
+                f"failure; the smallest X that works is {duration_text(smallest_us)}: promise more "
+                "(within, divided by the fragments on the way), set x, or make the buckets shorter"
             )
     return found
 

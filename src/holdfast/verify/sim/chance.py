@@ -70,7 +70,7 @@ def protect(network: Network, seed: int) -> None:
     chance = random.Random(f"protection/{seed}")
     if network.protections or not seed or chance.random() < 0.2:
         return
-    x, most = chance.choice(["700ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
+    x, most = chance.choice(["850ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
     blocks = ["block"] if chance.random() < 0.3 else []
     for fragment in fragments(network):
         network.protect(

@@ -20,8 +20,9 @@ from holdfast.core.following import Following
 from holdfast.errors import StaleEpoch, StorageFull, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
+from holdfast.streams.calls import Position
 from holdfast.streams.delivery import Delivery, Peer
-from holdfast.streams.subscribing import Makers, Position, follow
+from holdfast.streams.subscribing import Makers, follow
 from holdfast.types import SegmentId, Stability, StreamInfo
 
 #: Before the first bucket.

@@ -22,16 +22,33 @@ from holdfast.core.consistency import Answer, together
 from holdfast.core.membership import Standing, dead_of
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    ProtocolViolation,
+    StorageFull,
+    TransportError,
+)
 from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.node.effects import Asked, Event, Finished, Refused, Wanted, Work
 from holdfast.node.executor import FULL_S, Performer
 from holdfast.node.input_index import InputIndex
-from holdfast.node.state_transfer import Moving, moving_body
 from holdfast.storage import Log
+from holdfast.streams.calls import (
+    Correction,
+    Done,
+    GetCorrection,
+    GetState,
+    Moving,
+    OfferedState,
+    Position,
+    Postpone,
+    Postponement,
+    ReleaseState,
+)
 from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import Makers, Position, follow
+from holdfast.streams.subscribing import Makers, follow
 
 _log = logging.getLogger("holdfast.node")
 
@@ -74,12 +91,14 @@ class Node:
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=now_us,
             partners=tuple(self._partners),
         )  # fmt: skip
-        service.calls["postpone"] = self._asked
-        service.calls["give"] = self._wanted
-        service.calls["given"] = self._given
-        service.calls["correcting"] = lambda body: {
-            "correcting": self.performer.correcting(body["path"])
-        }
+
+    def answer_calls(self) -> None:
+        """Of other replicas. Only where the service is the node's own: nodes that share one have no
+        other replicas."""
+        self._service.handle(Postpone, self._postpone)
+        self._service.handle(GetCorrection, self._correction)
+        self._service.handle(GetState, self._state)
+        self._service.handle(ReleaseState, self._release)
 
     def start(self) -> None:
         self._thread(self._loop, "node")
@@ -214,16 +233,33 @@ class Node:
                 self.post(Refused(err))
                 return
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _postpone(self, ask: Postpone) -> Postponement:
         """By a partner, in one of the server's threads; the loop answers."""
+        self._check_path(ask.path)
+        if ask.partner not in self._partners:
+            known = ", ".join(self._partners) or "none"
+            raise InputError(
+                f"node {self.name!r}: expected one of its replicas ({known}), found {ask.partner!r}"
+            )
         answers: queue.Queue[Answer] = queue.Queue()
-        self.post(Asked(body["path"], body["partner"], answers.put))
+        self.post(Asked(ask.path, ask.partner, answers.put))
         try:
-            return {"answer": answers.get(timeout=self._options.silence_s)}
+            return Postponement(answers.get(timeout=self._options.silence_s))
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
 
-    def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _correction(self, ask: GetCorrection) -> Correction:
+        self._check_path(ask.path)
+        return Correction(self.performer.correcting(ask.path))
+
+    def _check_path(self, path: str) -> None:
+        """What another process names may not be here; the loop would end with it."""
+        names = [known.name for known in self.fragment.paths]
+        if path not in names:
+            known = ", ".join(names)
+            raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
+
+    def _state(self, _: GetState) -> OfferedState:
         """The partner is made anew, from what this one knows now."""
         answers: queue.Queue[list[Moving] | None] = queue.Queue()
         self.post(Wanted(answers.put))
@@ -231,11 +267,11 @@ class Node:
             found = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        return {"paths": None if found is None else [moving_body(moving) for moving in found]}
+        return OfferedState(None if found is None else tuple(found))
 
-    def _given(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _release(self, _: ReleaseState) -> Done:
         self.performer.given()
-        return {}
+        return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
         """What the controller says of those that are one of a pair."""
@@ -249,9 +285,9 @@ class Node:
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []
         for partner in partners:
-            asked = {"path": path, "partner": self.name}
             try:
-                answers.append(self._partners[partner]().call("postpone", asked)["answer"])
+                peer = self._partners[partner]()
+                answers.append(peer.call(Postpone(path, self.name)).answer)
             except HoldfastError:
                 answers.append("alone")
         self.post(core.Answered(now_us(), path, together(answers)))
@@ -259,7 +295,7 @@ class Node:
     def _watch(self, path: str, partner: str) -> None:
         try:
             peer = self._partners[partner]()
-            while peer.call("correcting", {"path": path})["correcting"]:
+            while peer.call(GetCorrection(path)).correcting:
                 if self._stop.wait(self._options.heartbeat_s):
                     return
         except HoldfastError:

@@ -20,13 +20,12 @@ from holdfast.clock import now_us
 from holdfast.core.following import Following
 from holdfast.core.upstream import Action, Drop, Gone, Heard, Upstream
 from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
+from holdfast.streams.calls import GetStreamStatus, Position
 from holdfast.streams.delivery import Delivery, Peer
-from holdfast.types import OutputState, Stability
+from holdfast.types import Stability
 
 #: How to reach each replica of whoever makes a stream.
 Makers = Mapping[str, Callable[[], Peer]]
-#: What a reader says to them: its name, received, no longer needed, its epoch.
-Position = tuple[str, int, int, int]
 #: Deliveries of one connection that wait to be taken.
 WAITING = 8
 #: Attempts to tell a replica that a stream was read to its end.
@@ -285,11 +284,10 @@ class _Replicas:
         return self.home is not None and line is not None and line.replica == replica
 
     def _stands(self, peer: Peer, replica: str, position: Position | None) -> Heard:
-        body = peer.call("stands", {"stream": self.stream, "position": position})
-        if body["state"] is None:
+        status = peer.call(GetStreamStatus(self.stream, position))
+        if status.state is None or status.upto is None:
             raise TransportError(f"{replica} has not opened {self.stream!r} yet")
-        state = OutputState(body["state"])
-        return Heard(now_us(), replica, state, body["upto"], body["tentative_upto"])
+        return Heard(now_us(), replica, status.state, status.upto, status.tentative_upto)
 
     def _read(self, line: _Line, at: int | None, after: int | None) -> None:
         try:

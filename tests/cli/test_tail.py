@@ -14,6 +14,7 @@ import pytest
 from holdfast.cli.tail import tail
 from holdfast.errors import HoldfastError, InputError, SetupError
 from holdfast.storage import Log
+from holdfast.streams.calls import GetProducers, Locate, Location, Producers
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightServer
 from tests.transport.test_contract import SCHEMA, correct, guess, put
@@ -27,8 +28,11 @@ class Maker:
     def __init__(self, folder: Path) -> None:
         self.folder, self._log_folder = folder, folder / "log"
         self.chief = Service()
-        self.chief.calls["makers"] = lambda body: {"makers": ["main"] if body["stream"] else []}
-        self.chief.calls["locate"] = lambda body: {"address": self.server.address}
+        self.reported = True
+        self.chief.handle(GetProducers, lambda ask: Producers(("main",)))
+        self.chief.handle(
+            Locate, lambda ask: Location(self.server.address if self.reported else None)
+        )
         self._chief_server = FlightServer(self.chief)
         (folder / "run.json").write_text(json.dumps({"address": self._chief_server.address}))
         self.come_up()
@@ -164,6 +168,6 @@ def test_a_name_that_is_not_known(maker: Maker) -> None:
 
 
 def test_nobody_is_up_yet(maker: Maker) -> None:
-    maker.chief.calls["locate"] = lambda body: {"address": None}
+    maker.reported = False
     with pytest.raises(SetupError, match="try again"):
         tail(str(maker.folder), "s", False, 1, False)

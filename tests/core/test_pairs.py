@@ -15,8 +15,9 @@ from holdfast.core.progress import Progress
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.errors import TransportError
 from holdfast.model.fragments import home_of
-from holdfast.node.state_transfer import Moving, Results, moving_body, moving_of
 from holdfast.storage import Boundary, Log
+from holdfast.streams import codec
+from holdfast.streams.calls import GetState, Moving, OfferedState, Results, reply_of
 from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability
 from tests.core.subscriptions import Consumer
@@ -112,9 +113,10 @@ def test_what_moves_survives_the_wire() -> None:
     segment = Segment(SegmentId("s", 0, 3), Stability.STABLE, "segments/x", 2, "0f", 7, 9, 1)
     results = Results("s", "ts timestamp", "ts", 0, 2, 4, (segment,))
     moving = Moving("out", 3, {"needs_from": 2}, ("a/b",), (results,))
-    assert moving_of(json.loads(json.dumps(moving_body(moving)))) == moving
-    with pytest.raises(TransportError, match="does not parse"):
-        moving_of({"path": "out"})
+    sent = json.loads(json.dumps(codec.encode(OfferedState((moving,)))))
+    assert reply_of(GetState(), sent, "a@2") == OfferedState((moving,))
+    with pytest.raises(TransportError, match=r"reply of a@2 to 'state': field 'paths.0': expected"):
+        reply_of(GetState(), {"paths": [{"path": "out"}]}, "a@2")
 
 
 # -- who is read ----------------------------------------------------------------------------------

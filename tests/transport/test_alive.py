@@ -35,14 +35,14 @@ def test_a_long_read_is_announced(
     log.commit("s", [log.write(table, id, Stability.STABLE) for id in ids], 0)
     server = ours.FlightServer(Service(logs={"s": log}))
     client = flight.FlightClient(f"grpc://{server.address}")
-    ask = wire.encode("follow", {"stream": "s", "from_bucket": 0, "machine": ""})
+    ask = wire.question("follow", wire.Follow("s", 0, "", None))
     _writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(ask))
     heard: list[str] = []
     while "boundary" not in heard:
         chunk = reader.read_chunk()
         if chunk.data is None:
             body = bytes(chunk.app_metadata)
-            heard.append(wire.decode(body, "alive", "segment", "boundary")["kind"])
+            heard.append(wire.decode(body, "alive", "segment", "boundary")[0])
     reader.cancel()
     client.close()
     server.stop()

@@ -13,6 +13,7 @@ import pytest
 from holdfast.config import Options
 from holdfast.errors import InputError, TransportError
 from holdfast.storage import Log
+from holdfast.streams.calls import GetHosts, Ping
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import PIECE_BYTES, FlightPeer, FlightServer
@@ -95,10 +96,10 @@ def test_a_cut_stream_is_given_up_and_goes_on_after_healing(
 
 
 def test_no_call_hangs_on_a_cut_link(link: Link, peer: FlightPeer) -> None:
-    peer.call("ping", {})
+    peer.call(Ping())
     link.cut()
     for ask in (
-        lambda: peer.call("anything", {}),
+        lambda: peer.call(GetHosts()),
         lambda: peer.acknowledge("s", "reader", 0, 0, 1),
         lambda: next(peer.follow("s", 0, threading.Event())),
     ):

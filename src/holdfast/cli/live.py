@@ -23,6 +23,7 @@ from holdfast.edge.client import BucketInfo
 from holdfast.errors import InputError, SetupError, TransportError
 from holdfast.runtime.rolling_restart import BACK_S
 from holdfast.runtime.running import Run
+from holdfast.streams.calls import GetHosts, GetRestarted, Restart
 from holdfast.transport.flight import FlightPeer
 from holdfast.types import Stability
 
@@ -176,12 +177,12 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
 def restart(storage: str, host: str | None) -> int:
     """Host after host, each when the one before is back."""
     chief, console = running(storage), Console()
-    hosts = chief.call("hosts", {})["hosts"]
+    hosts = chief.call(GetHosts()).names
     if not hosts:
         raise InputError("everything runs in one process; restart that one")
     for number, one in enumerate([host] if host else hosts, 1):
         began = time.monotonic()
-        chief.call("restart", {"host": one})
+        chief.call(Restart(one))
         text = f"restarting {one} ({number} of {1 if host else len(hosts)}) …"
         with console.status(text) if console.is_terminal else nullcontext():
             while not _restarted(chief, one):
@@ -194,5 +195,5 @@ def restart(storage: str, host: str | None) -> int:
 
 def _restarted(chief: FlightPeer, host: str) -> bool:
     with suppress(TransportError):  # busy; it is asked again
-        return bool(chief.call("restarted", {"host": host})["restarted"])
+        return chief.call(GetRestarted(host)).restarted
     return False

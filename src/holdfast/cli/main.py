@@ -272,8 +272,9 @@ def _check(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from holdfast.cli.find import running
     from holdfast.cli.show import show_status
+    from holdfast.streams.calls import GetStatus
 
-    told = running(_folder(args)).call("status", {})
+    told = running(_folder(args)).call(GetStatus()).body
     show_status(told, as_json=args.json)
     return 1 if told["failures"] or any(node.get("failure") for node in told["nodes"]) else 0
 
@@ -286,12 +287,10 @@ def _tail(args: argparse.Namespace) -> int:
 
 def _retire(args: argparse.Namespace) -> int:
     from holdfast.cli.find import running
+    from holdfast.streams.calls import Retire
 
-    asked = {"source": args.source, "why": args.why}
-    told = running(_folder(args)).call("retire", asked)
-    print(
-        f"source {args.source}: from bucket {told['from_bucket']} on everybody goes on without it"
-    )
+    told = running(_folder(args)).call(Retire(args.source, args.why))
+    print(f"source {args.source}: from bucket {told.from_bucket} on everybody goes on without it")
     return 0
 
 

@@ -20,6 +20,7 @@ from holdfast.cli.find import is_running, running
 from holdfast.clock import monotonic_us
 from holdfast.edge.client import RETRY_S, BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
+from holdfast.streams.calls import GetProducers, Locate
 from holdfast.streams.subscribing import Makers, Subscriber
 from holdfast.transport.flight import FlightPeer
 
@@ -95,14 +96,14 @@ class _Looking:
 
 def _makers(storage: str, stream: str) -> Makers:
     """Sources, and with one process everything, are with the run itself."""
-    names = running(storage).call("makers", {"stream": stream})["makers"]
+    names = running(storage).call(GetProducers(stream)).names
     return {name: partial(_connect, storage, name) for name in names} or {
         stream: partial(running, storage)
     }
 
 
 def _connect(storage: str, maker: str) -> FlightPeer:
-    address = running(storage).call("locate", {"maker": maker})["address"]
+    address = running(storage).call(Locate(maker)).address
     if address is None:
         raise TransportError(f"node {maker!r} has not reported yet")
     return FlightPeer(address)

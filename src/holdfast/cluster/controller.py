@@ -15,10 +15,10 @@ long after whoever asked has given up or died, and must not make a live instance
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.core.membership import Hearing, Standing, dead_of, lost, stand_ins
-from holdfast.errors import SetupError
+from holdfast.errors import InputError, SetupError
 from holdfast.model.layout import Layout
 from holdfast.storage import Counter, Log
 
@@ -111,6 +111,16 @@ class Controller:
         with self._lock:
             for name in (process_of(host), *self._runs()[host]):
                 self._hearing.ended(name)
+
+    def check_known(self, host: str, nodes: Sequence[str] = ()) -> None:
+        """Nothing is noted of hosts and nodes that are not of this run."""
+        for kind, name, known in (
+            ("host", host, self._hosts),
+            *(("node", node, tuple(self._first)) for node in nodes),
+        ):
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise InputError(f"expected a {kind} of this run ({listed}), found {name!r}")
 
     def assigned(self, host: str) -> list[str]:
         """What a host is to run."""

@@ -7,12 +7,20 @@ import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
 
 from holdfast.clock import now_us
 from holdfast.cluster.controller import Controller, process_of
 from holdfast.core.membership import dead_of
 from holdfast.errors import StorageFull, TransportError
+from holdfast.streams.calls import (
+    Assignment,
+    Epoch,
+    GetAssignment,
+    Instance,
+    NextEpoch,
+    Register,
+    Registration,
+)
 from holdfast.streams.serving import Service
 
 _log = logging.getLogger("holdfast.controller")
@@ -21,11 +29,9 @@ _log = logging.getLogger("holdfast.controller")
 class Presiding:
     def __init__(self, controller: Controller, service: Service, outputs: Collection[str]) -> None:
         self._controller, self._service, self._outputs = controller, service, outputs
-        service.calls["epoch"] = lambda body: {
-            "epoch": controller.next_epoch(body["name"], body["at_least"])
-        }
-        service.calls["assigned"] = lambda body: {"assigned": controller.assigned(body["host"])}
-        service.calls["register"] = self._register
+        service.handle(NextEpoch, self._next_epoch)
+        service.handle(GetAssignment, self._assignment)
+        service.handle(Register, self._register)
 
     def is_up(self, host: str) -> bool:
         """It has spoken, and so have all its nodes."""
@@ -45,22 +51,30 @@ class Presiding:
                     taken = ", ".join(name for name, to in moved.items() if to == host)
                     _log.warning("host %s stands in for %s", host, taken)
 
-    def _register(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _next_epoch(self, ask: NextEpoch) -> Epoch:
+        return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
+
+    def _assignment(self, ask: GetAssignment) -> Assignment:
+        self._controller.check_known(ask.host)
+        return Assignment(tuple(self._controller.assigned(ask.host)))
+
+    def _register(self, ask: Register) -> Registration:
         """A host is told what it is to run, and who reads outputs here: nothing is given up before
         they all spoke."""
         controller, readers, at = self._controller, self._service.readers, now_us()
-        if not controller.here(body["host"], body["epoch"], at):
-            return {"current": False}
-        return {
-            "current": True,
-            "refused": [told["node"] for told in body["nodes"] if not self._knows(told, at)],
-            "assigned": controller.assigned(body["host"]),
-            "readers": {s: sorted(names) for s, names in readers.items() if s in self._outputs},
-            "standings": controller.standings(),
-        }
+        controller.check_known(ask.host, [told.node for told in ask.nodes])
+        if not controller.here(ask.host, ask.epoch, at):
+            return Registration(current=False)
+        return Registration(
+            current=True,
+            refused=tuple(told.node for told in ask.nodes if not self._knows(told, at)),
+            assigned=tuple(controller.assigned(ask.host)),
+            readers={s: tuple(sorted(r)) for s, r in readers.items() if s in self._outputs},
+            standings=controller.standings(),
+        )
 
-    def _knows(self, told: dict[str, Any], at: int) -> bool:
+    def _knows(self, told: Instance, at: int) -> bool:
         try:
-            return self._controller.register(told["node"], told["address"], told["epoch"], at)
+            return self._controller.register(told.node, told.address, told.epoch, at)
         except StorageFull:
             return True  # it is told again

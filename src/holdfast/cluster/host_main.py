@@ -14,13 +14,12 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from holdfast.cluster.controller import process_of
 from holdfast.cluster.hosted import ORPHANED_S, REGISTER_S, Hosted, Place, patiently
 from holdfast.cluster.supervisor import EXPLAINED
 from holdfast.config import Options
-from holdfast.core.membership import Standing
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
@@ -28,6 +27,7 @@ from holdfast.errors import HoldfastError, StaleEpoch, TransportError
 from holdfast.model.fragments import fragment_of, fragments
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
+from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register, Registration
 from holdfast.transport.flight import SILENCE_S, FlightPeer
 
 
@@ -88,13 +88,13 @@ class _Host:
     def _begin(self, stop: threading.Event) -> None:
         """An epoch for the process; and, on its first day, warm before anything counts. Who comes
         back has buckets waiting to warm up on."""
-        call, asked = self._place.chief.call, {"name": process_of(self.name), "at_least": 0}
-        self._epoch = patiently(lambda: call("epoch", asked)["epoch"], stop)
-        assigned = patiently(lambda: call("assigned", {"host": self.name})["assigned"], stop)
+        chief, process = self._place.chief, process_of(self.name)
+        self._epoch = patiently(lambda: chief.call(NextEpoch(process)).epoch, stop)
+        assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         if self._epoch == 1 or not assigned:
             self._warm_up(assigned)
 
-    def _warm_up(self, assigned: list[str]) -> None:
+    def _warm_up(self, assigned: Sequence[str]) -> None:
         """Who stands by may have to run anything."""
         network = self._place.network
         parts = {part.name: part for part in fragments(network)}
@@ -106,27 +106,25 @@ class _Host:
                 engine.warm_up(path, rounds=2)
         os.rmdir(engine.folder)
 
-    def _call(self, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-        told = {"host": self.name, "epoch": self._epoch, "nodes": nodes}
-        answer = self._place.chief.call("register", told)
-        if not answer["current"]:
+    def _call(self, nodes: Sequence[Instance]) -> Registration:
+        answer = self._place.chief.call(Register(self.name, self._epoch, tuple(nodes)))
+        if not answer.current:
             raise StaleEpoch(f"host {self.name!r} of epoch {self._epoch} was replaced; it stops")
         return answer
 
     def _register(self) -> None:
         told = {name: said for name, node in self._nodes.items() if (said := node.told())}
         answer = self._call(list(told.values()))
-        standings = {n: Standing(*said) for n, said in answer["standings"].items()}
         for name, node in list(self._nodes.items()):
-            if name not in answer["assigned"] or name in answer["refused"]:
+            if name not in answer.assigned or name in answer.refused:
                 # Given to another host; or declared dead, and made anew from its partner.
-                if name in answer["assigned"] and not node.pair:
+                if name in answer.assigned and not node.pair:
                     raise StaleEpoch(f"node {name!r} was replaced; it stops")
                 self._drop(name)
             elif name in told:
-                node.heard(answer["readers"], standings)
+                node.heard(answer.readers, answer.standings)
         self._ending = {name: end for name, end in self._ending.items() if end.is_alive()}
-        for name in answer["assigned"]:
+        for name in answer.assigned:
             if name not in self._nodes and name not in self._ending:
                 own = name == self.name  # it is alone here
                 folder = self._folder if own else os.path.join(self._folder, name)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,10 +41,21 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.network import Network
 from holdfast.node.node import Node
-from holdfast.node.state_transfer import DECLARED_DEAD, Moving, install, moving_of
+from holdfast.node.state_transfer import DECLARED_DEAD, check_offer, install
 from holdfast.storage import Log
 from holdfast.storage.files import storage
 from holdfast.storage.segment import read_segment
+from holdfast.streams.calls import (
+    GetNodeStatus,
+    GetState,
+    Hold,
+    Instance,
+    Locate,
+    Moving,
+    NextEpoch,
+    NodeStatus,
+    ReleaseState,
+)
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.types import Segment
@@ -100,13 +111,15 @@ class Hosted:
         mended = DECLARED_DEAD if self.pair else (InputsLost,)
         return isinstance(self.error, (*mended, TransportError))
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self) -> Instance | None:
         """What the controller is told of it; None while it is not up."""
         if self._server is None or self._held is None:
             return None
-        return {"node": self.name, "address": self._server.address, "epoch": self._held.epoch}
+        return Instance(self.name, self._server.address, self._held.epoch)
 
-    def heard(self, readers: Mapping[str, list[str]], standings: Mapping[str, Standing]) -> None:
+    def heard(
+        self, readers: Mapping[str, Sequence[str]], standings: Mapping[str, Standing]
+    ) -> None:
         assert self._node is not None
         outputs = self.fragment.outputs
         self._service.readers.update({s: set(r) for s, r in readers.items() if s in outputs})
@@ -136,8 +149,8 @@ class Hosted:
         place, name, stop = self._place, self.name, self._stop
         network, options = place.network, place.options
         self._held = log = patiently(self._open, stop)
-        asked = {"name": name, "at_least": log.epoch}
-        epoch = patiently(lambda: place.chief.call("epoch", asked)["epoch"], stop)
+        asked = NextEpoch(name, at_least=log.epoch)
+        epoch = patiently(lambda: place.chief.call(asked).epoch, stop)
         patiently(lambda: log.raise_epoch(epoch), stop)
         for stream, readers in readers_of(network).items():
             if stream in self.fragment.outputs:
@@ -156,15 +169,17 @@ class Hosted:
             network, place.sessions, os.path.join(str(log.root), "state"), compiled=place.compiled
         )
         node = Node(name, self.fragment, engine, log, self._service, upstream, options, partners)
-        self._service.calls["node-status"] = lambda _: node.status() | {"moved": self._moved}
+        node.answer_calls()
+        self._service.handle(
+            GetNodeStatus, lambda _: NodeStatus(node.status() | {"moved": self._moved})
+        )
         node.start()
         self._node, self._server = node, FlightServer(self._service, options.host, 0)
 
     def _connect(self, maker: str) -> FlightPeer:
         options, known = self._place.options, self._known
         try:
-            asked = {"maker": maker, "reader": self.name}
-            address = self._place.chief.call("locate", asked)["address"]
+            address = self._place.chief.call(Locate(maker, self.name)).address
             if address is None:
                 raise TransportError(f"node {maker!r} has not reported yet")
             known[maker] = address
@@ -193,10 +208,11 @@ class Hosted:
             whole = self._hold(epoch, upstream)
             try:
                 peer = to_partner()
-                if (told := peer.call("give", {})["paths"]) is None:
+                if (moving := peer.call(GetState()).paths) is None:
                     whole = True  # it began empty itself, and nothing came yet
                     raise TransportError(f"{partner} has no state yet")
-                moving = [moving_of(body) for body in told]
+                for offered in moving:
+                    check_offer(offered, self.fragment.paths)
                 # From here on it begins anew, as often as it takes.
                 began = time.monotonic()
                 self._held.close()
@@ -205,7 +221,7 @@ class Hosted:
                 log.raise_epoch(epoch)
                 moved = sum(_fetch(path, peer, log) for path in moving)
                 with suppress(HoldfastError):
-                    peer.call("given", {})
+                    peer.call(ReleaseState())
                 ms = round(1_000 * (time.monotonic() - began), 1)
                 self._moved = {"bytes": moved, "ms": ms, "at_us": now_us()}
                 _log.info("node %s has the state of %s after bucket %s: %s bytes in %s ms", name,
@@ -238,10 +254,10 @@ class Hosted:
         start."""
         whole: set[str] = set()
         for stream, makers in upstream.items():
-            asked = {"stream": stream, "reader": self.name, "epoch": epoch}
+            asked = Hold(stream, self.name, epoch)
             for connect in makers.values():
                 with suppress(HoldfastError):
-                    if connect().call("hold", asked)["whole"]:
+                    if connect().call(asked).complete:
                         whole.add(stream)
         return whole == set(upstream)
 

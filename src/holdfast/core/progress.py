@@ -20,10 +20,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import assert_never
 
-from holdfast.core.consistency import PIECE_BUCKETS, Consistency
+from holdfast.core.consistency import PIECE_BUCKETS
 from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
@@ -53,7 +52,8 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.sunion import FOREVER, SUnion
+from holdfast.core.path_state import PathState, path_state
+from holdfast.core.sunion import FOREVER
 from holdfast.errors import ProtocolViolation
 from holdfast.types import OutputState
 
@@ -61,41 +61,6 @@ from holdfast.types import OutputState
 PAIR_CHECKPOINT_BUCKETS = 20
 #: So many events are told when something happens that must not.
 STORY = 30
-
-
-@dataclass(slots=True)
-class _PathState:
-    plan: PathPlan
-    sunion: SUnion
-    consistency: Consistency
-    #: Where a durable version stands, from where on it needs its inputs, and where they began.
-    resumed: tuple[int, int, int] | None
-    origins: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Last bucket computed and logged; None before Start.
-    position: int | None = None
-    #: A Run that is under way goes up to here.
-    running_upto: int | None = None
-    #: First bucket the current version refers to, and the newest durable one.
-    needs_from: int = 0
-    durable: tuple[int, int] | None = None
-    #: Rows of buckets that wait, oldest first.
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    horizon: int = 0
-    #: Greatest boundary of any input.
-    ended_upto: int | None = None
-    ended: bool = False
-    origin: int = 0
-
-
-def _path_state(
-    plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int
-) -> _PathState:
-    policy = plan.policy
-    patience_us = None if policy.failure == "block" else policy.patience_us
-    sunion = SUnion(plan.inputs, patience_us, policy.own_us)
-    if resumed is not None:
-        sunion.resume(resumed[0])
-    return _PathState(plan, sunion, Consistency(policy, sunion, plan.trees, me, piece), resumed)
 
 
 class Progress:
@@ -123,7 +88,7 @@ class Progress:
         # Where upstream stops at a bound, waiting for more than fits would be waiting for ever.
         piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
         self.paths = {
-            plan.name: _path_state(plan, known.get(plan.name), me, min(piece, PIECE_BUCKETS))
+            plan.name: path_state(plan, known.get(plan.name), me, min(piece, PIECE_BUCKETS))
             for plan in paths
         }
         self.received: dict[str, int] = {}
@@ -196,7 +161,7 @@ class Progress:
                 actions += self._start(path, event.at)
         return actions
 
-    def _start(self, path: _PathState, at: int) -> list[Action]:
+    def _start(self, path: PathState, at: int) -> list[Action]:
         plan = path.plan
         gone = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
         if path.resumed is not None:
@@ -297,7 +262,7 @@ class Progress:
         actions: list[Action] = [Reply(event.ticket, answer)]
         return actions if path.position is None else [*actions, *self._next(path, event.at)]
 
-    def _tick(self, path: _PathState, at: int) -> list[Action]:
+    def _tick(self, path: PathState, at: int) -> list[Action]:
         if path.position is None:
             return []
         consistency = path.consistency
@@ -320,16 +285,16 @@ class Progress:
 
     # -- decisions --------------------------------------------------------------------------------
 
-    def _reading(self, stream: str) -> list[_PathState]:
+    def _reading(self, stream: str) -> list[PathState]:
         return [path for path in self.paths.values() if stream in path.plan.inputs]
 
-    def _next(self, path: _PathState, at: int) -> list[Action]:
+    def _next(self, path: PathState, at: int) -> list[Action]:
         return [
             *self._next_stable(path, at), *self._renewal(path, at),
             *self._next_tentative(path, at), *self._wake(path, at),
         ]  # fmt: skip
 
-    def _next_stable(self, path: _PathState, at: int) -> list[Action]:
+    def _next_stable(self, path: PathState, at: int) -> list[Action]:
         """The next group: all complete buckets, as far as the limits of one job go."""
         whole = path.sunion.whole_upto()
         if path.running_upto is not None or path.ended or whole is None:
@@ -376,13 +341,13 @@ class Progress:
         spent_us = path.sunion.spent_us(at)
         return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]
 
-    def _is_corrected(self, path: _PathState) -> bool:
+    def _is_corrected(self, path: PathState) -> bool:
         """Every bucket that was given tentatively is complete (REC_REQUEST)."""
         whole = path.sunion.whole_upto()
         assert whole is not None
         return min(whole, self._room_upto(path)) >= path.consistency.reached
 
-    def _may_correct(self, path: _PathState, at: int) -> bool:
+    def _may_correct(self, path: PathState, at: int) -> bool:
         """Peers have a say in when this replica corrects itself: one of them goes on answering."""
         promises = path.consistency.promises
         if not promises.peers:
@@ -392,7 +357,7 @@ class Progress:
         promises.begin(path.consistency.line)
         return promises.decision(at) in ("answering", "away")
 
-    def _renewal(self, path: _PathState, at: int) -> list[Action]:
+    def _renewal(self, path: PathState, at: int) -> list[Action]:
         consistency = path.consistency
         promises, correction = consistency.promises, consistency.promises.correction
         if correction is None:
@@ -407,14 +372,14 @@ class Progress:
             return [Ask(path.plan.name, correction, path.position, done=True)] if told else []
         return [Ask(path.plan.name, correction, path.position)] if promises.due(at) else []
 
-    def _room_upto(self, path: _PathState) -> int:
+    def _room_upto(self, path: PathState) -> int:
         """The last bucket that may be run before the slowest reader has had an older one."""
         if self.buffer_buckets is None:
             return FOREVER
         had = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
         return min(had, default=FOREVER) + self.buffer_buckets
 
-    def _caught_up(self, path: _PathState) -> list[Action]:
+    def _caught_up(self, path: PathState) -> list[Action]:
         """After a stable step: is the tentative line overtaken?"""
         consistency = path.consistency
         assert path.position is not None
@@ -426,7 +391,7 @@ class Progress:
         consistency.drop()
         return [*actions, Leave(path.plan.name)]
 
-    def _next_tentative(self, path: _PathState, at: int) -> list[Action]:
+    def _next_tentative(self, path: PathState, at: int) -> list[Action]:
         consistency = path.consistency
         mode = consistency.mode(at)
         if mode in (None, "block") or path.ended or consistency.running_upto is not None:
@@ -464,7 +429,7 @@ class Progress:
         work = RunTentative(path.plan.name, line, after + 1, hi, outputs, missing, partial)
         return [*actions, work]
 
-    def _wake(self, path: _PathState, at: int) -> list[Action]:
+    def _wake(self, path: PathState, at: int) -> list[Action]:
         consistency = path.consistency
         assert path.position is not None
         times = [consistency.promises.next_at(at)]
@@ -480,11 +445,11 @@ class Progress:
         consistency.wake_at = due
         return [Wake(due)]
 
-    def _change(self, path: _PathState, state: OutputState) -> list[Action]:
+    def _change(self, path: PathState, state: OutputState) -> list[Action]:
         path.consistency.move(state)
         return [Change(path.plan.name, state)]
 
-    def _acknowledge(self, path: _PathState) -> list[Action]:
+    def _acknowledge(self, path: PathState) -> list[Action]:
         actions: list[Action] = []
         for stream in path.plan.inputs:
             readers = self._reading(stream)
@@ -497,7 +462,7 @@ class Progress:
                 actions.append(Acknowledge(stream, received, needed))
         return actions
 
-    def _needed(self, path: _PathState) -> int:
+    def _needed(self, path: PathState) -> int:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)

@@ -29,7 +29,8 @@ from holdfast.edge.client import BucketInfo
 from holdfast.edge.source import Source
 from holdfast.errors import HoldfastError
 from holdfast.runtime.running import Run
-from holdfast.types import Stability
+from holdfast.streams.calls import GetStreamStatus
+from holdfast.types import OutputState, Stability
 
 BUCKET_MS = 200
 PAPER_SWITCH_MS = 40
@@ -97,12 +98,14 @@ def _caught_up(run: Run, name: str) -> bool:
     """The replica serves stable results again, not far behind."""
     try:
         peer = run.peer_of("merged", "watch", name)
-        stands = peer.call("stands", {"stream": "merged"})
+        stands = peer.call(GetStreamStatus("merged"))
         peer.close()
     except HoldfastError:
         return False
     now = now_us() // (BUCKET_MS * 1_000)
-    return bool(stands["state"] == "STABLE") and now - stands["upto"] < 2_000 // BUCKET_MS
+    if stands.state is not OutputState.STABLE or stands.upto is None:
+        return False
+    return now - stands.upto < 2_000 // BUCKET_MS
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:

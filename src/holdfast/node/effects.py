@@ -13,7 +13,7 @@ from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
-from holdfast.node.state_transfer import Moving
+from holdfast.streams.calls import Moving
 
 #: What takes a step.
 Work = core.Run | core.RunTentative

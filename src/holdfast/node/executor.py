@@ -36,8 +36,9 @@ from holdfast.node.effects import (
     Work,
 )
 from holdfast.node.input_index import Best, InputIndex
-from holdfast.node.state_transfer import Moving, describe
+from holdfast.node.state_transfer import describe
 from holdfast.storage import Ended, Log
+from holdfast.streams.calls import Moving
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput

@@ -23,14 +23,28 @@ from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, ProtocolViolation, StorageFull, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    ProtocolViolation,
+    StorageFull,
+    TransportError,
+)
 from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import Asked, Event, Finished, Refused, Wanted, Work
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
-from holdfast.node.state_transfer import Moving, moving_body
 from holdfast.storage import Log
+from holdfast.streams.calls import (
+    Done,
+    GetState,
+    Moving,
+    OfferedState,
+    Postpone,
+    Postponement,
+    ReleaseState,
+)
 from holdfast.streams.serving import Service
 from holdfast.streams.subscribing import Makers, Subscriber
 
@@ -71,9 +85,13 @@ class Node:
             partners=tuple(self._partners),
         )  # fmt: skip
         self._subscribers = {stream: self._subscriber(stream) for stream in fragment.inputs}
-        service.calls["postpone"] = self._asked
-        service.calls["give"] = self._wanted
-        service.calls["given"] = self._given
+
+    def answer_calls(self) -> None:
+        """Of other replicas. Only where the service is the node's own: nodes that share one have no
+        other replicas."""
+        self._service.handle(Postpone, self._postpone)
+        self._service.handle(GetState, self._state)
+        self._service.handle(ReleaseState, self._release)
 
     def start(self) -> None:
         self._thread(self._loop, "node")
@@ -175,19 +193,29 @@ class Node:
         except Exception as err:
             self.post(Refused(err))
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _postpone(self, ask: Postpone) -> Postponement:
         """By a partner, in one of the server's threads; the loop answers."""
+        self._check_path(ask.path)
+        if ask.peer not in self._partners:
+            known = ", ".join(self._partners) or "none"
+            raise InputError(
+                f"node {self.name!r}: expected one of its replicas ({known}), found {ask.peer!r}"
+            )
         answers: queue.Queue[Answer] = queue.Queue()
-        self.post(
-            Asked(body["path"], body["peer"], body["correction"], body["position"], body["done"],
-                  answers.put)
-        )  # fmt: skip
+        self.post(Asked(ask.path, ask.peer, ask.correction, ask.position, ask.done, answers.put))
         try:
-            return {"answer": answers.get(timeout=self._options.silence_s)}
+            return Postponement(answers.get(timeout=self._options.silence_s))
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
 
-    def _wanted(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _check_path(self, path: str) -> None:
+        """What another process names may not be here; the loop would end with it."""
+        names = [known.name for known in self.fragment.paths]
+        if path not in names:
+            known = ", ".join(names)
+            raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
+
+    def _state(self, _: GetState) -> OfferedState:
         """The partner is made anew, from what this one knows now."""
         answers: queue.Queue[list[Moving] | None] = queue.Queue()
         self.post(Wanted(answers.put))
@@ -195,11 +223,11 @@ class Node:
             found = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        return {"paths": None if found is None else [moving_body(moving) for moving in found]}
+        return OfferedState(None if found is None else tuple(found))
 
-    def _given(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _release(self, _: ReleaseState) -> Done:
         self.performer.given()
-        return {}
+        return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
         """What the controller says of those that are one of a pair."""
@@ -211,11 +239,10 @@ class Node:
                 self.post(core.Alone(monotonic_us(), known.gone))
 
     def _ask(self, action: core.Ask, peer: str) -> None:
-        asked = {"path": action.path, "peer": self.name, "correction": action.correction,
-                 "position": action.position, "done": action.done}  # fmt: skip
+        ask = Postpone(action.path, self.name, action.correction, action.position, action.done)
         answer: Answer = "away"
         with suppress(HoldfastError):
-            answer = self._partners[peer]().call("postpone", asked)["answer"]
+            answer = self._partners[peer]().call(ask).answer
         if not action.done:
             self.post(core.Answered(monotonic_us(), action.path, peer, action.correction, answer))
 

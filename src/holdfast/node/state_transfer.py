@@ -13,45 +13,19 @@ any failure in the middle, is starting again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.engine.state import Version
 from holdfast.errors import InputsLost, StaleEpoch, TransportError, Trimmed
+from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log
-from holdfast.transport.wire import segment_body, segment_of
+from holdfast.streams.calls import Moving, Results
 from holdfast.types import Segment
 
 #: How one of a pair finds out that it was declared dead: it is then made anew.
 DECLARED_DEAD = (StaleEpoch, Trimmed, InputsLost)
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What is still kept of an output stream."""
-
-    stream: str
-    schema: str
-    time: str
-    starts_at: int
-    trimmed_upto: int
-    #: It may be ahead of the state: one that came back from its own disk computes again what it had
-    #: logged before.
-    complete_upto: int
-    segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A path as it is after `bucket`."""
-
-    path: str
-    bucket: int
-    body: dict[str, Any]
-    files: tuple[str, ...]
-    results: tuple[Results, ...]
 
 
 def describe(log: Log, version: Version, outputs: Sequence[str]) -> Moving:
@@ -72,22 +46,26 @@ def _kept(log: Log, stream: str) -> Results:
             )  # fmt: skip
 
 
-def moving_body(moving: Moving) -> dict[str, Any]:
-    body = asdict(moving)
-    for told, found in zip(body["results"], moving.results, strict=True):
-        told["segments"] = [segment_body(segment) for segment in found.segments]
-    return body
-
-
-def moving_of(body: dict[str, Any]) -> Moving:
+def check_offer(moving: Moving, paths: Iterable[Path]) -> None:
+    """A peer says what it gives. It must be what was asked for, or files of others could be
+    written, read and later deleted here."""
+    path = next((path for path in paths if path.name == moving.path), None)
+    if path is None:
+        raise _unfit(f"a path of this node, found {moving.path!r}")
+    streams = [results.stream for results in moving.results]
+    of_others = [s.id for r in moving.results for s in r.segments if s.id.stream != r.stream]
+    if sorted(streams) != sorted(path.outputs) or of_others:
+        raise _unfit(f"the outputs {path.outputs} of path {path.name!r}, found {streams}")
     try:
-        results = tuple(
-            Results(**{**told, "segments": tuple(map(segment_of, told["segments"]))})
-            for told in body["results"]
-        )
-        return Moving(**{**body, "files": tuple(body["files"]), "results": results})
-    except (TypeError, KeyError) as err:
-        raise TransportError(f"a state that does not parse ({err})") from None
+        files = Version.of(moving.path, moving.bucket, moving.body).files()
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        raise _unfit(f"a state version, found one without {err}") from None
+    if sorted(files, key=str) != sorted(moving.files):
+        raise _unfit("the files that the state version names, found others")
+
+
+def _unfit(text: str) -> TransportError:
+    return TransportError(f"a state to rebuild from: expected {text}; run the same version")
 
 
 def install(log: Log, moving: Moving, rows: Callable[[Segment], Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cluster.controller import process_of
 from holdfast.errors import InputError
 from holdfast.model.fragments import pairs_of
+from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart, Restarted
 
 if TYPE_CHECKING:
     from holdfast.runtime.running import Run
@@ -29,9 +30,9 @@ class Rolling:
         #: Of the hosts that were ended: epochs of the process and its nodes then, and how far each
         #: node was.
         self._before: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
-        run.service.calls["hosts"] = lambda _: {"hosts": list(run.layout)}
-        run.service.calls["restart"] = self._asked
-        run.service.calls["restarted"] = lambda body: {"restarted": self.restarted(body["host"])}
+        run.service.handle(GetHosts, lambda _: Hosts(tuple(run.layout)))
+        run.service.handle(Restart, self._asked)
+        run.service.handle(GetRestarted, lambda ask: Restarted(self.restarted(ask.host)))
 
     def hosts(
         self, say: Callable[[str], None] = lambda text: None, hosts: Sequence[str] | None = None
@@ -72,9 +73,9 @@ class Rolling:
         now = {name: position(self._run.asked(name)) for name in reached}
         return all(at is not None and at >= reached[name] for name, at in now.items())
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.restart(body["host"])
-        return {}
+    def _asked(self, ask: Restart) -> Done:
+        self.restart(ask.host)
+        return Done()
 
 
 def position(told: dict[str, Any]) -> int | None:

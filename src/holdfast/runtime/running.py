@@ -57,6 +57,17 @@ from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
+from holdfast.streams.calls import (
+    GetNodeStatus,
+    GetProducers,
+    GetStatus,
+    Locate,
+    Location,
+    Producers,
+    Retire,
+    Retired,
+    RunStatus,
+)
 from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
 from holdfast.streams.subscribing import Makers
@@ -163,19 +174,13 @@ class Run:
             )  # fmt: skip
             self.service.logs[op.name] = log
             self.service.pushes[op.name] = source.take
-        self.service.calls["status"] = lambda _: self.status()
-        self.service.calls["retire"] = lambda body: {
-            "from_bucket": self.retire(body["source"], body["why"])
-        }
+        self.service.handle(GetStatus, lambda _: RunStatus(self.status()))
+        self.service.handle(Retire, lambda ask: Retired(self.retire(ask.source, ask.why)))
         outputs = [op.name for op in self.network.outputs]
         self._presiding = Presiding(self.controller, self.service, outputs)
-        self.service.calls["locate"] = self._locate
+        self.service.handle(Locate, self._locate)
+        self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
-        self.service.calls["makers"] = lambda body: {
-            "makers": list(self.makers(body["stream"], "").keys())
-            if body["stream"] in self._producers
-            else []
-        }
         if self.deployment == "local":
             self._start_local()
         self.server = FlightServer(self.service, self.options.host, self.options.port)
@@ -338,7 +343,7 @@ class Run:
             return {"node": node}
         try:
             peer = FlightPeer(address, silence_s=self.options.silence_s)
-            told = peer.call("node-status", {})
+            told = peer.call(GetNodeStatus()).body
             peer.close()
             return told
         except HoldfastError as err:
@@ -432,15 +437,18 @@ class Run:
         self._threads.append(thread)
         thread.start()
 
-    def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _producers_of(self, ask: GetProducers) -> Producers:
+        known = ask.stream in self._producers
+        return Producers(tuple(self.makers(ask.stream, "")) if known else ())
+
+    def _locate(self, ask: Locate) -> Location:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""
-        maker: str = body["maker"]
         address: str | None = self.server.address
-        if self.deployment == "processes" and maker not in self.sources:
-            address = self.controller.address(maker)
-        if address is not None and "reader" in body:
-            address = self.route(body["reader"], maker, address)
-        return {"address": address}
+        if self.deployment == "processes" and ask.producer not in self.sources:
+            address = self.controller.address(ask.producer)
+        if address is not None and ask.reader is not None:
+            address = self.route(ask.reader, ask.producer, address)
+        return Location(address)
 
     def _describe(self) -> None:
         """Other commands (`status`, `tail`) find a running network by this file."""

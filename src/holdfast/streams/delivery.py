@@ -6,13 +6,16 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from holdfast.errors import LogCorrupted, TransportError
 from holdfast.storage.segment import read_segment
+from holdfast.streams.calls import Request
 from holdfast.types import OutputState, Segment, StreamInfo
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,6 @@ class Peer(Protocol):
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None: ...
 
-    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]: ...
+    def call(self, request: Request[R]) -> R: ...
 
     def close(self) -> None: ...

@@ -18,10 +18,26 @@ import pyarrow as pa
 from holdfast.core.sunion import FOREVER
 from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
 from holdfast.storage import Log
+from holdfast.streams import codec
+from holdfast.streams.calls import (
+    Acknowledge,
+    Done,
+    GetStreamStatus,
+    Held,
+    Hold,
+    ListStreams,
+    Ping,
+    Request,
+    StreamList,
+    StreamStatus,
+    call_of,
+    request_of,
+)
 from holdfast.streams.delivery import Cursor, Delivery
 from holdfast.types import OutputState, Segment, StreamInfo
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Request[Any])
 #: A silent stream still says so this often, so that a reader can tell silence from death.
 HEARTBEAT_S = 0.1
 
@@ -41,7 +57,6 @@ class Service:
 
     logs: dict[str, Log] = field(default_factory=dict)
     pushes: dict[str, Callable[[pa.Table, str | None, bool], None]] = field(default_factory=dict)
-    calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     #: Who must have acknowledged before anything of a stream is trimmed.
     readers: dict[str, set[str]] = field(default_factory=dict)
     #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
@@ -57,19 +72,23 @@ class Service:
     offered: dict[str, str] = field(default_factory=dict)
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
     trim_buckets: int = 8
+    _handlers: dict[type, Callable[[Any], object]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.calls["stands"] = self._stands
-        self.calls["hold"] = lambda body: {
-            "whole": self.hold(body["stream"], body["reader"], body["epoch"])
-        }
+        self.handle(Ping, lambda _: Done())
+        self.handle(ListStreams, lambda _: StreamList(tuple(self.streams())))
+        self.handle(Acknowledge, self._acknowledge)
+        self.handle(GetStreamStatus, self._status)
+        self.handle(Hold, lambda ask: Held(self.hold(ask.stream, ask.reader, ask.epoch)))
 
-    def _stands(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Whoever asks may say on the occasion how far it is."""
-        if (position := body.get("position")) is not None:
-            self.acknowledge(body["stream"], *position)
-        state, upto, tentative_upto = self.stands(body["stream"]) or (None, None, None)
-        return {"state": state, "upto": upto, "tentative_upto": tentative_upto}
+    def _acknowledge(self, ask: Acknowledge) -> Done:
+        self.acknowledge(ask.stream, ask.reader, ask.received, ask.needed, ask.epoch)
+        return Done()
+
+    def _status(self, ask: GetStreamStatus) -> StreamStatus:
+        if ask.position is not None:
+            self.acknowledge(ask.stream, *ask.position)
+        return StreamStatus(*self.stands(ask.stream) or (None, None, None))
 
     def streams(self) -> list[StreamInfo]:
         return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
@@ -202,10 +221,23 @@ class Service:
             raise InputError(f"there is no source {source!r} here to push to (sources: {known})")
         self.pushes[source](table, token, flush)
 
-    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        if name not in self.calls:
-            raise InputError(f"there is no action {name!r} here")
-        return answered(lambda: self.calls[name](body))
+    def handle(self, request: type[Q], answer: Callable[[Q], object]) -> None:
+        """From now on requests of that type are answered, each with the reply its call has."""
+        call = call_of(request)
+        assert request not in self._handlers, f"call {call.name!r} has two handlers"
+        self._handlers[request] = answer
+
+    def answer(self, name: str, body: Any) -> dict[str, Any]:
+        """A call as it comes in; the reply as it goes out."""
+        request = request_of(name, body)
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            known = ", ".join(sorted(call_of(asked).name for asked in self._handlers))
+            raise InputError(f"call {name!r} is not answered here (expected one of {known})")
+        reply = answered(lambda: handler(request))
+        expected = call_of(type(request)).reply
+        assert type(reply) is expected, f"{name!r}: {type(reply)} instead of {expected}"
+        return codec.encode(reply)
 
     def _log(self, stream: str) -> Log:
         if stream not in self.logs:

@@ -16,8 +16,9 @@ from holdfast.core import subscription as core
 from holdfast.core.replica_selector import Status
 from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError, Trimmed
+from holdfast.streams.calls import GetStreamStatus
 from holdfast.streams.delivery import Delivery, Peer
-from holdfast.types import OutputState, Stability
+from holdfast.types import Stability
 
 #: How to reach each replica of a producer.
 Makers = Mapping[str, Callable[[], Peer]]
@@ -241,11 +242,10 @@ class Subscriber:
             if peer is None:
                 peer = self._peers[replica] = self._makers[replica]()
             position = None if poll.position is None else (self.consumer, *poll.position)
-            body = peer.call("stands", {"stream": self.stream, "position": position})
+            told = peer.call(GetStreamStatus(self.stream, position))
             status = None
-            if body["state"] is not None:
-                state = OutputState(body["state"])
-                status = Status(state, body["upto"], body["tentative_upto"])
+            if told.state is not None and told.upto is not None:
+                status = Status(told.state, told.upto, told.tentative_upto)
             self._events.put(core.Reported(monotonic_us(), replica, status))
         except StaleEpoch as err:
             self._events.put(_Broke(0, err))

@@ -8,21 +8,24 @@ ends a delivery. Counts and checksums are verified on arrival.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from holdfast.errors import HoldfastError, SetupError, TransportError
+from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.files import storage
 from holdfast.storage.rows import canonical, digest
+from holdfast.streams import codec
+from holdfast.streams.calls import Acknowledge, ListStreams, Ping, Request, call_of, reply_of
+from holdfast.streams.codec import is_inside
 from holdfast.streams.delivery import Delivery, verified
 from holdfast.streams.serving import Service
 from holdfast.transport import wire
@@ -41,6 +44,8 @@ LONG_READ_ROWS = 100_000
 #: What cannot be written to a reader that stands still must not keep a process from ending.
 STOP_S = 5.0
 _GONE = (pa.ArrowException, OSError)
+R = TypeVar("R")
+_log = logging.getLogger("holdfast.transport")
 
 
 def machine_id() -> str:
@@ -67,6 +72,22 @@ def _bytes_of(file: Any) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch([pa.array([data], pa.binary())], schema=_BYTES)
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What goes wrong is told to whoever asked, as one of our errors; a fault of our own is told
+    here in full, and there only that there was one."""
+    try:
+        yield
+    except HoldfastError as err:
+        raise flight.FlightServerError(wire.error_body(err)) from None
+    except pa.ArrowException:
+        raise
+    except Exception as err:
+        _log.exception("request failed by a fault of this process")
+        told = TransportError(f"the peer failed ({type(err).__name__}); its log says why")
+        raise flight.FlightServerError(wire.error_body(told)) from None
+
+
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0) -> None:
         self._service = service
@@ -80,15 +101,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self.address = f"{host}:{self.port}"
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        try:
-            self._serve(wire.decode(descriptor.command, "follow"), context.is_cancelled, writer)
-        except HoldfastError as err:
-            raise flight.FlightServerError(wire.error_body(err)) from None
-        except _GONE:
-            pass  # the reader has left
+        with _refusals():
+            ask = wire.question_of(descriptor.command, "follow", wire.Follow)
+            with suppress(*_GONE):  # the reader has left
+                self._serve(ask, context.is_cancelled, writer)
 
-    def _serve(self, ask: dict[str, Any], left: Callable[[], bool], writer: Any) -> None:
-        stream, shared = ask["stream"], ask["machine"] == machine_id()
+    def _serve(self, ask: wire.Follow, left: Callable[[], bool], writer: Any) -> None:
+        stream, shared = ask.stream, ask.machine == machine_id()
 
         def say(kind: str, body: dict[str, Any]) -> None:
             writer.write_metadata(pa.py_buffer(wire.encode(kind, body)))
@@ -100,9 +119,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 return
         schema: pa.Schema = None
         delivery: Delivery | None = None
-        for delivery in self._service.follow(
-            stream, ask["from_bucket"], left, ask.get("tentative_after")
-        ):
+        for delivery in self._service.follow(stream, ask.from_bucket, left, ask.tentative_after):
             assert log is not None
             for segment, path in zip(delivery.segments, delivery.paths, strict=True):
                 if not shared:
@@ -113,16 +130,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                         say("alive", {})
                     for piece in _pieces(log.read(segment).cast(schema)):
                         writer.write_batch(piece)
-                body = {"segment": wire.segment_body(segment), "path": path if shared else None}
-                say("segment", body)
+                arrival = wire.Arrival(segment, path if shared else None)
+                say("segment", codec.encode(arrival))
             say("boundary", wire.boundary_body(delivery))
         if delivery is None or not delivery.ended:
             raise TransportError(f"stream {stream!r} is closing")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """A file that is offered, as pieces of bytes."""
-        try:
-            name = wire.decode(ticket.ticket, "file")["name"]
+        with _refusals():
+            name = wire.question_of(ticket.ticket, "file", wire.Fetch).name
             path = self._service.offered.get(name)
             if path is None:
                 raise TransportError(f"{name!r} is not offered here, or not any more")
@@ -131,37 +148,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             except OSError as err:
                 raise TransportError(f"{name!r} is gone ({err.strerror})") from None
             return flight.GeneratorStream(_BYTES, _bytes_of(data))
-        except HoldfastError as err:
-            raise flight.FlightServerError(wire.error_body(err)) from None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        try:
-            ask = wire.decode(descriptor.command, "push")
-            table = reader.read_all()
-            self._service.push(ask["source"], table, ask["token"], ask["flush"])
-        except HoldfastError as err:
-            raise flight.FlightServerError(wire.error_body(err)) from None
+        with _refusals():
+            ask = wire.question_of(descriptor.command, "push", wire.Push)
+            self._service.push(ask.source, reader.read_all(), ask.token, ask.flush)
 
     def do_action(self, context: Any, action: Any) -> Any:
-        try:
-            body = wire.decode(action.body.to_pybytes(), action.type)
-            match action.type:
-                case "ping":
-                    answer: dict[str, Any] = {}
-                case "streams":
-                    infos = [asdict(info) for info in self._service.streams()]
-                    answer = {"streams": infos}
-                case "acknowledge":
-                    self._service.acknowledge(
-                        body["stream"], body["reader"], body["received"], body["needed"],
-                        body["epoch"],
-                    )  # fmt: skip
-                    answer = {}
-                case _:
-                    answer = self._service.call(action.type, body)
-        except HoldfastError as err:
-            raise flight.FlightServerError(wire.error_body(err)) from None
-        return iter([flight.Result(pa.py_buffer(wire.encode("answer", answer)))])
+        with _refusals():
+            _, body = wire.decode(action.body.to_pybytes(), action.type, error=InputError)
+            reply = wire.encode("reply", self._service.answer(action.type, body))
+        return iter([flight.Result(pa.py_buffer(reply))])
 
     def stop(self) -> None:
         self._service.stopping.set()
@@ -188,7 +185,7 @@ class FlightPeer:
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=own)
 
     def streams(self) -> list[StreamInfo]:
-        return [wire.info_of(body) for body in self._action("streams", {})["streams"]]
+        return list(self.call(ListStreams()).streams)
 
     def follow(
         self,
@@ -198,12 +195,11 @@ class FlightPeer:
         tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
         machine = machine_id() if self._by_reference else ""
-        ask = {"stream": stream, "from_bucket": from_bucket, "machine": machine,
-               "tentative_after": tentative_after}  # fmt: skip
-        self._action("ping", {})  # connecting is the one thing that only a deadline can end
+        ask = wire.Follow(stream, from_bucket, machine, tentative_after)
+        self.call(Ping())  # connecting is the one thing that only a deadline can end
         try:
             writer, reader = self._client.do_exchange(
-                flight.FlightDescriptor.for_command(wire.encode("follow", ask))
+                flight.FlightDescriptor.for_command(wire.question("follow", ask))
             )
         except _GONE as err:
             raise self._error(err) from None
@@ -224,15 +220,11 @@ class FlightPeer:
                 writer.close()
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        self._action(
-            "acknowledge",
-            {"stream": stream, "reader": reader, "received": received, "needed": needed,
-             "epoch": epoch},
-        )  # fmt: skip
+        self.call(Acknowledge(stream, reader, received, needed, epoch))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
-        ask = {"source": source, "token": token, "flush": flush}
-        descriptor = flight.FlightDescriptor.for_command(wire.encode("push", ask))
+        ask = wire.question("push", wire.Push(source, token, flush))
+        descriptor = flight.FlightDescriptor.for_command(ask)
         try:
             limit = flight.FlightCallOptions(timeout=PUSH_S)
             writer, _ = self._client.do_put(descriptor, table.schema, limit)
@@ -241,14 +233,21 @@ class FlightPeer:
         except _GONE as err:
             raise self._error(err) from None
 
-    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._action(name, body)
+    def call(self, request: Request[R]) -> R:
+        name = call_of(type(request)).name
+        return reply_of(request, self._action(name, codec.encode(request)), self.address)
 
     def fetch(self, name: str, into: str) -> int:
-        """A file that the peer offers, to a place of ours; how many bytes it has."""
-        limit = flight.FlightCallOptions(timeout=FETCH_S)
+        """A file that the peer offers, to a place of ours; how many bytes it has. The peer named
+        it, so its name may be anything."""
+        if not is_inside(name):
+            raise TransportError(
+                f"{self.address} offers {codec.shown(name)}, expected a file inside its folder; "
+                "is it one of ours, of the same version?"
+            )
+        limit, ask = flight.FlightCallOptions(timeout=FETCH_S), wire.Fetch(name)
         try:
-            reader = self._client.do_get(flight.Ticket(wire.encode("file", {"name": name})), limit)
+            reader = self._client.do_get(flight.Ticket(wire.question("file", ask)), limit)
             with storage(into), open(into, "wb") as file:
                 for piece in reader:
                     file.write(piece.data.column(0)[0].as_buffer())
@@ -266,7 +265,9 @@ class FlightPeer:
             results = list(self._client.do_action(action, options))
         except _GONE as err:
             raise self._error(err) from None
-        return wire.decode(results[0].body.to_pybytes(), "answer")
+        if len(results) != 1:
+            raise TransportError(f"{self.address}: expected one reply, found {len(results)}")
+        return wire.decode(results[0].body.to_pybytes(), "reply")[1]
 
     def _error(self, err: Exception) -> HoldfastError:
         brief = str(err).splitlines()[0][:200]
@@ -325,19 +326,20 @@ def _deliveries(heard: _Patience) -> Iterator[Delivery]:
         if chunk.data is not None:
             pieces.append(chunk.data)
             continue
-        said = wire.decode(bytes(chunk.app_metadata), "alive", "segment", "boundary")
-        match said["kind"]:
+        kind, body = wire.decode(bytes(chunk.app_metadata), "alive", "segment", "boundary")
+        match kind:
             case "segment":
-                segment = wire.segment_of(said["segment"])
+                arrival = wire.arrival_of(body)
+                segment = arrival.segment
                 segments.append(segment)
-                if said["path"] is not None:
-                    paths.append(said["path"])
+                if arrival.path is not None:
+                    paths.append(arrival.path)
                 else:
                     table = canonical(pa.Table.from_batches(pieces))
                     tables.append(verified(table, segment, digest))
                     pieces = []
             case "boundary":
-                yield wire.delivery_of(said, segments, paths, tables)
+                yield wire.delivery_of(body, segments, paths, tables)
                 segments, paths, tables = [], [], []
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from holdfast.errors import TransportError
+from holdfast.streams import codec
+from holdfast.streams.calls import Request, call_of, reply_of
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.types import StreamInfo
+
+R = TypeVar("R")
 
 
 class InProcess:
@@ -41,11 +45,15 @@ class InProcess:
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         self._open().push(source, table, token, flush)
 
-    def call(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._open().call(name, body)
+    def call(self, request: Request[R]) -> R:
+        name = call_of(type(request)).name
+        return reply_of(request, self._action(name, codec.encode(request)), "this process")
 
     def close(self) -> None:
         self._closed = True
+
+    def _action(self, name: str, body: Any) -> dict[str, Any]:
+        return self._open().answer(name, body)
 
     def _open(self) -> Service:
         if self._closed or self._service.stopping.is_set():

@@ -1,84 +1,112 @@
-"""Messages as versioned plain JSON. Nothing is ever unpickled from the wire."""
+"""Messages as versioned plain JSON. Nothing is ever unpickled from the wire.
+
+A message is the JSON object of a dataclass (`streams/codec.py`) with the version and the kind of
+the message beside its fields. Calls and their replies are in `streams/calls.py`; here are the
+messages of the exchanges that carry rows or bytes as well.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from holdfast import errors
-from holdfast.errors import TransportError
+from holdfast.errors import HoldfastError, InputError, TransportError
+from holdfast.streams import codec
+from holdfast.streams.codec import FileName
 from holdfast.streams.delivery import Delivery
-from holdfast.types import FORMAT, OutputState, Segment, SegmentId, Stability, StreamInfo
+from holdfast.types import FORMAT, Segment
 
-_BOUNDARY = [
-    field.name
-    for field in fields(Delivery)
-    if field.name not in ("segments", "paths", "tables", "info")
-]
+T = TypeVar("T")
+#: Go before the boundary, each in a message of its own.
+_APART = ("segments", "paths", "tables")
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Deliveries of a stream from a bucket on; with rows, unless both are on one machine."""
+
+    stream: str
+    from_bucket: int | None
+    machine: str
+    tentative_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Rows for a source."""
+
+    source: str
+    token: str | None
+    flush: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The bytes of a file that is offered."""
+
+    name: FileName
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A segment of a delivery; without a path, its rows came before."""
+
+    segment: Segment
+    path: str | None
 
 
 def encode(kind: str, body: dict[str, Any]) -> bytes:
     return json.dumps({"v": FORMAT, "kind": kind, **body}, separators=(",", ":")).encode()
 
 
-def decode(data: bytes, *kinds: str) -> dict[str, Any]:
+def decode(
+    data: bytes, *kinds: str, error: type[HoldfastError] = TransportError
+) -> tuple[str, dict[str, Any]]:
+    """Kind and body of a message. What is none is the peer's fault: the server says `InputError`,
+    so that the question is not asked again."""
     try:
         message = json.loads(bytes(data))
-    except (ValueError, UnicodeDecodeError) as err:
-        raise TransportError(f"a message that is not JSON ({err})") from None
-    if not isinstance(message, dict) or message.get("kind") not in kinds:
-        wanted = " or ".join(repr(kind) for kind in kinds)
-        raise TransportError(f"expected a {wanted} message, got {str(message)[:80]!r}")
-    if message.get("v") != FORMAT:
-        raise TransportError(
-            f"the peer speaks format {message.get('v')}, this is {FORMAT}; run the same version on "
-            "both sides"
+    except (ValueError, RecursionError) as err:
+        raise error(f"a message that is not JSON ({type(err).__name__})") from None
+    expected = " or ".join(repr(kind) for kind in kinds)
+    if not isinstance(message, dict):
+        raise error(f"expected a {expected} message, found {codec.shown(message)}")
+    kind, version = message.pop("kind", None), message.pop("v", None)
+    if kind not in kinds:
+        raise error(f"expected a {expected} message, found {codec.shown(kind)}")
+    if type(version) is not int or version != FORMAT:
+        raise error(
+            f"the peer speaks format {codec.shown(version)}, this is {FORMAT}; run the same "
+            "version on both sides"
         )
-    return message
+    return kind, message
 
 
-def segment_body(segment: Segment) -> dict[str, Any]:
-    body = asdict(segment)
-    body["stability"] = segment.stability.value
-    return body
+def question(kind: str, ask: Follow | Push | Fetch) -> bytes:
+    return encode(kind, codec.encode(ask))
 
 
-def segment_of(body: dict[str, Any]) -> Segment:
-    try:
-        return Segment(
-            **{**body, "id": SegmentId(**body["id"]), "stability": Stability(body["stability"])}
-        )
-    except (TypeError, ValueError, KeyError) as err:
-        raise TransportError(f"a segment that does not parse ({err})") from None
+def question_of(data: bytes, kind: str, cls: type[T]) -> T:
+    _, body = decode(data, kind, error=InputError)
+    return codec.decode(cls, body, InputError, f"request {kind!r}")
+
+
+def arrival_of(body: dict[str, Any]) -> Arrival:
+    return codec.decode(Arrival, body, TransportError, "a segment")
 
 
 def boundary_body(delivery: Delivery) -> dict[str, Any]:
     """A delivery without its segments, which go before."""
-    body = {name: getattr(delivery, name) for name in _BOUNDARY}
-    return body | {"info": asdict(delivery.info) if delivery.info else None}
+    return codec.encode(delivery, without=_APART)
 
 
 def delivery_of(
     body: dict[str, Any], segments: list[Segment], paths: list[str], tables: list[Any]
 ) -> Delivery:
-    try:
-        plain = {name: body[name] for name in _BOUNDARY}
-        plain |= {"state": OutputState(body["state"]), "missing": tuple(body["missing"])}
-        plain["partial"] = tuple(body["partial"])
-    except (KeyError, ValueError, TypeError) as err:
-        raise TransportError(f"a delivery that does not parse ({err})") from None
-    return Delivery(
-        segments=tuple(segments), paths=tuple(paths), tables=tuple(tables),
-        info=info_of(body["info"]) if body["info"] else None, **plain,
-    )  # fmt: skip
-
-
-def info_of(body: dict[str, Any]) -> StreamInfo:
-    try:
-        return StreamInfo(**body)
-    except TypeError as err:
-        raise TransportError(f"a stream description that does not parse ({err})") from None
+    bare = codec.decode(Delivery, body, TransportError, "a delivery", without=_APART)
+    return replace(bare, segments=tuple(segments), paths=tuple(paths), tables=tuple(tables))
 
 
 def error_body(err: errors.HoldfastError) -> str:

@@ -30,9 +30,10 @@ from holdfast.model.network import Network
 from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import Asked, Event, Finished, Work
 from holdfast.node.executor import Performer
-from holdfast.node.state_transfer import DECLARED_DEAD, Moving
+from holdfast.node.state_transfer import DECLARED_DEAD
 from holdfast.node.state_transfer import install as moved
 from holdfast.storage.files import put_file
+from holdfast.streams.calls import Moving
 from holdfast.types import Segment, SegmentId
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs

@@ -1,0 +1,44 @@
+"""What `progress` knows of one path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.core.consistency import Consistency
+from holdfast.core.moves import PathPlan
+from holdfast.core.sunion import SUnion
+
+
+@dataclass(slots=True)
+class PathState:
+    plan: PathPlan
+    sunion: SUnion
+    consistency: Consistency
+    #: Where a durable version stands, from where on it needs its inputs, and where they began.
+    resumed: tuple[int, int, int] | None
+    origins: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Last bucket computed and logged; None before Start.
+    position: int | None = None
+    #: A Run that is under way goes up to here.
+    running_upto: int | None = None
+    #: First bucket the current version refers to, and the newest durable one.
+    needs_from: int = 0
+    durable: tuple[int, int] | None = None
+    #: Rows of buckets that wait, oldest first.
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    horizon: int = 0
+    #: Greatest boundary of any input.
+    ended_upto: int | None = None
+    ended: bool = False
+    origin: int = 0
+
+
+def path_state(
+    plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int
+) -> PathState:
+    policy = plan.policy
+    patience_us = None if policy.failure == "block" else policy.patience_us
+    sunion = SUnion(plan.inputs, patience_us, policy.own_us)
+    if resumed is not None:
+        sunion.resume(resumed[0])
+    return PathState(plan, sunion, Consistency(policy, sunion, plan.trees, me, piece), resumed)

@@ -1,0 +1,66 @@
+"""What hosts ask of the controller; of strangers nothing is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.controller import Controller
+from holdfast.cluster.controller_service import Presiding
+from holdfast.errors import InputError
+from holdfast.storage import Log
+from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register
+from holdfast.streams.serving import Service
+from holdfast.transport.in_process import InProcess
+
+PARTNERS = {"a": "a@2", "a@2": "a"}
+LAYOUT = {"host-1": ("a",), "host-2": ("a@2",)}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    log = Log.open(tmp_path, "controller", fsync="never")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def chief(log: Log) -> InProcess:
+    service = Service(readers={"out": {"r", "b"}, "inner": {"a"}})
+    Presiding(Controller(log, PARTNERS, 0, LAYOUT), service, ["out"])
+    return InProcess(service)
+
+
+def test_a_host_asks_for_an_epoch_and_its_nodes_and_registers(chief: InProcess) -> None:
+    assert chief.call(GetAssignment("host-1")).nodes == ("a",)
+    epoch = chief.call(NextEpoch("process.host-1")).epoch
+    node = Instance("a", "127.0.0.1:1", chief.call(NextEpoch("a", at_least=7)).epoch)
+    told = chief.call(Register("host-1", epoch, (node,)))
+    assert (told.current, told.refused, told.assigned) == (True, (), ("a",))
+    assert told.readers == {"out": ("b", "r")}
+    assert told.standings["a"].epoch == 7
+    newer = chief.call(NextEpoch("process.host-1")).epoch
+    assert chief.call(Register("host-1", newer, ())).current
+    assert not chief.call(Register("host-1", epoch, (node,))).current
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (GetAssignment("nope"), r"expected a host of this run \(host-1, host-2\), found 'nope'"),
+        (Register("nope", 1, ()), r"expected a host of this run \(host-1, host-2\), found 'nope'"),
+        (
+            Register("host-1", 1, (Instance("nope", "x", 1),)),
+            r"expected a node of this run \(a, a@2\), found 'nope'",
+        ),
+    ],
+)
+def test_hosts_and_nodes_of_other_runs_are_refused(
+    chief: InProcess, log: Log, request_: Register | GetAssignment, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        chief.call(request_)
+    assert log.counter("registered.process.nope") == log.counter("registered.nope") == 0
+    assert log.counter("registered.process.host-1") == 0

@@ -1,0 +1,85 @@
+"""What another process asks of a node never ends it (no JVM: the simulator's engine twin)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.config import Options
+from holdfast.errors import InputError
+from holdfast.model.fragments import fragments
+from holdfast.node.node import Node
+from holdfast.storage import Log
+from holdfast.streams.calls import GetState, Postpone, Request
+from holdfast.streams.serving import Service
+from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.transport.in_process import InProcess
+from holdfast.verify.sim.engine_twin import EngineTwin
+from holdfast.verify.sim.memory_disk import MemoryDisk
+
+
+class Served:
+    """A node that runs, its server, and a peer that asks."""
+
+    def __init__(self, folder: Path) -> None:
+        network = hf.Network("net", bucket="100ms")
+        tap = network.source("tap", "ts timestamp, key long, value long", time="ts")
+        network.output("out", tap.filter("value > 0"))
+        upstream, service = Service(), Service()
+        self._logs = [Log.open(folder / name, name, fsync="never") for name in ("tap", "main")]
+        upstream.logs["tap"] = self._logs[0]
+        disk = MemoryDisk(Random(0))
+        disk.make_folder("/state", fsync=False)
+        engine: Any = EngineTwin(network, disk, "/state")
+        self.node = Node(
+            "main", fragments(network)[0], engine, self._logs[1], service,
+            {"tap": {"tap": lambda: InProcess(upstream)}}, Options(),
+            {"main@2": lambda: InProcess(upstream)},
+        )  # fmt: skip
+        self.node.answer_calls()
+        self.node.start()
+        self.server = FlightServer(service)
+        self.peer = FlightPeer(self.server.address)
+
+    def end(self) -> None:
+        self.peer.close()
+        self.server.stop()
+        self.node.stop()
+        for log in self._logs:
+            log.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    yield served
+    served.end()
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Postpone("nope", "main@2", 1, 5, False), r"expected one of paths out, found 'nope'"),
+        (
+            Postpone("out", "stranger", 1, 5, False),
+            r"expected one of its replicas \(main@2\), found 'stranger'",
+        ),
+    ],
+)
+def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
+    served: Served, request_: Request[Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        served.peer.call(request_)
+    assert served.peer.call(GetState()).paths is None  # the loop answers: nothing came in yet
+    assert served.node.failure is None
+
+
+def test_a_request_with_known_names_is_answered(served: Served) -> None:
+    assert served.peer.call(Postpone("out", "main@2", 1, 5, False)).answer == "away"
+    assert served.node.failure is None

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from holdfast.core.subscription import Begin, Connect, Delivered, Subscription, Take, Taken
 from holdfast.edge.client import BucketInfo, Client
 from holdfast.storage import Added, Boundary, Ended, Log, Record, Tentative
-from holdfast.streams.delivery import Cursor
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import fresh
+from holdfast.streams.subscribing import selected
 from holdfast.transport.in_process import InProcess
 from holdfast.types import SegmentId, Stability
 
@@ -62,24 +62,35 @@ class Application:
 
     def __init__(self, stream: Stream, client: Client) -> None:
         self.stream, self.client = stream, client
-        self._cursor: Cursor | None = None
+        client.advanced = lambda position: stream.service.acknowledge("s", "client-s", *position)
+        self._subscription: Subscription | None = None
 
     def gets(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """What there is by now, in the order it is given."""
-        service, following = self.stream.service, self.client.following
-        if self._cursor is None:
-            begun = service.begin("s", following.at, following.tentative_after)
+        if self._subscription is None:
+            self._subscription = self.client.subscription(("node",))
+            (connect,) = self._subscription.handle(Begin(0))
+            assert isinstance(connect, Connect)
+            begun = self.stream.service.begin("s", connect.from_bucket, connect.tentative_after)
             assert begun is not None
             delivery, self._cursor = begun
+            self._connection = connect.connection
         else:
-            delivery = service.next("s", self._cursor)
-        return self.client.take(fresh(following, delivery))
+            delivery = self.stream.service.next("s", self._cursor)
+        came = Delivered(
+            0, self._connection, delivery.epoch, delivery.since, delivery.upto, delivery.state
+        )
+        take = self._subscription.handle(came)[-1]
+        assert isinstance(take, Take)
+        part = selected(delivery, take)
+        yield from self.client.take(part)
+        self._subscription.handle(Taken(0, part.upto, part.tentative_upto, part.ended))
 
     def takes(self) -> list[str]:
         return [spelled(table, info) for table, info in self.gets()]
 
     def reconnects(self) -> None:
-        self._cursor = None
+        self._subscription = None
 
 
 def spelled(table: pa.Table, info: BucketInfo) -> str:
@@ -121,7 +132,6 @@ class Restarting:
     def start(self) -> None:
         self.log = Log.open(self._root, "client-s", fsync="never", archive=self._archive)
         client = Client("s", {}, WIDTH, log=self.log, tentative=True)
-        client.peer = InProcess(self.stream.service)
         self.app = Application(self.stream, client)
 
     def restarts(self) -> None:

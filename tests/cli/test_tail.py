@@ -137,7 +137,7 @@ def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
     assert tailing.err.getvalue() == "buckets 1 to 2 were deleted before they could be shown\n"
 
 
-def test_what_is_tentative_is_taken_back_before_it_is_corrected(
+def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(maker.log, 0)
@@ -145,11 +145,28 @@ def test_what_is_tentative_is_taken_back_before_it_is_corrected(
     tailing = Tailing(maker, monkeypatch, buckets=5)
     tailing.out.shows(2)
     correct(maker.log, 1)
-    guess(maker.log, 2, 2, 2)
+    guess(maker.log, 3, 3, 3)
     tailing.ends()
     firsts = [" ".join(line.split()[:2]) for line in tailing.out.getvalue().splitlines()
-              if line.endswith(("value=0", "UNDO"))]  # fmt: skip
-    assert firsts == ["0 STABLE", "1 TENTATIVE", "2 TENTATIVE", "0 UNDO", "1 STABLE", "2 TENTATIVE"]
+              if line.endswith("value=0")]  # fmt: skip
+    assert firsts == ["0 STABLE", "1 TENTATIVE", "2 TENTATIVE", "1 STABLE", "3 TENTATIVE"]
+
+
+@pytest.mark.xfail(
+    reason="a correction by nothing is counted as a bucket, but not shown: the guess seems to stand"
+)
+def test_a_tentative_bucket_that_is_empty_after_all_is_said_to_be(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(maker.log, 0)
+    guess(maker.log, 1, 2, 1, 2)
+    tailing = Tailing(maker, monkeypatch, buckets=5)
+    tailing.out.shows(2)
+    correct(maker.log, 1, 2)  # bucket 1 has no rows
+    tailing.ends()
+    lines = tailing.out.getvalue().splitlines()
+    corrected = lines[lines.index(next(line for line in lines if line.startswith("2 TENT"))) :]
+    assert any(line.startswith("1 STABLE") for line in corrected)
 
 
 def test_it_ends_with_the_run(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""What a path does while inputs are missing, and how that is made good, as transcripts.
+"""What a path does while inputs are missing, and how that is corrected, as transcripts.
 
-Sections and figures are Borealis'; the words and the times are in `transcripts`.
+Sections and figures are Borealis'; the words and the times are in `transcripts`. Of a `Run`, the
+last number is how long its buckets were held.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.consistency import PIECE_BUCKETS, Policy
+from holdfast.core.consistency import (
+    MOVES,
+    PIECE_BUCKETS,
+    RETRY_US,
+    RETRY_US_MAX,
+    Consistency,
+)
 from holdfast.core.moves import (
+    Acknowledged,
+    Action,
     BoundaryArrived,
+    Change,
     End,
     Enter,
     Leave,
@@ -22,10 +32,15 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.sunion import WHOLE, Partial, SUnion
+from holdfast.errors import ProtocolViolation
 from holdfast.model.trees import AllOf, AnyOf, Tree
 from holdfast.types import OutputState
 from tests.core.transcripts import (
     DELAY,
+    HALF,
     PROCESS,
     STABILIZATION,
     STABLE,
@@ -33,6 +48,7 @@ from tests.core.transcripts import (
     came,
     done,
     failed,
+    guess,
     guessed,
     plan_of,
     said,
@@ -52,14 +68,14 @@ def test_3_3_blocking_is_the_first_defence_until_a_bucket_has_been_held_for_x(
     assert said(core, Tick(1_100)) == [
         UP_FAILURE,
         Enter("p", line=1, forget=False),
-        RunTentative("p", 1, 5, 5, outputs=(("out", 5),), missing=("s2",)),
+        RunTentative("p", 1, 5, 5, outputs=(("out", 5),), missing=("s2",), partial=HALF),
     ]
 
 
 def test_3_3_a_failure_shorter_than_x_leaves_no_trace() -> None:
     core = stable(plan_of(PROCESS))
     said(core, came(100, "s1", 5))
-    assert said(core, came(1_099, "s2", 5)) == [Run("p", 5, 5)]
+    assert said(core, came(1_099, "s2", 5)) == [Run("p", 5, 5, spent_us=999)]
     assert said(core, done(1_150, 5)) == []
     assert said(core, Tick(1_200)) == []
     assert core.paths["p"].consistency.line == 0
@@ -76,7 +92,7 @@ def test_3_3_delay_holds_every_bucket_as_long_as_may_be() -> None:
     assert said(core, came(100, "s1", 5), came(200, "s1", 6)) == []  # the first wake is due first
     said(core, Tick(1_100))
     assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
-    assert said(core, Tick(1_200)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",))]
+    assert said(core, Tick(1_200)) == [guess(6, 6)]
     assert said(core, guessed(1_210, 6)) == []
     assert said(core, came(1_300, "s1", 7)) == [Wake(2_300)]
 
@@ -85,11 +101,11 @@ def test_3_3_process_holds_only_the_first_buckets_of_a_failure() -> None:
     core = stable(plan_of(PROCESS))
     said(core, came(100, "s1", 5), came(200, "s1", 6), Tick(1_100))
     assert said(core, guessed(1_110, 5)) == [
-        RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",)),
+        guess(6, 6),
     ]
     said(core, guessed(1_120, 6))
     assert said(core, came(1_300, "s1", 7)) == [
-        RunTentative("p", 1, 7, 7, (("out", 7),), ("s2",)),
+        guess(7, 7),
     ]
 
 
@@ -100,7 +116,7 @@ def test_3_3_process_waits_again_for_an_input_that_came_back() -> None:
     said(core, BoundaryArrived(1_300, "s2", 4, tentative_upto=6, lacked=("x",)))
     assert said(core, came(1_400, "s1", 7)) == [Wake(2_400)]
     assert said(core, BoundaryArrived(1_500, "s2", 4, tentative_upto=7, lacked=("x",))) == [
-        RunTentative("p", 1, 7, 7, (("out", 7),), missing=("x",)),
+        guess(7, 7, missing=("x",), partial=WHOLE),
     ]
 
 
@@ -108,8 +124,8 @@ def test_3_3_what_came_as_tentative_was_held_before_and_is_held_shorter() -> Non
     core = stable(plan_of(DELAY))
     tentative = BoundaryArrived(100, "s1", 4, tentative_upto=5, lacked=("far",))
     assert said(core, tentative) == [Wake(400)]
-    assert said(core, Tick(400))[-1] == RunTentative(
-        "p", 1, 5, 5, (("out", 5),), missing=("s2", "far")
+    assert said(core, Tick(400))[-1] == guess(
+        5, 5, missing=("s2", "far"), partial=Partial(0.5, 0.5)
     )
 
 
@@ -118,43 +134,36 @@ def test_what_is_missing_is_named_from_all_the_way_up_and_once() -> None:
     core = stable(plan_of(DELAY, trees, "s1", "s2", "s3"))
     said(core, BoundaryArrived(100, "s3", 4, tentative_upto=5, lacked=("s2", "far")))
     said(core, BoundaryArrived(100, "s1", 4, tentative_upto=5, lacked=("far", "farther")))
-    assert said(core, Tick(400))[-1] == RunTentative(
-        "p", 1, 5, 5, (("out", 5),), missing=("s2", "far", "farther")
+    assert said(core, Tick(400))[-1] == guess(
+        5, 5, missing=("s2", "far", "farther"), partial=Partial(0.6667, 0.6667)
     )
 
 
 def test_stable_buckets_come_before_tentative_ones() -> None:
     """Buckets that are whole are run as stable, even where others have been held long enough."""
     core = stable(plan_of(DELAY))
-    assert said(core, came(100, "s1", 6), came(1_100, "s2", 5)) == [Run("p", 5, 5)]
+    assert said(core, came(100, "s1", 6), came(1_100, "s2", 5)) == [Run("p", 5, 5, spent_us=1_000)]
     assert said(core, Tick(1_150)) == []
     assert said(core, done(1_200, 5)) == [
         UP_FAILURE,
         Enter("p", 1, False),
-        RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",)),
+        guess(6, 6),
     ]
 
 
 def test_a_tentative_job_has_the_limits_of_any_other() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
     said(core, came(100, "s1", 9))
-    assert said(core, Tick(1_100))[-1] == RunTentative("p", 1, 5, 6, (("out", 6),), ("s2",))
-    assert said(core, guessed(1_110, 6))[-1] == RunTentative("p", 1, 7, 8, (("out", 8),), ("s2",))
-
-
-def test_a_tentative_run_that_could_not_be_done_is_done_again() -> None:
-    core = stable(plan_of(DELAY))
-    said(core, came(100, "s1", 5))
-    (*_, run) = said(core, Tick(1_100))
-    assert said(core, guessed(1_110, None)) == [run]
+    assert said(core, Tick(1_100))[-1] == guess(5, 6)
+    assert said(core, guessed(1_110, 6))[-1] == guess(7, 8)
 
 
 def test_property_1_the_last_buckets_of_a_stream_that_ended_are_given_in_time_too() -> None:
     core = stable(plan_of(DELAY))
     said(core, came(100, "s1", 5), BoundaryArrived(200, "s1", 6, ended=True))
-    assert said(core, Tick(1_100))[-1] == RunTentative("p", 1, 5, 5, (("out", 5),), ("s2",))
+    assert said(core, Tick(1_100))[-1] == guess(5, 5)
     assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
-    assert said(core, Tick(1_200)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",))]
+    assert said(core, Tick(1_200)) == [guess(6, 6)]
     assert said(core, guessed(1_210, 6), Tick(9_999)) == []  # there is no more
 
 
@@ -165,9 +174,10 @@ def test_3_5_a_blocking_tree_gives_nothing_however_long_it_takes() -> None:
     core = stable(plan_of(PROCESS, {"out": AllOf(("s1", "s2"))}))
     assert said(core, came(100, "s1", 5)) == [Wake(1_100)]
     assert said(core, Tick(1_100)) == []
-    assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5)]
+    assert said(core, came(1_200, "s2", 5))[0] == Run("p", 5, 5)
 
 
+TWO_OF_THREE = Partial(0.6667, 1.0)
 FIGURE_6: Mapping[str, Tree] = {
     "joined": AllOf((AnyOf(("s1", "s2")), "s3")),
     "sums": AnyOf(("s1", "s2")),
@@ -178,7 +188,7 @@ def test_3_5_figure_6_without_a_part_of_the_union_both_outputs_go_on() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s2", 5), came(100, "s3", 5))
     assert said(core, Tick(1_100))[-1] == RunTentative(
-        "p", 1, 5, 5, (("joined", 5), ("sums", 5)), missing=("s1",)
+        "p", 1, 5, 5, (("joined", 5), ("sums", 5)), ("s1",), TWO_OF_THREE
     )
 
 
@@ -187,7 +197,7 @@ def test_3_5_figure_6_without_the_other_side_of_the_join_only_the_union_goes_on(
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s1", 5), came(100, "s2", 5))
     assert said(core, Tick(1_100))[-1] == RunTentative(
-        "p", 1, 5, 5, (("joined", 4), ("sums", 5)), missing=("s3",)
+        "p", 1, 5, 5, (("joined", 4), ("sums", 5)), ("s3",), TWO_OF_THREE
     )
 
 
@@ -195,7 +205,7 @@ def test_3_5_an_output_goes_on_up_to_where_its_own_tree_does() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s1", 7), came(100, "s3", 6))
     assert said(core, Tick(1_100))[-1] == RunTentative(
-        "p", 1, 5, 7, (("joined", 6), ("sums", 7)), missing=("s2", "s3")
+        "p", 1, 5, 7, (("joined", 6), ("sums", 7)), ("s2", "s3"), Partial(0.3333, 1.0)
     )
 
 
@@ -204,28 +214,32 @@ def test_3_3_outputs_the_failure_does_not_reach_stay_stable() -> None:
     trees: Mapping[str, Tree] = {"other": "s1"}
     other = PathPlan("q", ("s1",), ("other",), True, 3, DELAY, trees)
     core = stable(plan_of(DELAY), other)
-    assert said(core, came(100, "s1", 5)) == [Wake(1_100), Run("q", 5, 5)]
+    assert said(core, came(100, "s1", 5))[:2] == [Wake(1_100), Run("q", 5, 5)]
     assert said(core, Tick(1_100))[:1] == [UP_FAILURE]
     assert said(core, done(1_150, 5, "q")) == []
     assert core.paths["q"].consistency.state is OutputState.STABLE
-    assert said(core, came(1_200, "s1", 6)) == [Run("q", 6, 6)]
+    assert said(core, came(1_200, "s1", 6))[0] == Run("q", 6, 6)
 
 
 # -- section 3.4: stabilization -------------------------------------------------------------------
 
 
 def test_3_4_a_node_reconciles_only_after_all_that_was_tentative_is_corrected() -> None:
+    """Until then the stable line goes on with what is complete, and the state is UP_FAILURE."""
     core = failed(PROCESS)
     said(core, came(1_150, "s1", 6), guessed(1_160, 6))
-    assert said(core, came(1_200, "s2", 5)) == []
-    assert said(core, came(1_300, "s2", 6)) == [STABILIZATION, Run("p", 5, 6)]
+    assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5)]
+    assert said(core, came(1_300, "s2", 6)) == []
+    assert said(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
+    assert said(core, done(1_320, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_4_what_a_tentative_run_under_way_gives_must_be_corrected_too() -> None:
     core = failed(PROCESS)
-    assert said(core, came(1_150, "s1", 6)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",))]
-    assert said(core, came(1_200, "s2", 5)) == []
-    assert said(core, came(1_300, "s2", 6)) == [STABILIZATION, Run("p", 5, 6)]
+    assert said(core, came(1_150, "s1", 6)) == [guess(6, 6)]
+    assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5, spent_us=50)]
+    assert said(core, came(1_300, "s2", 6), guessed(1_305, 6)) == []
+    assert said(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
 
 
 def test_3_4_tentative_input_is_never_corrected_with_tentative_input() -> None:
@@ -246,7 +260,7 @@ def test_3_4_2_a_long_correction_is_run_in_groups_and_left_only_at_its_end() -> 
     said(core, BoundaryArrived(100, "s1", 8, rows), Tick(1_100), guessed(1_110, 6))
     said(core, guessed(1_120, 8))
     assert said(core, came(1_200, "s2", 8)) == [STABILIZATION, Run("p", 5, 6)]
-    assert said(core, done(1_300, 6)) == [Run("p", 7, 8)]
+    assert said(core, done(1_300, 6)) == [Run("p", 7, 8, spent_us=100)]
     assert said(core, done(1_400, 8)) == [Leave("p"), STABLE]
 
 
@@ -254,7 +268,7 @@ def test_after_rec_done_a_node_is_stable_once_nothing_whole_waits() -> None:
     core = failed(PROCESS)
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_250, "s1", 6), came(1_250, "s2", 6)) == []
-    assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6)]
+    assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
     assert said(core, done(1_400, 6)) == [STABLE]
 
 
@@ -270,7 +284,7 @@ def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> 
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_299)) == []
     # Whole, and tentative all the same: the state it is computed from is.
-    assert said(core, Tick(2_300)) == [RunTentative("p", 1, 6, 6, (("out", 6),), missing=())]
+    assert said(core, Tick(2_300)) == [guess(6, 6, missing=(), partial=WHOLE)]
 
 
 def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None:
@@ -280,74 +294,246 @@ def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None
     said(core, guessed(1_110, 5), guessed(1_120, 6))
     assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
     said(core, came(1_300, "s1", 7))
-    assert said(core, came(1_300, "s2", 7)) == [RunTentative("p", 1, 7, 7, (("out", 7),), ())]
+    assert said(core, came(1_300, "s2", 7)) == [guess(7, 7, missing=(), partial=WHOLE)]
 
 
 def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_for_x() -> None:
     core = failed(replace(PROCESS, stabilization="process"))
     said(core, came(1_200, "s2", 5))  # Run 5..5 is under way, and 5 is all there is to correct
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
-    assert said(core, Tick(2_300)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ())]
+    assert said(core, Tick(2_300)) == [guess(6, 6, missing=(), partial=WHOLE)]
     assert said(core, guessed(2_310, 6)) == []
     assert said(core, done(2_400, 5)) == [Run("p", 6, 6)]
     assert said(core, done(2_500, 6)) == [Leave("p"), STABLE]
-
-
-def test_3_5_a_new_failure_during_stabilization_forces_rec_done_between_the_two() -> None:
-    core = failed(replace(PROCESS, stabilization="process"))
-    said(core, came(1_200, "s2", 5))  # Run 5..5 is under way when s2 fails again
-    said(core, came(1_300, "s1", 6))
-    assert said(core, Tick(2_300)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",))]
-    assert said(core, guessed(2_310, 6)) == []
-    # The line is at 6, the stable one cannot get there: the next one starts behind bucket 5.
-    assert said(core, done(2_400, 5)) == [
-        Leave("p"),
-        STABLE,
-        UP_FAILURE,
-        Enter("p", 2, False),
-        RunTentative("p", 2, 6, 6, (("out", 6),), ("s2",)),
-    ]
-    assert said(core, guessed(2_410, 6, line=2), came(2_500, "s2", 6)) == [
-        STABILIZATION,
-        Run("p", 6, 6),
-    ]
-    assert said(core, done(2_600, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_5_a_new_failure_while_new_buckets_are_suspended_is_held_for_x_like_any_other() -> None:
     core = failed(replace(PROCESS, stabilization="suspend"))
     said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
     assert said(core, done(1_400, 5)) == [Leave("p"), STABLE, Wake(2_300)]
-    assert said(core, Tick(2_300))[:2] == [UP_FAILURE, Enter("p", 2, False)]
+    assert said(core, Tick(2_300)) == [UP_FAILURE, Enter("p", 2, False), guess(6, 6, line=2)]
+
+
+# -- section 3.5: failures that come and go -------------------------------------------------------
+
+
+def test_3_5_a_new_failure_during_stabilization_keeps_the_tentative_line() -> None:
+    """What it gave stands, and it goes on from where it is."""
+    core = failed(replace(PROCESS, stabilization="process"))
+    said(core, came(1_200, "s2", 5))  # Run 5..5 is under way when s2 fails again
+    said(core, came(1_300, "s1", 6))
+    assert said(core, Tick(2_300)) == [guess(6, 6)]
+    assert said(core, guessed(2_310, 6)) == []
+    assert said(core, done(2_400, 5)) == [UP_FAILURE]
+    assert said(core, came(2_500, "s2", 6)) == [STABILIZATION, Run("p", 6, 6)]
+    assert said(core, done(2_600, 6)) == [Leave("p"), STABLE]
+
+
+def test_3_5_an_input_that_fails_again_and_again_costs_each_bucket_one_run_of_each_line() -> None:
+    core, actions = failed(replace(PROCESS, stabilization="process")), list[Action]()
+    at = 1_200
+    for bucket in range(6, 30):
+        # s2 comes back for as long as the correction takes, and is gone again.
+        actions += said(core, came(at, "s2", bucket - 1))
+        actions += said(core, came(at + 10, "s1", bucket))
+        at += 1_100
+        actions += said(core, Tick(at - 90))
+        actions += said(core, guessed(at - 80, bucket), done(at - 70, bucket - 1))
+    assert buckets(actions, Run) == list(range(5, 29))
+    assert buckets(actions, RunTentative) == list(range(6, 30))
+    assert not any(isinstance(action, Enter | Leave) for action in actions)
+    changes = [action for action in actions if isinstance(action, Change)]
+    assert changes == 24 * [STABILIZATION, UP_FAILURE]
+
+
+def buckets(actions: list[Action], kind: type[Run] | type[RunTentative]) -> list[int]:
+    runs = [action for action in actions if isinstance(action, kind)]
+    return [bucket for run in runs for bucket in range(run.lo, run.hi + 1)]
+
+
+def test_the_stable_line_goes_on_while_inputs_are_missing() -> None:
+    """Readers get each correction when it can be had, not when the failure is over."""
+    core = failed(PROCESS)
+    said(core, came(1_200, "s1", 9), guessed(1_210, 9))
+    for bucket in range(5, 9):
+        assert said(core, came(1_300, "s2", bucket)) == [Run("p", bucket, bucket)]
+        assert said(core, done(1_400, bucket)) == []
+        assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
+    assert said(core, came(1_500, "s2", 9)) == [STABILIZATION, Run("p", 9, 9)]
+
+
+def test_the_tentative_line_starts_again_once_as_much_was_corrected_as_it_has_to_repeat() -> None:
+    core = failed(PROCESS)
+    said(core, came(1_200, "s1", 9), guessed(1_210, 9))  # from 4 on: five buckets
+    said(core, came(1_300, "s2", 6), done(1_310, 6))  # two are corrected, three would be repeated
+    assert said(core, came(1_320, "s1", 10)) == [guess(10, 10)]
+    said(core, guessed(1_330, 10), came(1_400, "s2", 7), done(1_410, 7))
+    # Three of six: line 2 starts from bucket 7, repeats 8 to 10, and goes on with 11.
+    assert said(core, came(1_420, "s1", 11)) == [Enter("p", 2, False), guess(8, 11, line=2)]
+    said(core, guessed(1_430, 11, line=2), came(1_500, "s2", 8), done(1_510, 8))
+    assert said(core, came(1_520, "s1", 12)) == [guess(12, 12, line=2)], "that was one bucket"
+
+
+def test_the_tentative_line_does_not_start_again_when_there_is_nothing_new_to_give() -> None:
+    core = failed(PROCESS)
+    said(core, came(1_200, "s1", 6), guessed(1_210, 6))
+    assert said(core, came(1_300, "s2", 5), done(1_310, 5), Tick(1_320)) == []
+    assert core.paths["p"].consistency.line == 1
+
+
+def test_the_tentative_line_does_not_start_again_from_a_state_that_is_about_to_be_newer() -> None:
+    core = failed(PROCESS)
+    said(core, came(1_200, "s1", 6), guessed(1_210, 6), came(1_300, "s2", 5))
+    assert said(core, came(1_310, "s1", 7)) == [guess(7, 7)], "Run 5..5 is under way"
+    said(core, guessed(1_320, 7), done(1_330, 5))
+
+
+def test_the_tentative_line_does_not_start_again_where_that_takes_more_than_one_job() -> None:
+    core = failed(PROCESS, group_buckets_max=3)
+    said(core, came(1_200, "s1", 10))
+    for hi in (8, 10):
+        said(core, guessed(1_210, hi))
+    said(core, came(1_300, "s2", 7), done(1_310, 7))  # 3 corrected, 3 to repeat, and a new one
+    assert said(core, came(1_320, "s1", 11)) == [guess(11, 11)]
+
+
+@pytest.mark.parametrize("policy", [DELAY, PROCESS])
+@pytest.mark.parametrize("late", [10, 11, 12, 40, 150])
+def test_an_input_that_is_always_late_costs_at_most_two_tentative_runs_of_a_bucket(
+    policy: Policy, late: int
+) -> None:
+    """X is ten buckets. A bucket is run once as stable. A restart of the tentative line repeats no
+    more buckets than were corrected since the one before it, so all restarts together do not."""
+    many = 1_000
+    core, actions = stable(plan_of(policy)), list[Action]()
+    for bucket in range(5, 5 + many):
+        at = 100 * bucket
+        actions += tell(core, came(at, "s1", bucket))
+        if bucket - late > 4:
+            actions += tell(core, came(at + 10, "s2", bucket - late))
+        actions += tell(core, Tick(at + 99))
+    assert buckets(actions, Run) == list(range(5, 5 + many - late))
+    runs = buckets(actions, RunTentative)
+    held = 10 if policy is DELAY else 0
+    assert sorted(set(runs)) == list(range(5, 5 + many - held)), "each was due at some time"
+    assert len(runs) - len(set(runs)) <= many - late, "no more are repeated than were corrected"
+
+
+def tell(core: Progress, event: BoundaryArrived | Tick) -> list[Action]:
+    """All that follows, with every step done at once."""
+    actions = said(core, event)
+    for action in actions:
+        if isinstance(action, Run):
+            actions += said(core, done(event.at, action.hi))
+        elif isinstance(action, RunTentative):
+            actions += said(core, guessed(event.at, action.hi, action.line))
+    return actions
 
 
 def test_the_result_of_a_line_that_is_over_does_not_count() -> None:
-    core = failed(replace(PROCESS, stabilization="process"))
-    said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
-    assert said(core, Tick(2_300)) == [RunTentative("p", 1, 6, 6, (("out", 6),), ("s2",))]
-    said(core, done(2_400, 5))  # Leave; the run of line 1 is still under way
-    assert core.paths["p"].consistency.line == 2
-    assert said(core, guessed(2_410, 6, line=1)) == []
-    assert core.paths["p"].consistency.position == 5
-    assert said(core, guessed(2_420, 6, line=2)) == []
-    assert core.paths["p"].consistency.position == 6
+    core = failed(replace(PROCESS, stabilization="delay"))
+    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is under way
+    said(core, came(1_300, "s2", 5), done(1_310, 5))
+    assert core.paths["p"].consistency.position is None, "the stable line was as far as this one"
+    said(core, came(1_320, "s1", 7))
+    consistency = core.paths["p"].consistency
+    assert said(core, Tick(2_320))[-1] == guess(6, 7, line=2)
+    assert said(core, guessed(2_330, 6, line=1)) == []
+    assert (consistency.position, consistency.running_upto) == (5, 7)
+    assert said(core, guessed(2_340, 7, line=2)) == []
+    assert consistency.position == 7
     # Nor does one that comes when there is no line at all.
-    said(core, came(2_500, "s2", 6), done(2_600, 6))
-    assert said(core, guessed(2_610, 6, line=2)) == []
-    assert core.paths["p"].consistency.position is None
+    said(core, came(2_500, "s2", 7), done(2_600, 7))
+    assert said(core, guessed(2_610, 7, line=2)) == []
+    assert consistency.position is None
 
 
-def test_an_input_that_is_always_late_is_corrected_in_pieces() -> None:
-    core = stable(plan_of(PROCESS))
-    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
-    for bucket in range(6, 4 + PIECE_BUCKETS + 1):
-        said(core, came(2_000, "s1", bucket), guessed(2_000, bucket))
-        assert said(core, came(2_000, "s2", bucket - 1)) == []
-    last = 4 + PIECE_BUCKETS
-    said(core, came(2_000, "s1", last + 1), guessed(2_000, last + 1))
-    assert said(core, came(2_000, "s2", last)) == [STABILIZATION, Run("p", 5, last)]
-    # The line is ahead, and what it has ahead is not whole: the next line starts from here.
-    assert said(core, done(2_100, last)) == [Leave("p"), STABLE, Wake(3_000)]
+# -- tentative steps that fail --------------------------------------------------------------------
+
+
+def test_a_tentative_run_that_failed_is_done_again_after_a_while_that_doubles() -> None:
+    core, at = stable(plan_of(DELAY)), 1_100
+    said(core, came(100, "s1", 5), Tick(at))
+    for number in range(12):
+        pause = min(RETRY_US << number, RETRY_US_MAX)
+        assert said(core, guessed(at, None)) == [Wake(at + pause)]
+        assert said(core, Tick(at + pause - 1)) == []
+        at += pause
+        assert said(core, Tick(at)) == [guess(5, 5)]
+    assert pause == RETRY_US_MAX
+    said(core, guessed(at, 5), came(at, "s1", 6))  # one that went well: from the start again
+    assert said(core, Tick(at + 1_000)) == [guess(6, 6)]
+    assert said(core, guessed(at + 1_001, None)) == [Wake(at + 1_001 + RETRY_US)]
+
+
+def test_tentative_runs_that_fail_never_stop_the_stable_line() -> None:
+    """An input that is always late, and tentative steps that fail one after the other."""
+    core, at, actions = stable(plan_of(PROCESS)), 0, list[Action]()
+    for bucket in range(5, 1_000):
+        at = 1_000 * bucket
+        events = [came(at, "s1", bucket), Tick(at + 100)]
+        events += [came(at + 200, "s2", bucket - 15)] if bucket - 15 > 4 else []
+        for event in events:
+            told = said(core, event)
+            for action in told:
+                if isinstance(action, Run):
+                    told += said(core, done(event.at, action.hi))
+                elif isinstance(action, RunTentative):
+                    told += said(core, guessed(event.at, None, action.line))
+            actions += told
+    assert buckets(actions, Run) == list(range(5, 985))
+    attempts = [action for action in actions if isinstance(action, RunTentative)]
+    assert 2 < len(attempts) <= 1_000_000 // RETRY_US
+
+
+# -- legal moves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", OutputState)
+@pytest.mark.parametrize("after", OutputState)
+def test_figure_5_any_other_move_is_our_bug(before: OutputState, after: OutputState) -> None:
+    consistency = Consistency(PROCESS, SUnion(["s1"]), {})
+    consistency.state = before
+    if after in MOVES[before]:
+        consistency.move(after)
+        assert consistency.state is after
+        return
+    legal = ", ".join(MOVES[before])
+    with pytest.raises(ProtocolViolation, match=f"{before} cannot become {after}, only {legal}"):
+        consistency.move(after)
+    assert consistency.state is before
+
+
+def test_figure_5_the_legal_moves() -> None:
+    stable, up_failure, stabilization = OutputState
+    assert {
+        stable: (up_failure,),
+        up_failure: (stabilization,),
+        stabilization: (stable, up_failure),
+    } == MOVES
+
+
+def test_an_illegal_move_is_told_with_what_happened_before() -> None:
+    core = stable(plan_of(DELAY))
+    said(core, came(100, "s1", 5))
+    core.paths["p"].consistency.state = OutputState.UP_FAILURE  # our bug
+    with pytest.raises(ProtocolViolation) as caught:
+        core.handle(Tick(1_100))
+    first, *story, last = str(caught.value).splitlines()
+    assert first.startswith("UP_FAILURE cannot become UP_FAILURE, only STABILIZATION")
+    assert last == "Tick(at=1100) -> ?"
+    assert story[-1].startswith("BoundaryArrived(at=100, stream='s1', upto=5")
+    assert story[-1].endswith("-> [Wake(at=1100)]")
+    assert len(story) == 6, "from the first input that was opened on"
+
+
+def test_only_the_recent_story_is_told() -> None:
+    core = stable(plan_of(DELAY))
+    for at in range(1_000):
+        said(core, Tick(at))
+    with pytest.raises(ProtocolViolation) as caught:
+        said(core, done(1_000, 7))
+    assert len(str(caught.value).splitlines()) == 1 + 30 + 1
 
 
 # -- section 3.4.1: undo/redo ---------------------------------------------------------------------
@@ -376,7 +562,31 @@ def test_3_4_1_undo_rebuilds_once_and_then_goes_on() -> None:
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
     said(core, guessed(1_110, 5), guessed(1_120, 6))
     assert said(core, came(1_200, "s2", 6))[-1] == Run("p", 2, 5, rebuild_from=5)
-    assert said(core, done(1_300, 5)) == [Run("p", 6, 6)]
+    assert said(core, done(1_300, 5)) == [Run("p", 6, 6, spent_us=100)]
+
+
+def test_3_4_1_undo_rebuilds_for_no_less_than_a_piece_while_inputs_are_missing() -> None:
+    """An input that is always late: the state is not rebuilt for every bucket."""
+    core = stable(plan_of(UNDO))
+    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
+    last = 4 + PIECE_BUCKETS
+    for bucket in range(6, last + 1):
+        said(core, came(2_000, "s1", bucket), guessed(2_000, bucket))
+        assert said(core, came(2_000, "s2", bucket - 1)) == []
+    said(core, came(2_000, "s1", last + 1), guessed(2_000, last + 1))
+    assert said(core, came(2_000, "s2", last)) == [Run("p", 2, last, rebuild_from=5)]
+    # From then on the state is there, and each bucket is corrected when it can be.
+    assert said(core, done(2_100, last)) == []
+    said(core, came(2_200, "s1", last + 2), guessed(2_200, last + 2))
+    assert said(core, came(2_200, "s2", last + 1)) == [Run("p", last + 1, last + 1)]
+
+
+def test_3_4_1_what_upstream_can_keep_limits_the_piece() -> None:
+    core = stable(plan_of(UNDO), buffer_buckets=20)
+    core.handle(Acknowledged(0, "out", 4, 4))
+    said(core, came(100, "s1", 20), Tick(1_100), guessed(1_110, 20))
+    assert said(core, came(1_200, "s2", 13)) == []
+    assert said(core, came(1_200, "s2", 14)) == [Run("p", 2, 14, rebuild_from=5)]
 
 
 def test_3_4_1_undo_falls_back_on_a_kept_state_where_rebuilding_does_not_heal() -> None:
@@ -403,7 +613,7 @@ def test_streams_that_end_during_a_failure_are_corrected_first() -> None:
     said(core, BoundaryArrived(1_200, "s1", 6, ended=True))
     assert said(core, BoundaryArrived(1_300, "s2", 5, ended=True)) == [
         STABILIZATION,
-        Run("p", 5, 6),
+        Run("p", 5, 6, spent_us=100),
     ]
     assert said(core, done(1_400, 6)) == [Leave("p"), End("p")]
     assert said(core, Tick(9_999)) == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.core.consistency import Policy
 from holdfast.core.moves import (
     Acknowledge,
     Action,
@@ -18,11 +17,14 @@ from holdfast.core.moves import (
     Event,
     InputOpened,
     PathPlan,
+    RunTentative,
     StepDone,
     TentativeDone,
     Tick,
 )
+from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
+from holdfast.core.sunion import Partial
 from holdfast.model.trees import AnyOf, Tree
 from holdfast.types import OutputState
 
@@ -35,6 +37,9 @@ UNION: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2"))}
 DELAY = Policy("delay", "suspend", patience_us=1_000, own_us=300)
 PROCESS = replace(DELAY, failure="process")
 
+#: One of two inputs is there; of rows nothing is known.
+HALF = Partial(0.5, 1.0)
+
 
 def plan_of(
     policy: Policy, trees: Mapping[str, Tree] = UNION, *inputs: str, convergent: bool = True
@@ -44,7 +49,7 @@ def plan_of(
     )
 
 
-def stable(*plans: PathPlan, **how: int) -> Progress:
+def stable(*plans: PathPlan, **how: object) -> Progress:
     """A node that is STABLE up to bucket 4, at time 0."""
     core = Progress(plans, checkpoint_buckets=0, **how)  # type: ignore[arg-type]
     streams = dict.fromkeys(stream for plan in plans for stream in plan.inputs)
@@ -58,9 +63,9 @@ def stable(*plans: PathPlan, **how: int) -> Progress:
     return core
 
 
-def failed(policy: Policy, *, convergent: bool = True) -> Progress:
+def failed(policy: Policy, **how: object) -> Progress:
     """s2 was missing for more than X: bucket 5 was given as tentative, at 1100."""
-    core = stable(plan_of(policy, convergent=convergent))
+    core = stable(plan_of(policy), **how)
     said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
     assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
     return core
@@ -72,6 +77,12 @@ def done(at: int, hi: int, path: str = "p") -> StepDone:
 
 def guessed(at: int, hi: int | None, line: int = 1) -> TentativeDone:
     return TentativeDone(at, "p", line, hi)
+
+
+def guess(
+    lo: int, hi: int, missing: tuple[str, ...] = ("s2",), line: int = 1, partial: Partial = HALF
+) -> RunTentative:
+    return RunTentative("p", line, lo, hi, (("out", hi),), missing, partial)
 
 
 def came(at: int, stream: str, upto: int) -> BoundaryArrived:

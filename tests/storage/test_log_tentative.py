@@ -10,18 +10,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import LogCorrupted, ProtocolViolation, TransportError
-from holdfast.storage import (
-    Added,
-    Boundary,
-    Ended,
-    Log,
-    Open,
-    RecDone,
-    Record,
-    Tentative,
-    Trim,
-    Undo,
-)
+from holdfast.storage import Added, Boundary, Ended, Log, Open, Record, Tentative, Trim, Undo
 from holdfast.storage.log_state import LogState, fold, live_records, rehearse, snapshot
 from holdfast.types import Segment, SegmentId, Stability
 
@@ -35,8 +24,10 @@ def added(bucket: int, stability: Stability = STABLE, version: int = 0) -> Added
     return Added(Segment(identity, stability, str(identity), 1, "", 0, 1, 1))
 
 
-def guess(since: int, upto: int, *missing: str) -> Tentative:
-    return Tentative("tap", since, upto, missing or ("far",))
+def guess(
+    since: int, upto: int, *missing: str, shares: tuple[float, float] = (0.5, 0.5)
+) -> Tentative:
+    return Tentative("tap", since, upto, missing or ("far",), *shares)
 
 
 def after(*records: Record) -> LogState:
@@ -50,16 +41,41 @@ def after(*records: Record) -> LogState:
 FAILED = (guess(3, 4), added(4, TENTATIVE), guess(5, 5, "farther"))
 
 
+def buckets(segments: list[Segment]) -> list[tuple[int, int]]:
+    return [(segment.id.bucket, segment.id.version) for segment in segments]
+
+
 def test_a_failure_and_its_correction() -> None:
     tap = after(*FAILED).stream("tap")
     assert (tap.complete_upto, tap.tentative_upto) == (2, 5)
-    assert [segment.id.bucket for segment in tap.tentative] == [4]
-    assert [segment.id.bucket for segment in tap.segments] == [1]
+    assert buckets(tap.tentative) == [(4, 0)]
+    assert buckets(tap.segments) == [(1, 0)]
 
-    tap = after(*FAILED, Undo("tap", 2, 1), added(3, version=1), Boundary("tap", 5)).stream("tap")
-    assert (tap.complete_upto, tap.tentative_upto, tap.undos) == (5, None, 1)
+    tap = after(*FAILED, added(3, version=1), Boundary("tap", 5)).stream("tap")
+    assert (tap.complete_upto, tap.tentative_upto, tap.undos) == (5, None, 0)
     assert (tap.spans, tap.tentative) == ([], [])
-    assert [(s.id.bucket, s.id.version) for s in tap.segments] == [(1, 0), (3, 1)]
+    assert buckets(tap.segments) == [(1, 0), (3, 1)]
+
+
+def test_a_boundary_replaces_the_tentative_buckets_up_to_it_and_no_others() -> None:
+    failed = (guess(3, 6), added(3, TENTATIVE), added(4, TENTATIVE), added(6, TENTATIVE))
+    tap = after(*failed, added(4, version=1), Boundary("tap", 4)).stream("tap")
+    assert (tap.complete_upto, tap.tentative_upto, tap.undos) == (4, 6, 0)
+    assert tap.spans == [guess(5, 6)], "the span begins after what is stable"
+    assert buckets(tap.tentative) == [(6, 0)]
+    assert buckets(tap.segments) == [(1, 0), (4, 1)]
+
+
+def test_a_boundary_that_says_nothing_new_replaces_nothing() -> None:
+    assert after(*FAILED, Boundary("tap", 2)) == after(*FAILED)
+
+
+def test_spans_that_say_the_same_are_one() -> None:
+    """A failure of an hour is one span, not one for each bucket."""
+    tap = after(*(guess(bucket, bucket) for bucket in range(3, 100))).stream("tap")
+    assert tap.spans == [guess(3, 99)]
+    for other in (guess(6, 6, "near"), guess(6, 6, shares=(0.5, 0.25))):
+        assert after(guess(3, 5), other).stream("tap").spans == [guess(3, 5), other]
 
 
 def test_what_is_tentative_is_no_part_of_what_is_whole() -> None:
@@ -71,14 +87,9 @@ def test_what_is_tentative_is_no_part_of_what_is_whole() -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (Boundary("tap", 3), "not yet undone"),
-        (Boundary("tap", 9), "not yet undone"),
         (Undo("tap", 1, 1), "stable is never undone"),
         (Undo("tap", 3, 1), "stable is never undone"),
         (Undo("tap", 2, 0), "known already"),
-        (RecDone("tap", 1, 1), "no other bucket is corrected"),
-        (RecDone("tap", 2, 0), "are known"),
-        (RecDone("tap", 2, 1), "tentative buckets stand"),
         (Ended("tap"), "tentative buckets stand"),
         (guess(5, 6), "was given up to 5"),
         (guess(2, 6), "was given up to 5"),
@@ -99,12 +110,27 @@ def test_what_must_not_be_written_is_refused_before_it_is(record: Record, why: s
     assert state == before
 
 
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="the rehearsal knows the last tentative segment only: a repeated one becomes durable, "
+    "then the fold refuses it, in this process and whenever the log is opened again",
+)
+def test_the_rehearsal_of_an_append_knows_every_tentative_segment() -> None:
+    state = after(*FAILED, added(5, TENTATIVE))
+    refused = []
+    for attempt in (lambda: rehearse(state, [added(4, TENTATIVE)]),
+                    lambda: fold(state, added(4, TENTATIVE))):  # fmt: skip
+        try:
+            attempt()
+        except ProtocolViolation as err:
+            refused.append(str(err))
+    assert len(refused) == 2
+
+
 def test_a_boundary_below_what_is_tentative_may_rise() -> None:
     """An output that was blocked for a while has its first guess later than it could."""
-    state = after(guess(5, 6))
-    rehearse(state, [Boundary("tap", 4)])
-    with pytest.raises(ProtocolViolation, match="not yet undone"):
-        rehearse(state, [Boundary("tap", 5)])
+    state = after(guess(5, 6), Boundary("tap", 4))
+    assert state.stream("tap").spans == [guess(5, 6)]
 
 
 def test_nothing_is_tentative_after_the_end() -> None:
@@ -115,14 +141,14 @@ def test_nothing_is_tentative_after_the_end() -> None:
 
 
 def test_an_append_is_rehearsed_as_a_whole() -> None:
-    """UNDO, corrections and boundary are one append: what the first allows the last may do."""
+    """Corrections, boundary and what is tentative after it: what the first allows the last may."""
     state = after(*FAILED)
-    corrected = [Undo("tap", 2, 1), added(3, version=1), Boundary("tap", 4), guess(5, 5)]
+    corrected = [added(3, version=1), Boundary("tap", 5), guess(6, 6)]
     rehearse(state, corrected)
-    with pytest.raises(ProtocolViolation, match="not yet undone"):
-        rehearse(state, corrected[1:])
-    with pytest.raises(ProtocolViolation, match="known already"):
-        rehearse(state, [*corrected, Undo("tap", 4, 1)])
+    with pytest.raises(ProtocolViolation, match="was given up to 6"):
+        rehearse(state, [*corrected, guess(6, 7)])
+    with pytest.raises(ProtocolViolation, match="whole already"):
+        rehearse(state, [*corrected, added(3, version=2)])
     assert state == after(*FAILED)
 
 
@@ -131,10 +157,11 @@ def test_an_append_is_rehearsed_as_a_whole() -> None:
     [
         FAILED,
         (*FAILED, Undo("tap", 2, 1)),
-        (*FAILED, Undo("tap", 2, 1), added(3, version=1), Boundary("tap", 3), guess(4, 4)),
-        (*FAILED, Undo("tap", 2, 1), RecDone("tap", 2, 1), guess(3, 3), added(3, TENTATIVE, 1)),
-        (*FAILED, Undo("tap", 2, 1), Boundary("tap", 5), RecDone("tap", 5, 1), Ended("tap")),
-        (Trim("tap", 2), *FAILED, Undo("tap", 2, 4), RecDone("tap", 2, 7)),
+        (*FAILED, added(3, version=1), Boundary("tap", 3)),
+        (*FAILED, added(3, version=1), Boundary("tap", 4), guess(6, 6)),
+        (*FAILED, Undo("tap", 2, 1), guess(3, 3), added(3, TENTATIVE, 1)),
+        (*FAILED, Boundary("tap", 5), Ended("tap")),
+        (Trim("tap", 2), *FAILED, Undo("tap", 2, 4)),
     ],
 )
 def test_a_snapshot_tells_the_same_story(story: tuple[Record, ...]) -> None:
@@ -165,18 +192,38 @@ def test_tentative_buckets_are_taken_back_when_the_log_is_opened_again(
 ) -> None:
     """They are not synced, so nobody can rely on what a crash left of them."""
     log = start(tmp_path)
-    log.append(RecDone("tap", -1, 3))
     put_guess(log, rows, 0)
     lost = put_guess(log, rows, 1)
     before = log.info("tap")
-    assert (before.tentative_upto, before.complete_upto, before.rec_dones) == (1, -1, 3)
+    assert (before.tentative_upto, before.complete_upto, before.undos) == (1, -1, 0)
     log.close()
     (tmp_path / lost.path).unlink()
     log = start(tmp_path)
     assert log.tentative("tap") == ([], [])
     after = log.info("tap")
-    assert (after.tentative_upto, after.undos, after.rec_dones) == (None, before.undos + 1, 3)
+    assert (after.tentative_upto, after.complete_upto, after.undos) == (None, -1, 1)
     assert len(log.orphans) == 1
+    log.close()
+    log = start(tmp_path)
+    assert log.info("tap").undos == 1, "there was nothing left to take back"
+    log.close()
+
+
+def test_what_is_tentative_is_found_by_its_buckets(tmp_path: Path, rows: Rows) -> None:
+    """A reader is told only of the spans and segments that are new to it."""
+    log = start(tmp_path)
+    log.append(guess(0, 1))
+    for bucket in (2, 3):
+        segment = log.write(rows(bucket), SegmentId("tap", 0, bucket), TENTATIVE)
+        log.append(Added(segment), guess(bucket, bucket, f"far{bucket}"))
+    segments, spans = log.tentative("tap")
+    assert [s.id.bucket for s in segments] == [2, 3] and len(spans) == 3
+    segments, spans = log.tentative("tap", 3)
+    assert [s.id.bucket for s in segments] == [3] and spans == [guess(3, 3, "far3")]
+    segments, spans = log.tentative("tap", upto=2)
+    assert [s.id.bucket for s in segments] == [2]
+    assert spans == [guess(0, 1), guess(2, 2, "far2")]
+    assert log.tentative("tap", 1, 1) == ([], [guess(0, 1)])
     log.close()
 
 
@@ -198,6 +245,6 @@ def test_whoever_waits_is_woken_by_what_is_tentative(tmp_path: Path, rows: Rows)
     log = start(tmp_path)
     put_guess(log, rows, 0)
     assert log.wait("tap", lambda info: info.tentative_upto == 0, 10).tentative_upto == 0
-    log.append(Undo("tap", -1, 1), RecDone("tap", -1, 1))
-    assert log.wait("tap", lambda info: info.undos == info.rec_dones == 1, 10).undos == 1
+    log.commit("tap", [], 0)
+    assert log.wait("tap", lambda info: info.tentative_upto is None, 10).complete_upto == 0
     log.close()

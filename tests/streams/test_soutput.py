@@ -11,16 +11,20 @@ import pyarrow as pa
 import pytest
 
 from holdfast.core.moves import Run, RunTentative
+from holdfast.core.sunion import Partial
 from holdfast.errors import NotDeterministic, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Path
-from holdfast.storage import Ended, Log, RecDone, Tentative, Undo, digest, read_only
-from holdfast.storage.manifest import read_records
+from holdfast.storage import Boundary, Ended, Log, Tentative, Undo, digest, read_only
+from holdfast.storage.manifest import HEADER, read_records
+from holdfast.storage.records import decode
 from holdfast.streams.soutput import SOutput
 from holdfast.types import Segment, Stability
 from holdfast.verify.sim.memory_disk import MemoryDisk
 
 PATH = Path("p", ("s1", "s2"), ("out", "side"), ())
 SCHEMA = "ts timestamp, value bigint"
+#: One of two inputs is there, with a quarter of the rows.
+HALF = Partial(0.5, 0.25)
 Buckets = list[tuple[int, pa.Table]]
 
 
@@ -30,13 +34,12 @@ def rows(bucket: int, *values: int) -> tuple[int, pa.Table]:
 
 
 def start(root: Folder | str, **how: Any) -> SOutput:
-    """As a node does: the streams are opened, and what a predecessor guessed is taken back."""
+    """As a node does: opening the log takes back what a predecessor guessed."""
     log = Log.open(root, "node", fsync="never", **how)
     soutput = SOutput(log, digest)
     soutput.valid_from["p"] = 0
     for output in PATH.outputs:
         log.open_stream(output, SCHEMA, "ts", 0)
-        soutput.take_back(output)
     return soutput
 
 
@@ -56,7 +59,7 @@ def tentative(
     side_upto: int | None = None, side: Buckets | None = None,
 ) -> None:  # fmt: skip
     outputs = (("out", hi), ("side", hi if side_upto is None else side_upto))
-    run = RunTentative("p", line, lo, hi, outputs, missing=("s2",))
+    run = RunTentative("p", line, lo, hi, outputs, missing=("s2",), partial=HALF)
     soutput.tentative(run, {"out": list(out), "side": side or []})
 
 
@@ -73,6 +76,10 @@ def given(soutput: SOutput, stream: str = "out") -> tuple[dict[int, list[int]], 
     )
 
 
+def span(since: int, upto: int) -> Tentative:
+    return Tentative("out", since, upto, ("s2",), *HALF)
+
+
 def files(root: Folder) -> list[str]:
     return sorted(path.name.split(".p0")[0] for path in (root / "segments").rglob("*.parquet"))
 
@@ -83,10 +90,20 @@ def story(root: Folder, *kinds: type) -> list[Any]:
     return [record for record in records if isinstance(record, kinds)]
 
 
+def frames(root: Folder) -> Iterator[list[Any]]:
+    """The records of the manifest, append by append."""
+    data = (root / "manifest").read_bytes()
+    place = len(HEADER)
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 4], "little")
+        yield decode(data[place + 8 : place + 8 + length])
+        place += 8 + length
+
+
 # -- section 3.4.2: stabilizing output streams ----------------------------------------------------
 
 
-def test_3_4_2_a_single_undo_takes_all_that_was_tentative_back_before_corrections(
+def test_3_4_2_a_correction_takes_the_place_of_what_was_tentative(
     soutput: SOutput, tmp_path: Folder
 ) -> None:
     stable(soutput, 0, 1, rows(0, 1), rows(1, 2))
@@ -94,41 +111,52 @@ def test_3_4_2_a_single_undo_takes_all_that_was_tentative_back_before_correction
     tentative(soutput, 2, 2, rows(2, 30))
     tentative(soutput, 3, 4, rows(3, 40), rows(4, 50))
     assert given(soutput) == ({0: [1], 1: [2]}, {2: [30], 3: [40], 4: [50]})
+    assert soutput.log.tentative("out")[1] == [span(2, 4)], "with what is missing, and the shares"
 
     stable(soutput, 2, 4, rows(2, 3), rows(3, 4), rows(4, 5))
     assert given(soutput) == ({0: [1], 1: [2], 2: [3], 3: [4], 4: [5]}, {})
     info = soutput.log.info("out")
-    assert (info.complete_upto, info.tentative_upto, info.undos) == (4, None, 1)
-    assert story(tmp_path, Undo) == [Undo("out", 1, 1), Undo("side", 1, 1)]
+    assert (info.complete_upto, info.tentative_upto, info.undos) == (4, None, 0)
+    assert story(tmp_path, Undo) == []
 
 
-def test_3_4_2_corrections_in_pieces_need_no_second_undo(
+def test_3_4_2_one_append_makes_the_correction_visible_and_the_guess_gone(
+    soutput: SOutput, tmp_path: Folder
+) -> None:
+    """A reader that looks at any time finds the one or the other, never both and never neither."""
+    soutput.lines["p"] = 1
+    tentative(soutput, 0, 1, rows(0, 9), rows(1, 9))
+    stable(soutput, 0, 0, rows(0, 1))
+    last = list(frames(tmp_path))[-1]
+    assert [type(record).__name__ for record in last] == ["Added", "Boundary", "Boundary"]
+    assert {record.upto for record in last if isinstance(record, Boundary)} == {0}
+
+
+def test_3_4_2_a_correction_in_pieces_leaves_alone_what_it_has_not_reached(
     soutput: SOutput, tmp_path: Folder
 ) -> None:
     soutput.lines["p"] = 1
-    tentative(soutput, 0, 3, rows(0, 9), rows(3, 9))
+    tentative(soutput, 0, 3, rows(0, 9), rows(2, 9), rows(3, 9))
     stable(soutput, 0, 1, rows(0, 1))
-    assert given(soutput) == ({0: [1]}, {})
+    assert given(soutput) == ({0: [1]}, {2: [9], 3: [9]})
+    assert soutput.log.tentative("out")[1] == [span(2, 3)]
     stable(soutput, 2, 3, rows(3, 2))
-    assert [r for r in story(tmp_path, Undo) if r.stream == "out"] == [Undo("out", -1, 1)]
+    assert given(soutput) == ({0: [1], 3: [2]}, {}), "bucket 2 is empty now"
+    assert story(tmp_path, Undo) == []
 
 
-def test_versions_rise_with_every_correction(soutput: SOutput) -> None:
+def test_a_correction_has_a_higher_version_than_the_guess_it_replaces(soutput: SOutput) -> None:
     log = soutput.log
     stable(soutput, 0, 0, rows(0, 1))
-    soutput.lines["p"] = 1
-    tentative(soutput, 1, 1, rows(1, 2))
-    guessed = log.tentative("out")[0][0].id
-    stable(soutput, 1, 1, rows(1, 3))
-    corrected = log.segments("out", 1, 1)[0].id
-    assert guessed.bucket == corrected.bucket == 1
-    assert guessed.version < corrected.version
-    soutput.leave(PATH)
-    soutput.lines["p"] = 2
-    tentative(soutput, 2, 2, rows(2, 4), line=2)
-    stable(soutput, 2, 2, rows(2, 4))
-    versions = [segment.id.version for segment in log.segments("out", 0, 2)]
-    assert versions == sorted(versions) == [0, 1, 2]
+    for line, bucket in ((1, 1), (2, 2)):
+        soutput.lines["p"] = line
+        tentative(soutput, bucket, bucket, rows(bucket, 2), line=line)
+        guess = log.tentative("out")[0][0].id
+        stable(soutput, bucket, bucket, rows(bucket, 3))
+        correction = log.segments("out", bucket, bucket)[0].id
+        assert guess.bucket == correction.bucket == bucket
+        assert guess.version < correction.version
+        soutput.leave(PATH)
 
 
 def test_a_correction_has_another_identity_than_a_guess_that_was_made_while_it_was_written(
@@ -147,27 +175,28 @@ def test_a_correction_has_another_identity_than_a_guess_that_was_made_while_it_w
     assert soutput.log.segments("out", 0, 0)[0].id not in guesses
 
 
-def test_what_is_tentative_beyond_a_correction_goes_with_the_undo_and_may_come_again(
+def test_what_is_tentative_beyond_a_correction_stands_and_the_line_goes_on(
     soutput: SOutput,
 ) -> None:
-    """Side by side: the tentative line is ahead, and goes on with what it has not given yet."""
+    """Side by side: the tentative line is ahead of the stable one."""
     soutput.lines["p"] = 1
     tentative(soutput, 0, 2, rows(0, 9), rows(2, 9))
     stable(soutput, 0, 0, rows(0, 1))
-    assert given(soutput) == ({0: [1]}, {})
+    assert given(soutput) == ({0: [1]}, {2: [9]})
     tentative(soutput, 3, 3, rows(3, 9))
     info, (_, spans) = soutput.log.info("out"), soutput.log.tentative("out")
     assert info.tentative_upto == 3
-    assert spans == [Tentative("out", 3, 3, ("s2",))]
+    assert spans == [span(1, 3)]
 
 
-def test_an_output_that_guessed_nothing_has_nothing_undone(soutput: SOutput) -> None:
+def test_an_output_that_guessed_nothing_has_nothing_replaced(soutput: SOutput) -> None:
     """The other one was blocked."""
     stable(soutput, 0, 1, rows(0, 1))
     soutput.lines["p"] = 1
     tentative(soutput, 2, 5, rows(5, 9), side_upto=1)
     stable(soutput, 2, 5, rows(5, 2))
-    assert (soutput.log.info("out").undos, soutput.log.info("side").undos) == (1, 0)
+    assert given(soutput) == ({0: [1], 5: [2]}, {}) and given(soutput, "side") == ({}, {})
+    assert soutput.log.info("side").complete_upto == 5
 
 
 def test_property_4_stable_is_never_undone_and_a_run_again_changes_nothing(
@@ -223,7 +252,19 @@ def test_what_the_stable_line_has_overtaken_is_not_given_any_more(soutput: SOutp
     assert soutput.log.info("out").tentative_upto is None
     tentative(soutput, 1, 4, rows(2, 9), rows(3, 9))
     assert given(soutput) == ({1: [1]}, {3: [9]})
-    assert soutput.log.tentative("out")[1] == [Tentative("out", 3, 4, ("s2",))]
+    assert soutput.log.tentative("out")[1] == [span(3, 4)]
+
+
+def test_a_line_that_starts_again_gives_no_bucket_a_second_time(soutput: SOutput) -> None:
+    """It repeats what the line before it gave, from a better state; readers keep what they have."""
+    stable(soutput, 0, 0)
+    soutput.lines["p"] = 1
+    tentative(soutput, 1, 4, rows(2, 9), rows(4, 9))
+    stable(soutput, 1, 2, rows(2, 1))
+    soutput.lines["p"] = 2
+    tentative(soutput, 3, 5, rows(3, 8), rows(4, 8), rows(5, 8), line=2)
+    assert given(soutput) == ({2: [1]}, {4: [9], 5: [8]})
+    assert soutput.log.tentative("out")[1] == [span(3, 5)]
 
 
 def test_what_an_old_line_gives_does_not_count(soutput: SOutput) -> None:
@@ -250,37 +291,21 @@ def test_empty_buckets_are_tentative_too(soutput: SOutput) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 3)
     assert soutput.log.info("out").tentative_upto == 3
-    assert soutput.log.tentative("out") == ([], [Tentative("out", 0, 3, ("s2",))])
+    assert soutput.log.tentative("out") == ([], [span(0, 3)])
     stable(soutput, 0, 3)
-    assert soutput.log.info("out").undos == 1
+    assert soutput.log.info("out").tentative_upto is None
 
 
-# -- REC_DONE, and what a predecessor left --------------------------------------------------------
+# -- the end of a line, and what a predecessor left -----------------------------------------------
 
 
-def test_3_4_2_rec_done_closes_a_failure_and_what_is_left_of_it_goes(
-    soutput: SOutput, tmp_path: Folder
-) -> None:
+def test_what_a_line_gave_stands_when_the_line_is_over(soutput: SOutput, tmp_path: Folder) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 2, rows(0, 9), rows(2, 9))
     stable(soutput, 0, 1, rows(0, 1))
-    tentative(soutput, 3, 3, rows(3, 9))
     soutput.leave(PATH)
-    assert given(soutput) == ({0: [1]}, {})
-    info = soutput.log.info("out")
-    assert (info.undos, info.rec_dones, info.tentative_upto) == (2, 1, None)
-    last = [r for r in story(tmp_path, Undo, RecDone) if r.stream == "out"][-2:]
-    assert last == [Undo("out", 1, 2), RecDone("out", 1, 1)]
-    assert "p" not in soutput.lines
-
-
-def test_rec_done_without_anything_left_undoes_nothing(soutput: SOutput) -> None:
-    soutput.lines["p"] = 1
-    tentative(soutput, 0, 0, rows(0, 9))
-    stable(soutput, 0, 0, rows(0, 1))
-    soutput.leave(PATH)
-    info = soutput.log.info("out")
-    assert (info.undos, info.rec_dones) == (1, 1)
+    assert given(soutput) == ({0: [1]}, {2: [9]})
+    assert "p" not in soutput.lines and story(tmp_path, Undo) == []
 
 
 def test_what_a_predecessor_guessed_is_taken_back(tmp_path: Folder) -> None:
@@ -293,35 +318,43 @@ def test_what_a_predecessor_guessed_is_taken_back(tmp_path: Folder) -> None:
     soutput = start(tmp_path)
     assert given(soutput) == ({0: [1]}, {})
     info = soutput.log.info("out")
-    assert (info.complete_upto, info.undos, info.rec_dones) == (1, 1, 0)
+    assert (info.complete_upto, info.undos) == (1, 1)
     assert files(tmp_path) == ["b0"]
     soutput.log.close()
     soutput = start(tmp_path)
     assert soutput.log.info("out").undos == 1, "nothing is left to take back"
+    # Neither a guess of before nor a correction of now has the identity of another.
+    soutput.lines["p"] = 1
+    tentative(soutput, 2, 2, rows(2, 8))
+    assert soutput.log.tentative("out")[0][0].id.version == 1
+    stable(soutput, 2, 2, rows(2, 1))
+    assert soutput.log.segments("out", 2, 2)[0].id.version == 2
     soutput.log.close()
 
 
 # -- files and recovery ---------------------------------------------------------------------------
 
 
-def test_files_of_what_was_undone_are_deleted(soutput: SOutput, tmp_path: Folder) -> None:
+def test_files_of_what_was_replaced_are_deleted(soutput: SOutput, tmp_path: Folder) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 1, rows(0, 9), rows(1, 9), side=[rows(1, 9)])
     assert files(tmp_path) == ["b0", "b1", "b1"]
-    stable(soutput, 0, 1, rows(0, 1))
+    stable(soutput, 0, 0, rows(0, 1))
+    assert files(tmp_path) == ["b0", "b1", "b1"]
+    stable(soutput, 1, 1)
     assert files(tmp_path) == ["b0"]
     tentative(soutput, 2, 2, rows(2, 9))
     soutput.leave(PATH)
-    assert files(tmp_path) == ["b0"]
+    assert files(tmp_path) == ["b0", "b2"]
 
 
-def test_files_that_a_crash_left_after_an_undo_are_deleted_by_the_next_instance(
+def test_files_that_a_crash_left_of_what_was_replaced_are_deleted_by_the_next_instance(
     tmp_path: Folder,
 ) -> None:
     soutput = start(tmp_path)
     soutput.lines["p"] = 1
     tentative(soutput, 0, 0, rows(0, 9))
-    soutput.log.append(Undo("out", -1, 1))  # the crash comes before the deletion
+    soutput.log.commit("out", [], 0)  # the crash comes before the deletion
     soutput.log.close()
     assert files(tmp_path) == ["b0"]
     soutput = start(tmp_path)
@@ -347,16 +380,14 @@ def test_recovery_is_the_same_function_as_running(tmp_path: Folder) -> None:
             case 4:
                 tentative(soutput, 5, 6, rows(6, 9))
             case 5:
-                soutput.leave(PATH)
-            case 6:
                 soutput.lines["p"] = 2
-                tentative(soutput, 4, 4, rows(4, 9), line=2)
-            case 7:
-                stable(soutput, 4, 4, rows(4, 4))
+                tentative(soutput, 4, 7, rows(4, 8), rows(7, 8), line=2)
+            case 6:
+                stable(soutput, 4, 7, rows(4, 4))
                 soutput.leave(PATH)
                 soutput.log.append(*(Ended(output) for output in PATH.outputs))
 
-    for number in range(8):
+    for number in range(7):
         step(number)
         assert read_only(tmp_path).state.streams == soutput.log._state.streams
     assert given(soutput) == ({0: [1], 2: [2], 3: [3], 4: [4]}, {})

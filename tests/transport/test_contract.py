@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import InputError, SetupError, StaleEpoch, TransportError, Trimmed
-from holdfast.storage import Added, Boundary, Ended, Log, RecDone, Tentative, Undo
+from holdfast.storage import Added, Boundary, Ended, Log, Tentative
 from holdfast.streams.calls import GetStreamStatus, StreamStatus
 from holdfast.streams.delivery import Delivery, Peer
 from holdfast.streams.serving import Service
@@ -149,25 +149,27 @@ def test_a_zombie_reader_is_refused(log: Log, peer: Peer) -> None:
 EVERYTHING = -(2**62)
 
 
-def guess(log: Log, since: int, upto: int, *with_rows: int, missing: str = "far") -> None:
+def guess(
+    log: Log, since: int, upto: int, *with_rows: int, missing: str = "far",
+    shares: tuple[float, float] = (0.5, 0.25),
+) -> None:  # fmt: skip
     undos = log.info("s").undos
     segments = [
         log.write(rows(bucket, 2), SegmentId("s", 0, bucket, undos), Stability.TENTATIVE)
         for bucket in with_rows
     ]
     added = [Added(segment) for segment in segments]
-    log.append(*added, Tentative("s", since, upto, (missing,)))
+    log.append(*added, Tentative("s", since, upto, (missing,), *shares))
 
 
 def correct(log: Log, *buckets: int) -> None:
-    """As SOutput does: UNDO, corrections and boundary are one append."""
-    info = log.info("s")
-    undone, _ = log.tentative("s")
-    id = SegmentId("s", 0, buckets[-1], info.undos + 1)
+    """As SOutput does: the corrections and the boundary that replaces the guesses are one append;
+    then their files go. Only the last bucket has rows."""
+    id = SegmentId("s", 0, buckets[-1], log.info("s").undos + 1)
     segment = log.write(rows(buckets[-1]), id, Stability.STABLE)
-    undo = Undo("s", info.complete_upto, info.undos + 1)
-    log.append(undo, Added(segment), Boundary("s", buckets[-1]))
-    log.discard(undone)
+    replaced, _ = log.tentative("s", upto=buckets[-1])
+    log.append(Added(segment), Boundary("s", buckets[-1]))
+    log.discard(replaced)
 
 
 class Reading:
@@ -187,12 +189,7 @@ class Reading:
     def news(self) -> Delivery:
         """The next delivery that is more than a sign of life."""
         for delivery in self._deliveries:
-            if (
-                delivery.upto >= delivery.since
-                or delivery.tentative_upto is not None
-                or delivery.undone
-                or delivery.rec_done
-            ):
+            if delivery.upto >= delivery.since or delivery.tentative_upto is not None:
                 return delivery
         raise AssertionError("the connection is over")
 
@@ -210,54 +207,72 @@ def test_3_1_tentative_buckets_come_after_the_stable_ones_and_say_what_they_lack
         first = reading.news()
         assert buckets(first) == [(0, "STABLE"), (2, "TENTATIVE")]
         assert (first.since, first.upto, first.tentative_upto) == (0, 0, 2)
-        assert (first.missing, first.undone, first.rec_done) == (("far",), False, False)
+        assert (first.missing, first.partial) == (("far",), (0.5, 0.25))
         assert [t.num_rows for t in tables(first)] == [3, 2]
         assert tables(first)[1].to_pydict() == rows(2, 2).to_pydict()
         assert first.info is not None and first.info.tentative_upto == 2
-        guess(log, 3, 3, missing="farther")  # a tentative bucket without rows
+        guess(log, 3, 3, missing="farther", shares=(1.0, 0.9))  # a tentative bucket without rows
         then = reading.news()
         assert (buckets(then), then.tentative_upto, then.missing) == ([], 3, ("farther",))
-        assert (then.since, then.upto) == (1, 0)
+        assert (then.since, then.upto, then.partial) == (1, 0, (1.0, 0.9))
 
 
-def test_3_4_2_an_undo_and_the_corrections_come_together(log: Log, peer: Peer) -> None:
+def test_3_1_buckets_that_come_together_are_as_partial_as_the_worst_of_them(
+    log: Log, peer: Peer
+) -> None:
+    guess(log, 0, 0, shares=(0.5, 0.9))
+    guess(log, 1, 1, missing="farther", shares=(0.75, 0.1))
+    with Reading(peer, 0, EVERYTHING) as reading:
+        first = reading.news()
+        assert (first.missing, first.partial) == (("far", "farther"), (0.5, 0.1))
+
+
+def test_stable_buckets_say_how_much_of_their_time_was_spent(
+    log: Log, service: Service, peer: Peer
+) -> None:
+    """Whoever reads them holds them only for the rest of it."""
+    put(log, 0)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        assert reading.news().spent_us == 0
+        service.spent_us["s"] = 1_250_000
+        put(log, 1)
+        assert reading.news().spent_us == 1_250_000
+
+
+def test_3_4_2_corrections_come_in_place_of_what_was_tentative(log: Log, peer: Peer) -> None:
     put(log, 0)
     guess(log, 1, 2, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         reading.news()
         correct(log, 1, 2)
         then = reading.news()
-        assert then.undone and not then.rec_done
         assert (then.since, then.upto, then.tentative_upto) == (1, 2, None)
         assert buckets(then) == [(2, "STABLE")]
         assert then.segments[0].id.version == 1
         assert tables(then)[0].to_pydict() == rows(2).to_pydict()
-        log.append(RecDone("s", 2, 1))
-        last = reading.news()
-        assert last.rec_done and not last.undone
-        assert last.segments == ()
 
 
-def test_after_an_undo_the_buckets_that_were_taken_back_come_again(log: Log, peer: Peer) -> None:
-    """Two failures, one after the other: they are other guesses of the same buckets."""
+def test_what_is_tentative_beyond_a_correction_is_not_given_a_second_time(
+    log: Log, peer: Peer
+) -> None:
     guess(log, 0, 2, 1, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         reading.news()
         correct(log, 0)
-        assert buckets(reading.news()) == [(0, "STABLE")]
-        guess(log, 1, 1, 1)
-        again = reading.news()
-        assert buckets(again) == [(1, "TENTATIVE")]
-        assert (again.segments[0].id.version, again.tentative_upto) == (1, 1)
-
-
-def test_an_undo_without_anything_stable_is_told_too(log: Log, peer: Peer) -> None:
-    guess(log, 0, 1, 1)
-    with Reading(peer, 0, EVERYTHING) as reading:
-        reading.news()
-        log.append(Undo("s", -1, 1))
         then = reading.news()
-        assert then.undone and (buckets(then), then.upto) == ([], -1)
+        assert (buckets(then), then.tentative_upto) == ([(0, "STABLE")], None)
+        guess(log, 3, 3, 3)
+        then = reading.news()
+        assert (buckets(then), then.tentative_upto) == ([(3, "TENTATIVE")], 3)
+
+
+def test_whoever_comes_new_in_a_correction_gets_what_stands(log: Log, peer: Peer) -> None:
+    guess(log, 0, 2, 1, 2)
+    correct(log, 0, 1)
+    with Reading(peer, 0, EVERYTHING) as reading:
+        first = reading.news()
+        assert buckets(first) == [(1, "STABLE"), (2, "TENTATIVE")]
+        assert (first.upto, first.tentative_upto) == (1, 2)
 
 
 def test_property_2_3_a_new_reader_gets_only_what_is_younger(log: Log, peer: Peer) -> None:
@@ -326,7 +341,7 @@ def test_a_stream_that_is_not_opened_yet_stands_nowhere(
         peer.call(GetStreamStatus("nope"))
 
 
-def test_rows_that_are_taken_back_before_they_are_read_are_asked_for_again(
+def test_rows_that_are_replaced_before_they_are_read_are_asked_for_again(
     log: Log, peer: Peer
 ) -> None:
     guess(log, 0, 0, 0)
@@ -343,10 +358,10 @@ def test_rows_that_are_taken_back_before_they_are_read_are_asked_for_again(
 def test_the_end_comes_after_the_corrections(log: Log, peer: Peer) -> None:
     guess(log, 0, 1, 1)
     correct(log, 0, 1)
-    log.append(RecDone("s", 1, 1), Ended("s"))
+    log.append(Ended("s"))
     *_, last = peer.follow("s", 0, threading.Event(), EVERYTHING)
     assert last.ended and buckets(last) == [(1, "STABLE")]
-    assert not last.undone  # whoever comes new has nothing to take back
+    assert last.tentative_upto is None
 
 
 def test_unknown_streams_and_sources_are_told(peer: Peer) -> None:

@@ -1,0 +1,282 @@
+"""How long a bucket may be held, and how partial it is when it may be held no longer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from holdfast.core.moves import BoundaryArrived, Run, RunTentative, Tick
+from holdfast.core.sunion import WHOLE, Partial, SUnion
+from tests.core.transcripts import (
+    DELAY,
+    PROCESS,
+    came,
+    done,
+    failed,
+    guessed,
+    plan_of,
+    said,
+    stable,
+)
+
+
+def holding(*inputs: str, upto: int = 4) -> SUnion:
+    """Every input is complete up to bucket 4; X is 1000, and 300 where all of it was spent."""
+    sunion = SUnion(inputs or ("s1", "s2"), patience_us=1_000, own_us=300)
+    for stream in sunion.complete_upto:
+        sunion.boundary(stream, upto, at=0)
+    sunion.done(upto)
+    return sunion
+
+
+# -- deadlines ------------------------------------------------------------------------------------
+
+
+def test_a_bucket_is_held_for_x_after_it_came() -> None:
+    sunion = holding()
+    sunion.boundary("s1", 5, at=100)
+    sunion.boundary("s1", 7, at=200)
+    assert sunion.next_expiry(4, 200) == 1_100
+    assert [sunion.expired_upto(at) for at in (1_099, 1_100, 1_200)] == [None, 5, 7]
+    assert sunion.next_expiry(7, 1_200) is None
+
+
+def test_the_first_input_that_brings_a_bucket_says_how_long_it_is_held() -> None:
+    sunion = holding("s1", "s2", "s3")
+    sunion.boundary("s2", 5, at=400)
+    sunion.boundary("s1", 5, at=100)
+    assert sunion.next_expiry(4, 400) == 1_100
+
+
+def test_what_was_spent_upstream_is_not_there_to_be_spent_again() -> None:
+    for spent_us, until in ((0, 1_100), (400, 700), (700, 400), (5_000, 400)):
+        sunion = holding()
+        sunion.boundary("s1", 5, at=100, spent_us=spent_us)
+        assert sunion.next_expiry(4, 100) == until, f"{spent_us} were spent"
+
+
+def test_what_came_as_tentative_has_nothing_left_but_its_own_share() -> None:
+    sunion = holding()
+    sunion.tentative("s1", 5, 100, ("far",))
+    assert sunion.next_expiry(4, 100) == 400
+
+
+def test_once_a_newer_bucket_may_not_wait_an_older_one_may_not_either() -> None:
+    """Buckets are run in order: the older one cannot stay behind."""
+    sunion = holding()
+    sunion.boundary("s1", 5, at=100)  # until 1100
+    sunion.boundary("s1", 6, at=200, spent_us=700)  # until 500
+    assert sunion.next_expiry(4, 200) == 500
+    assert sunion.expired_upto(500) == 6
+
+
+def test_what_a_stable_result_cost_is_counted_from_the_first_of_its_inputs() -> None:
+    sunion = holding()
+    assert sunion.spent_us(100) == 0
+    sunion.boundary("s1", 5, at=100, spent_us=250)
+    sunion.boundary("s2", 5, at=300)
+    assert sunion.spent_us(300) == 450
+    sunion.done(5)
+    assert sunion.spent_us(400) == 0
+
+
+def test_a_path_that_blocks_counts_nothing() -> None:
+    sunion = SUnion(["s1", "s2"])
+    sunion.boundary("s1", 5, at=100)
+    assert sunion.next_expiry(4, 100) is None and sunion.expired_upto(10**12) is None
+
+
+def test_what_is_known_already_is_held_no_longer_and_no_shorter() -> None:
+    sunion = holding()
+    sunion.tentative("s1", 5, 100, ("far",))
+    sunion.boundary("s1", 5, at=350)  # the correction of what is held since 100
+    assert sunion.next_expiry(4, 350) == 400
+
+
+def test_after_a_restart_what_comes_is_new_only_beyond_the_checkpoint() -> None:
+    sunion = SUnion(["s1", "s2"], patience_us=1_000, own_us=300)
+    sunion.resume(9)
+    assert sunion.whole_upto() == 9
+    sunion.boundary("s1", 7, at=100)  # the log is told from further back
+    assert (sunion.whole_upto(), sunion.next_expiry(9, 100)) == (9, None)
+    sunion.boundary("s1", 12, at=200)
+    assert sunion.waiting_for() == ["s2"] and sunion.next_expiry(9, 200) == 1_200
+
+
+# -- section 3.3 over a chain of nodes: kX --------------------------------------------------------
+
+X = 1_000
+
+
+def chain(came_after_us: int) -> int:
+    """Two nodes, one after the other, each with a missing input. What reaches the first at 0 is
+    held there for `came_after_us`, then its second input comes, and the result goes on as stable.
+    When does the second one give it?"""
+    first = stable(plan_of(DELAY))
+    second = stable(plan_of(DELAY_OF_TWO))
+    said(first, came(0, "s1", 5))
+    (run,) = said(first, came(came_after_us, "s2", 5))
+    assert isinstance(run, Run)
+    said(second, BoundaryArrived(came_after_us, "s1", 5, spent_us=run.spent_us))
+    for at in range(came_after_us, 4 * X):
+        if any(isinstance(action, RunTentative) for action in said(second, Tick(at))):
+            return at
+    raise AssertionError("never")
+
+
+#: The second node may hold what comes straight from a source for 2 X, and has X of its own.
+DELAY_OF_TWO = type(DELAY)("delay", "suspend", patience_us=2 * X, own_us=X)
+
+
+@pytest.mark.parametrize("held_us", [0, 1, X // 2, X - 1])
+def test_property_1_what_was_held_upstream_is_held_for_the_rest_of_k_x_only(held_us: int) -> None:
+    assert chain(held_us) == 2 * X
+
+
+def test_property_1_of_a_bucket_that_was_late_upstream_the_second_node_has_its_own_x() -> None:
+    first, second = failed(DELAY), stable(plan_of(DELAY_OF_TWO))
+    assert first.paths["p"].consistency.position == 5
+    said(second, BoundaryArrived(1_110, "s1", 4, tentative_upto=5, lacked=("far",)))
+    assert said(second, Tick(1_110 + X - 1)) == []
+    assert isinstance(said(second, Tick(1_110 + X))[-1], RunTentative)
+
+
+# -- how partial ----------------------------------------------------------------------------------
+
+
+def test_the_share_of_the_inputs_that_are_there() -> None:
+    sunion = holding("s1", "s2", "s3", "s4")
+    for stream in ("s1", "s2", "s3"):
+        sunion.boundary(stream, 5, at=100)
+    assert sunion.missing(5) == (("s4",), Partial(0.75, 1.0)), "of rows nothing was ever seen"
+    assert sunion.missing(4) == ((), WHOLE)
+
+
+def test_the_share_of_the_rows_goes_by_the_recent_rates_of_all_inputs() -> None:
+    sunion = holding()
+    sunion.boundary("s1", 14, at=100, rows=900)  # 90 a bucket
+    sunion.boundary("s2", 14, at=100, rows=100)  # 10 a bucket
+    sunion.boundary("s1", 15, at=200, rows=90)
+    assert sunion.missing(15) == (("s2",), Partial(0.5, 0.9))
+    sunion.boundary("s2", 16, at=300, rows=20)
+    assert sunion.missing(16) == (("s1",), Partial(0.5, 0.1))
+
+
+def test_a_rate_follows_what_comes() -> None:
+    """About ten buckets: a burst is forgotten, a change is noticed."""
+    sunion = holding()
+    for stream in ("s1", "s2"):
+        sunion.boundary(stream, 14, at=0, rows=1_000)
+    for bucket in range(15, 60):
+        sunion.boundary("s1", bucket, at=bucket, rows=300)
+    _, partial = sunion.missing(59)
+    assert 0.73 < partial.rows < 0.76, "300 of 400"
+
+
+def test_an_input_never_heard_of_is_taken_for_an_ordinary_one() -> None:
+    sunion = SUnion(["s1", "s2", "s3"], patience_us=1_000, own_us=300)
+    for stream in ("s1", "s2"):
+        sunion.boundary(stream, 4, at=0)
+        sunion.boundary(stream, 5, at=100, rows=50)
+    assert sunion.missing(5) == (("s3",), Partial(0.6667, 0.6667))
+
+
+def test_shares_multiply_down_a_chain_of_nodes() -> None:
+    """Half of the inputs of s1's producer were there, with a fifth of the rows."""
+    sunion = holding()
+    for stream in ("s1", "s2"):
+        sunion.boundary(stream, 14, at=0, rows=100)
+    sunion.tentative("s1", 15, 100, ("far",), Partial(0.5, 0.2))
+    sunion.boundary("s2", 15, at=100, rows=10)
+    assert sunion.missing(15) == (("far",), Partial(0.75, 0.6))
+    sunion.boundary("s1", 15, at=200, rows=10)  # corrected
+    assert sunion.missing(15) == ((), WHOLE)
+
+
+def test_a_tentative_run_says_how_partial_it_is() -> None:
+    core = stable(plan_of(DELAY))
+    for stream, rows in (("s1", 30), ("s2", 10)):
+        said(core, BoundaryArrived(10, stream, 5, ((5, rows),)))
+    said(core, done(20, 5), BoundaryArrived(100, "s1", 6, ((6, 30),)))
+    run = said(core, Tick(1_100))[-1]
+    assert isinstance(run, RunTentative) and run.partial == Partial(0.5, 0.75)
+
+
+# -- what a question costs ------------------------------------------------------------------------
+
+
+def lines_run(fn: Callable[[], Any]) -> int:
+    """Lines of Python that are executed: a cost that no other process can change."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        fn()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_question_is_as_cheap_after_100_000_held_buckets_as_after_10() -> None:
+    costs, sizes = [], []
+    sunion = holding()
+    for bucket in range(5, 100_005):
+        at = 100 * bucket
+        sunion.boundary("s1", bucket, at=at)
+        sunion.expired_upto(at)
+        sunion.next_expiry(bucket - 11, at)
+        if bucket in (30, 100_004):
+            sizes.append([len(held) for held in sunion._held.values()])
+            costs.append(lines_run(lambda: ask(sunion, bucket)))  # noqa: B023
+    assert costs[0] == costs[1]
+    assert sizes[0] == sizes[1] == [10, 0], "no more than may still be held"
+
+
+def ask(sunion: SUnion, bucket: int) -> None:
+    at = 100 * bucket + 1
+    sunion.expired_upto(at)
+    sunion.next_expiry(bucket, at)
+    sunion.missing(bucket)
+    sunion.newest()
+    sunion.waiting_for()
+    sunion.spent_us(at)
+
+
+@pytest.mark.parametrize("policy", [DELAY, PROCESS])
+def test_a_decision_is_as_cheap_late_in_a_failure_as_at_its_start(policy: Any) -> None:
+    core, costs, last = failed(policy), [], 20_000
+    for bucket in range(6, last + 1):
+        at = 2_000 + 100 * bucket
+        events = (BoundaryArrived(at, "s1", bucket, ((bucket, 1),)), Tick(at + 50))
+        if bucket in (50, last):
+            costs.append(lines_run(lambda: [core.handle(event) for event in events]))  # noqa: B023
+        else:
+            for event in events:
+                core.handle(event)
+        run = core.paths["p"].consistency.running_upto
+        if run is not None:
+            core.handle(guessed(at + 60, run))
+    assert abs(costs[0] - costs[1]) <= 0.1 * costs[0]
+
+
+def test_the_first_decision_of_a_correction_is_as_cheap_after_a_long_failure() -> None:
+    costs = []
+    for buckets in (600, 20_000):
+        core, last = failed(PROCESS), 6 + buckets
+        for bucket in range(6, last):
+            said(core, BoundaryArrived(2_000 + bucket, "s1", bucket, ((bucket, 1),)))
+            said(core, guessed(2_000 + bucket, bucket))
+        correction = came(90_000, "s2", last - 1)
+        costs.append(lines_run(lambda: said(core, correction)))  # noqa: B023
+        assert core.paths["p"].running_upto == 5 + 256, "one job, whatever waits behind it"
+    assert costs[0] == costs[1]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -188,6 +189,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        raise Unfit("a finite number", shown(value))
+    return float(value)
+
+
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
         raise Unfit("true or false", shown(value))
@@ -200,7 +207,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-_PLAIN: dict[type, Decode] = {str: _text, int: _whole, bool: _truth}
+_PLAIN: dict[type, Decode] = {str: _text, int: _whole, float: _number, bool: _truth}
 
 
 def _checked(hint: Any, checks: tuple[Any, ...]) -> tuple[Encode, Decode]:

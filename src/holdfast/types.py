@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 #: Version of the on-disk and on-wire formats. Readers refuse what is newer.
-FORMAT = 1
+FORMAT = 2
 
 
 class Stability(StrEnum):

@@ -152,9 +152,6 @@ def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
     assert firsts == ["0 STABLE", "1 TENTATIVE", "2 TENTATIVE", "1 STABLE", "3 TENTATIVE"]
 
 
-@pytest.mark.xfail(
-    reason="a correction by nothing is counted as a bucket, but not shown: the guess seems to stand"
-)
 def test_a_tentative_bucket_that_is_empty_after_all_is_said_to_be(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

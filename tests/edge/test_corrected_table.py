@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -37,6 +36,8 @@ class Table:
 
     def holds(self) -> Held:
         found = self.sink.read()
+        if not found.num_rows:
+            return []
         return list(zip(*(found[c].to_pylist() for c in ("value", "_stability")), strict=True))
 
     def file(self, bucket: int) -> str:
@@ -148,9 +149,6 @@ def test_killed_while_it_was_given_what_is_tentative(
     assert table.takes() == [(1, "STABLE")]
 
 
-@pytest.mark.xfail(
-    raises=pa.ArrowInvalid, reason="read() of a table without rows raises: nothing to concatenate"
-)
 def test_a_table_that_lost_all_its_rows_is_empty(stream: Stream, table: Table) -> None:
     stream.tentative(0, 0, 0)
     table.takes()

@@ -73,10 +73,13 @@ def told(info: BucketInfo) -> str:
     if info.rec_done:
         return f"[green]REC_DONE[/green] corrected up to bucket {info.bucket}"
     color = "green" if info.stability is Stability.STABLE else "yellow"
-    without = f", without {', '.join(info.missing)}" if info.missing else ""
+    note = ", replaces the tentative rows" if info.replaces else ""
+    if info.stability is Stability.TENTATIVE:
+        shares = f"{info.inputs_share:.0%} of the inputs, about {info.rows_share:.0%} of the rows"
+        note = f", without {', '.join(info.missing) or 'earlier rows'} ({shares})"
     return (
         f"bucket {info.bucket} [{color}]{info.stability.value}[/{color}] {info.rows} rows, "
-        f"{info.delay_us / 1_000:.0f} ms after its end{without}"
+        f"{info.delay_us / 1_000:.0f} ms after its end{note}"
     )
 
 

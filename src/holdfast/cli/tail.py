@@ -39,6 +39,9 @@ def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: 
             print(f"{info.bucket} UNDO", flush=True)
         for row in table.to_pylist():
             print(_line(info, row, as_json), flush=True)
+        if info.replaces and not info.rows:
+            none = _line(info, {"rows": 0}, True) if as_json else f"{info.bucket} STABLE no rows"
+            print(none, flush=True)
         seen += not (info.undo or info.rec_done)
         if buckets is not None and seen >= buckets:
             return 0

@@ -42,8 +42,9 @@ class CorrectedTable:
                 os.unlink(self._file(info.bucket))
 
     def read(self) -> pa.Table:
-        """All of it, by bucket."""
-        return pa.concat_tables([pq.read_table(self._file(bucket)) for bucket in self._files()])
+        """All of it, by bucket; without columns while there are no rows."""
+        tables = [pq.read_table(self._file(bucket)) for bucket in self._files()]
+        return pa.concat_tables(tables) if tables else pa.table({})
 
     def _files(self) -> list[int]:
         if not os.path.isdir(self.folder):

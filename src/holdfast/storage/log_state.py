@@ -226,7 +226,11 @@ def _fold_added(stream: StreamState, record: Added) -> None:
     upto = stream.complete_upto
     _require(not stream.ended, record, "the stream has ended")
     _require(segment.id.bucket > upto, record, f"buckets up to {upto} are whole already")
-    held = stream.segments if segment.stability is Stability.STABLE else stream.tentative
+    held = stream.segments
+    if segment.stability is Stability.TENTATIVE:
+        held = stream.tentative
+        in_order = not held or _place(segment) > _place(held[-1])
+        _require(in_order, record, f"the stream has tentative segments up to {held[-1:]}")
     place = bisect_left(held, _place(segment), key=_place)
     known = place < len(held) and held[place].id == segment.id
     _require(not known, record, "the segment was added before")

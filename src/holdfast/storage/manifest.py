@@ -82,10 +82,10 @@ def _read(data: bytes, path: str) -> tuple[list[Record], int]:
             return [], 0
         line = data[: data.find(b"\n") + 1]
         version = line[len(_MAGIC) : -1]
-        if line.startswith(_MAGIC) and version.isdigit() and int(version) > FORMAT:
+        if line.startswith(_MAGIC) and version.isdigit():
             raise LogCorrupted(
-                f"{path}: format {int(version)} is newer than {FORMAT}, the newest known here; "
-                "start this storage with the Holdfast that wrote it"
+                f"{path}: expected format {FORMAT}, found {int(version)}; start this storage with "
+                "the Holdfast that wrote it, or use another one"
             )
         raise LogCorrupted(f"{path}: does not begin like a manifest; {REMEDY}")
     records: list[Record] = []

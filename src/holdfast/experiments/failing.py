@@ -41,8 +41,6 @@ LIMIT_S = 120.0
 WARM_S, WARM_AGAIN_S = 20.0, 3.0
 #: So long after everything is corrected a failure may still be felt.
 AFTER_S = 2.0
-#: Whoever has so many stable buckets after a failure has it behind itself, even untold.
-UNTOLD_BUCKETS = 50
 
 
 class Breakable(Run):
@@ -261,14 +259,10 @@ def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
     def over() -> bool:
         """Stable again, up to a bucket that was not late."""
         run.raise_failure()
-        client, late = watch.client, [info for _, info in watch.given[given:]]
+        client = watch.client
         if client.tentative_upto is not None or client.position is None:
             return False
-        in_time = client.position - healed_at // width_us
-        told = any(info.rec_done for info in late)
-        tentative = any(info.stability is Stability.TENTATIVE for info in late)
-        # A reader that connects anew is not told of a REC_DONE before: it is given a while.
-        return in_time > (0 if told or not tentative else UNTOLD_BUCKETS)
+        return client.position > healed_at // width_us
 
     watch.wait(over)
     infos = [info for _, info in watch.given[given:]]

@@ -260,7 +260,7 @@ class Run:
         name: str | None = None,
     ) -> Client:
         """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
-        computed while inputs are missing, taken back (`info.undo`) before it is corrected.
+        computed while inputs are missing, until the stable result replaces it (`info.replaces`).
         `durable` keeps its position (and with archive what it received) in the storage; by default
         when the storage was named."""
         names = [op.name for op in self.network.outputs]
@@ -325,6 +325,7 @@ class Run:
                     "position": client.position,
                     "tentative_upto": client.tentative_upto,
                     "tentative_rows": client.tentative_rows,
+                    "replacements": client.replacements,
                     "undos": client.undos,
                     "reads": client.switches[-1][0] if client.switches else None,
                     "switches": max(0, len(client.switches) - 1),

@@ -207,16 +207,19 @@ def _output(
     if not wall_clock:
         notes.append("a source's clock is manual: delays say nothing and are not judged")
     notes += _blurred(ideal, made.tolerance)
-    tentative, undos = (
-        log.state.counters.get(f"{op.name}.{name}", 0) for name in ("tentative_rows", "undos")
+    tentative, replaced, standing = (
+        log.state.counters.get(f"{op.name}.{name}", 0)
+        for name in ("tentative_rows", "replacements", "tentative")
     )
-    if undos:
+    if tentative or standing:
         notes.append(
-            f"{tentative} tentative rows were given and taken back, in {undos} corrections; stable "
-            "rows are late by as much as what they waited for, which is not judged here but by the "
-            "monitor while it happens"
+            f"{tentative} tentative rows were given, and {replaced} tentative buckets replaced by "
+            "stable ones; stable rows are late by as much as what they waited for, which is not "
+            "judged here but by the monitor while it happens"
         )
-    timed = wall_clock and not undos
+    if standing:
+        notes.append("the client was stopped while tentative results stood; they are not judged")
+    timed = wall_clock and not (tentative or standing)
     broken += [*judge(found, op.contract, wall_clock=timed), *batch.accuracy(op.name)]
     return replace(
         report, broken=tuple(broken), notes=tuple(notes), from_bucket=first, upto=upto,

@@ -12,19 +12,24 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.consistency import Answer, Policy
+from holdfast.core.consistency import MOVES
 from holdfast.core.moves import (
+    Acknowledge,
+    Acknowledged,
     Action,
     Answered,
     Ask,
+    Asked,
+    Began,
     BoundaryArrived,
     Change,
+    End,
     Enter,
     Event,
     InputOpened,
     Leave,
     PathPlan,
-    Postponed,
+    Reply,
     Run,
     RunTentative,
     StepDone,
@@ -32,22 +37,16 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
+from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
+from holdfast.core.promises import Answer
 from holdfast.model.trees import AllOf, AnyOf, Tree
 from holdfast.types import OutputState
 
-INPUTS = ("s1", "s2", "s3")
-TREES: Mapping[str, Tree] = {
-    "sums": AnyOf(("s1", "s2")),
-    "joined": AllOf((AnyOf(("s1", "s2")), "s3")),
-}
-#: From where a state may be entered.
-LEGAL = {
-    OutputState.STABLE: OutputState.STABILIZATION,
-    OutputState.UP_FAILURE: OutputState.STABLE,
-    OutputState.STABILIZATION: OutputState.UP_FAILURE,
-}
+UNION: Mapping[str, Tree] = {"sums": AnyOf(("s1", "s2"))}
+FIGURE_6: Mapping[str, Tree] = {**UNION, "joined": AllOf((AnyOf(("s1", "s2")), "s3"))}
 EXTENT = 2
+PEER = "p.2"
 
 
 @dataclass
@@ -55,8 +54,9 @@ class Shell:
     """Carries out what the core says, and minds that it may."""
 
     core: Progress
+    inputs: tuple[str, ...]
     now: int = 0
-    boundary: dict[str, int] = field(default_factory=lambda: dict.fromkeys(INPUTS, -1))
+    boundary: dict[str, int] = field(default_factory=dict)
     #: Last bucket that anybody has heard of, be it as tentative.
     newest: int = -1
     state: OutputState = OutputState.STABILIZATION
@@ -64,11 +64,25 @@ class Shell:
     stable: int = -1
     line: int = 0
     tentative: int | None = None
+    #: The stable bucket the tentative line started from; it was not kept.
+    base: int = -1
+    forgotten: bool = False
     run: Run | None = None
     #: Tentative runs under way: those of lines that are over come back too.
     guesses: list[RunTentative] = field(default_factory=list)
-    asked: bool = False
+    #: Buckets that were run as stable, and by output those that readers got as tentative.
+    ran: list[int] = field(default_factory=list)
+    published: dict[str, list[int]] = field(default_factory=dict)
+    #: Buckets that were run as tentative with success; those that a restart repeats.
+    guessed: int = 0
+    repeated: int = 0
+    #: Corrections the peer was asked about, and not told of the end of.
+    asked: list[int] = field(default_factory=list)
     wake_at: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.boundary = dict.fromkeys(self.inputs, -1)
 
     @property
     def whole(self) -> int:
@@ -79,61 +93,86 @@ class Shell:
             self.carry_out(action)
 
     def carry_out(self, action: Action) -> None:
+        over = isinstance(action, Acknowledge | Reply | Ask | Wake)
+        assert over or not self.ended, "nothing is run after the end"
         match action:
             case Change():
-                assert self.state is LEGAL[action.state]
+                assert action.state in MOVES[self.state]
                 self.state = action.state
             case Run():
                 assert self.run is None
-                assert action.hi <= self.whole, "stable, and not whole"
-                rebuilt = action.rebuild_from is not None
-                assert (action.rebuild_from if rebuilt else action.lo) == self.stable + 1
-                assert action.lo == max(0, self.stable + 1 - EXTENT) if rebuilt else True
+                assert action.hi <= self.whole, "stable, and not complete"
+                assert action.spent_us >= 0
+                assert (action.rebuild_from is not None) == self.forgotten
+                if self.forgotten:
+                    assert action.rebuild_from == self.stable + 1
+                    assert action.lo == max(0, self.stable + 1 - EXTENT)
+                    self.forgotten = False
+                else:
+                    assert action.lo == self.stable + 1
                 assert action.hi > self.stable
                 self.run = action
             case Enter():
-                assert self.tentative is None and self.state is OutputState.UP_FAILURE
+                assert self.state is OutputState.UP_FAILURE
                 assert action.line > self.line
-                self.line, self.tentative = action.line, self.stable
+                if self.tentative is not None:
+                    corrected, repeats = self.stable - self.base, self.tentative - self.stable
+                    assert corrected >= repeats and corrected > 0, "a restart must be worth it"
+                    assert not action.forget
+                    self.repeated += max(0, repeats)
+                self.line, self.tentative, self.base = action.line, self.stable, self.stable
+                self.forgotten = action.forget
             case RunTentative():
                 assert action.line == self.line and self.tentative is not None
                 assert action.lo == self.tentative + 1 > self.stable
-                assert action.lo <= action.hi
+                assert action.lo <= action.hi <= self.newest
                 assert all(upto <= action.hi for _, upto in action.outputs)
+                assert 0.0 <= action.partial.inputs <= 1.0 and 0.0 <= action.partial.rows <= 1.0
                 assert not any(guess.line == self.line for guess in self.guesses)
                 self.guesses.append(action)
             case Leave():
-                assert self.tentative is not None
-                self.tentative = None
+                assert self.tentative is not None and self.stable >= self.tentative
+                self.tentative, self.forgotten = None, False
             case Ask():
-                assert not self.asked
-                self.asked = True
+                if action.done:
+                    self.asked.clear()
+                else:
+                    self.asked.append(action.correction)
             case Wake():
                 assert action.at > self.now
                 self.wake_at.append(action.at)
+            case End():
+                assert self.stable >= self.newest and not self.guesses_count()
+                self.ended = True
             case _:
                 pass
 
+    def guesses_count(self) -> int:
+        return sum(guess.line == self.line for guess in self.guesses if self.tentative is not None)
+
     # -- the words of a story -----------------------------------------------------------------
 
-    def grow(self, stream: str, buckets: int, guessed: int) -> None:
+    def grow(self, stream: str, buckets: int, guessed: int, spent_us: int = 0) -> None:
+        if stream not in self.boundary:
+            return
         self.boundary[stream] += buckets
         upto = self.boundary[stream]
         rows = tuple((bucket, 1) for bucket in range(upto - buckets + 1, upto + 1))
         tentative = (upto + guessed, ("far",)) if guessed else (None, ())
         self.newest = max(self.newest, upto + guessed)
-        self.tell(BoundaryArrived(self.now, stream, upto, rows, False, *tentative))
+        event = BoundaryArrived(self.now, stream, upto, rows, False, *tentative, spent_us=spent_us)
+        self.tell(event)
 
     def fail(self, stream: str) -> None:
         """Everybody else goes on."""
-        for other in INPUTS:
+        for other in self.inputs:
             if other != stream:
                 self.grow(other, 1, 0)
         self.wait(1_100)
 
     def heal(self) -> None:
         """Everybody has the same, and what was tentative is corrected."""
-        for stream in INPUTS:
+        for stream in self.inputs:
             self.grow(stream, self.newest - self.boundary[stream], 0)
 
     def flap(self, stream: str) -> None:
@@ -142,28 +181,54 @@ class Shell:
         self.fail(stream)
         self.guess()
 
+    def late(self, stream: str) -> None:
+        """Everybody goes on, one of them is always behind."""
+        for _ in range(5):
+            self.fail(stream)
+            self.guess()
+            self.grow(stream, int(self.boundary.get(stream, 0) < self.newest - 2), 0)
+            self.finish()
+
     def finish(self) -> None:
         if self.run is not None:
-            run, self.run, self.stable = self.run, None, self.run.hi
+            run, self.run = self.run, None
+            first = run.lo if run.rebuild_from is None else run.rebuild_from
+            self.ran += range(first, run.hi + 1)
+            assert run.hi > self.stable, "stable never goes back"
+            self.stable = run.hi
             self.tell(StepDone(self.now, "p", run.hi, run.hi + 1, run.hi))
 
     def guess(self, well: bool = True) -> None:
-        if self.guesses:
-            run = self.guesses.pop(0)
-            if well and run.line == self.line and self.tentative is not None:
-                self.tentative = run.hi
-            self.tell(TentativeDone(self.now, "p", run.line, run.hi if well else None))
+        if not self.guesses:
+            return
+        run = self.guesses.pop(0)
+        current = run.line == self.line and self.tentative is not None
+        if well and current:
+            self.tentative = run.hi
+            self.guessed += run.hi + 1 - run.lo
+            self.publish(run)
+        self.tell(TentativeDone(self.now, "p", run.line, run.hi if well else None))
+
+    def publish(self, run: RunTentative) -> None:
+        """As SOutput does: what was given before, or is stable, is not given again."""
+        for output, upto in run.outputs:
+            known = self.published.setdefault(output, [])
+            since = max([run.lo, self.stable + 1, *(b + 1 for b in known[-1:])])
+            known += range(since, upto + 1)
 
     def answer(self, answer: Answer) -> None:
         if self.asked:
-            self.asked = False
-            self.tell(Answered(self.now, "p", answer))
+            self.tell(Answered(self.now, "p", PEER, self.asked.pop(0), answer))
 
-    def asked_by(self, partner: str) -> None:
-        self.core.paths["p"].consistency.asked_by(partner, "p.2")
+    def asked_by(self, peer: str, done: bool) -> None:
+        actions = self.core.handle(Asked(self.now, 1, "p", peer, 1, self.stable, done))
+        assert sum(isinstance(action, Reply) for action in actions) == 1
+        for action in actions:
+            self.carry_out(action)
 
-    def release(self) -> None:
-        self.tell(Postponed(self.now, "p", None))
+    def ack(self) -> None:
+        for output in self.core.paths["p"].plan.outputs:
+            self.tell(Acknowledged(self.now, output, self.stable, self.stable))
 
     def wait(self, us: int) -> None:
         """Ticks come when they were asked for."""
@@ -174,21 +239,38 @@ class Shell:
             self.tell(Tick(self.now))
         self.now = until
 
+    def end(self) -> None:
+        for stream, upto in self.boundary.items():
+            self.tell(BoundaryArrived(self.now, stream, upto, (), ended=True))
 
+    def agrees(self) -> None:
+        """The core knows what the shell knows."""
+        path = self.core.paths["p"]
+        assert path.position == self.stable
+        assert path.consistency.position == self.tentative
+        assert path.consistency.state is self.state
+        assert (self.tentative is None) <= (self.state is not OutputState.UP_FAILURE)
+        assert (self.state is OutputState.STABLE) <= (self.tentative is None)
+
+
+STREAMS = ("s1", "s2", "s3")
 words = st.sampled_from(
     [
-        *[("grow", stream, n, 0) for stream in INPUTS for n in (1, 3)],
-        *[("grow", stream, n, more) for stream in INPUTS for n in (0, 1) for more in (1, 3)],
-        *[("fail", stream) for stream in INPUTS for _ in range(3)],
-        *[("flap", stream) for stream in INPUTS],
+        *[("grow", stream, n, 0) for stream in STREAMS for n in (1, 3)],
+        *[("grow", stream, n, more) for stream in STREAMS for n in (0, 1) for more in (1, 3)],
+        *[("grow", stream, 1, 0, spent) for stream in STREAMS for spent in (500, 5_000)],
+        *[("fail", stream) for stream in STREAMS for _ in range(3)],
+        *[("flap", stream) for stream in STREAMS],
+        *[("late", stream) for stream in STREAMS],
         *[("heal",)] * 3,
-        *[("wait", us) for us in (1, 200, 900, 1_500, 1_500)],
+        *[("wait", us) for us in (1, 200, 900, 1_500, 1_500, 600_000, 3_000_000)],
         *[("finish",)] * 4,
         *[("guess", True)] * 4,
-        ("guess", False),
-        *[("answer", answer) for answer in ("postponed", "refused", "alone")],
-        *[("asked_by", partner) for partner in ("p.1", "p.3")],
-        *[("release",)] * 2,
+        *[("guess", False)] * 2,
+        *[("answer", answer) for answer in ("answering", "refused", "away")],
+        *[("asked_by", peer, False) for peer in (PEER, "p.0")],
+        ("asked_by", PEER, True),
+        *[("ack",)] * 2,
     ]
 )
 stories = st.lists(words, min_size=10, max_size=60)
@@ -199,39 +281,140 @@ policies = st.builds(
     reconcile=st.sampled_from(["checkpoint", "undo"]),
     patience_us=st.just(1_000),
     own_us=st.sampled_from([0, 300]),
-    partners=st.sampled_from([(), ("p.1",)]),
+    peers=st.sampled_from([(), (PEER,)]),
 )
 
 
 @settings(deadline=None, max_examples=300)
-@given(policies, st.booleans(), st.sampled_from([1, 2, 256]), stories)
+@given(
+    policy=policies,
+    trees=st.sampled_from([UNION, FIGURE_6]),
+    convergent=st.booleans(),
+    group=st.sampled_from([1, 2, 256]),
+    buffer=st.sampled_from([None, None, 8]),
+    resumed=st.booleans(),
+    story=stories,
+    ends=st.booleans(),
+)
 def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
-    policy: Policy, convergent: bool, group: int, story: list[tuple[object, ...]]
+    policy: Policy,
+    trees: Mapping[str, Tree],
+    convergent: bool,
+    group: int,
+    buffer: int | None,
+    resumed: bool,
+    story: list[tuple[object, ...]],
+    ends: bool,
 ) -> None:
     """Properties 3 and 4 of section 3.5, as far as one path can keep them."""
-    plan = PathPlan("p", INPUTS, tuple(TREES), convergent, EXTENT, policy, TREES)
-    core = Progress([plan], checkpoint_buckets=0, group_buckets_max=group)
-    shell = Shell(core)
-    for stream in INPUTS:
-        shell.tell(InputOpened(0, stream, 0, -1))
-    for stream in INPUTS:
-        shell.grow(stream, 5, 0)
-    while shell.run is not None:
-        shell.finish()
+    inputs = STREAMS[: 1 + len(trees)]
+    plan = PathPlan("p", inputs, tuple(trees), convergent, EXTENT, policy, trees)
+    core = Progress(
+        [plan], me="p.1", checkpoint_buckets=0, group_buckets_max=group, buffer_buckets=buffer,
+        resumed={"p": (4, 3, 0)} if resumed else None,
+    )  # fmt: skip
+    shell = Shell(core, inputs)
+    first = 5 if resumed else 0
+    if resumed:  # the inputs are absent at first
+        shell.stable = shell.newest = 4
+        shell.boundary = dict.fromkeys(inputs, 4)
+        shell.tell(Began(0))
+    else:
+        for stream in inputs:
+            shell.tell(InputOpened(0, stream, 0, -1))
+        for stream in inputs:
+            shell.grow(stream, 5, 0)
+        while shell.run is not None:
+            shell.finish()
+            shell.ack()
     for word, *how in story:
         getattr(shell, str(word))(*how)
-        assert core.paths["p"].position == shell.stable
-        assert core.paths["p"].consistency.position == shell.tentative
+        shell.agrees()
     if policy.failure == "block":
         assert shell.line == 0, "nothing tentative is ever given"
 
     shell.newest += 1
-    shell.release()
+    shell.asked_by(PEER, True)
+    shell.asked_by("p.0", True)
     shell.heal()
-    for _ in range(3 * len(story) + 10):
-        shell.answer("alone")
+    if ends:
+        shell.end()
+    for _ in range(3 * shell.newest + 20):
+        shell.answer("away")
         shell.guess()
         shell.finish()
-        shell.wait(10_000)
-    assert (shell.stable, shell.tentative, shell.state) == (shell.newest, None, OutputState.STABLE)
-    assert not (shell.run or shell.guesses or shell.asked)
+        shell.ack()
+        shell.wait(600_000)
+    assert (shell.stable, shell.tentative) == (shell.newest, None)
+    assert shell.ended == ends
+    assert shell.state is OutputState.STABLE or ends
+    assert not (shell.run or shell.guesses)
+
+    assert shell.ran == list(range(first, shell.newest + 1)), "once each, and in order"
+    for buckets in shell.published.values():
+        assert len(set(buckets)) == len(buckets), "nothing is given as tentative twice"
+    assert shell.repeated <= shell.newest + 1, "no more is repeated than was corrected"
+
+
+class Prompt(Shell):
+    """One whose steps take no time: whatever is late is late because of a decision."""
+
+    def tell(self, event: Event) -> None:
+        super().tell(event)
+        while self.run is not None or self.guesses:
+            self.finish()
+            self.guess()
+
+    def given_upto(self) -> int:
+        return max([self.stable, *(buckets[-1] for buckets in self.published.values() if buckets)])
+
+
+prompt_words = st.sampled_from(
+    [
+        *[
+            ("grow", stream, n, 0, spent)
+            for stream in STREAMS
+            for n in (1, 3)
+            for spent in (0, 400)
+        ],
+        *[("grow", stream, 0, n, 0) for stream in STREAMS for n in (1, 2)],
+        *[("wait", us) for us in (1, 99, 300, 301, 700, 1_000, 1_001)],
+        ("heal",),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    failure=st.sampled_from(["delay", "process"]),
+    stabilization=st.sampled_from(["suspend", "delay", "process"]),
+    reconcile=st.sampled_from(["checkpoint", "undo"]),
+    resumed=st.booleans(),
+    story=st.lists(prompt_words, min_size=10, max_size=80),
+)
+def test_property_1_what_came_is_given_within_x(
+    failure: str, stabilization: str, reconcile: str, resumed: bool, story: list[tuple[str, int]]
+) -> None:
+    """A union of three: whatever is missing, and also after a restart while all of it is."""
+    trees: Mapping[str, Tree] = {"sums": AnyOf(STREAMS)}
+    policy = Policy(failure, stabilization, reconcile, 1_000, 300)  # type: ignore[arg-type]
+    plan = PathPlan("p", STREAMS, ("sums",), True, EXTENT, policy, trees)
+    core = Progress([plan], checkpoint_buckets=0, resumed={"p": (4, 3, 0)} if resumed else None)
+    shell = Prompt(core, STREAMS)
+    if resumed:
+        shell.stable = shell.newest = 4
+        shell.boundary = dict.fromkeys(STREAMS, 4)
+        shell.tell(Began(0))
+    else:
+        for stream in STREAMS:
+            shell.tell(InputOpened(0, stream, 0, -1))
+        for stream in STREAMS:
+            shell.grow(stream, 5, 0)
+    came = {}
+    for word, *how in story:
+        getattr(shell, word)(*how)
+        for bucket in range(shell.given_upto() + 1, shell.newest + 1):
+            came.setdefault(bucket, shell.now)
+            assert shell.now < came[bucket] + 1_000, f"bucket {bucket} came at {came[bucket]}"
+        shell.agrees()
+    assert shell.ran == list(range(5 if resumed else 0, shell.stable + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,20 +11,32 @@ from hypothesis import strategies as st
 from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
+    Asked,
+    Began,
     BoundaryArrived,
+    Change,
     Checkpoint,
     CheckpointDone,
     End,
+    Enter,
     Fail,
     InputOpened,
     PathPlan,
+    Reply,
     Run,
+    RunTentative,
     Start,
     StepDone,
+    TentativeDone,
+    Tick,
+    Wake,
 )
+from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
-from holdfast.core.sunion import SUnion
+from holdfast.core.sunion import Partial, SUnion
 from holdfast.errors import ProtocolViolation
+from holdfast.model.trees import AnyOf
+from holdfast.types import OutputState
 
 PATH = PathPlan("out", ("s1", "s2"), ("out",), convergent=True, extent=4)
 
@@ -159,12 +173,97 @@ def test_state_that_cannot_be_rebuilt_is_an_error_not_a_wrong_answer() -> None:
     assert "recovery='replay'" in action.why
 
 
+# -- from a checkpoint ----------------------------------------------------------------------------
+
+IS_STABLE = Change("out", OutputState.STABLE)
+#: The version after bucket 42 needs its inputs from 38 on; they began at 3.
+RESUMED = {"out": (42, 38, 3)}
+X = 1_000
+AVAILABLE = replace(
+    PATH,
+    policy=Policy("process", "suspend", patience_us=X, own_us=X),
+    trees={"out": AnyOf(("s1", "s2"))},
+)
+
+
 def test_a_recovered_node_goes_on_after_its_checkpoint() -> None:
-    core = Progress([PATH], resumed={"out": (42, 38)})
-    core.handle(opened("s1", 0, trimmed_upto=37))
-    assert core.handle(opened("s2", 0, trimmed_upto=37)) == [Start("out", 42, 0, 0)]
+    core = Progress([PATH], resumed=RESUMED)
+    assert core.handle(Began(0)) == [Start("out", 42, origin=3, valid_from=3), IS_STABLE]
+    for stream in PATH.inputs:
+        assert core.handle(opened(stream, 3, trimmed_upto=37)) == [], "it has begun"
     core.handle(BoundaryArrived(1, "s1", 50))
     assert core.handle(BoundaryArrived(1, "s2", 50)) == [Run("out", 43, 50)]
+
+
+def test_inputs_that_are_told_from_before_the_checkpoint_are_no_news() -> None:
+    core = Progress([PATH], resumed=RESUMED)
+    core.handle(Began(0))
+    for stream in PATH.inputs:
+        assert core.handle(BoundaryArrived(1, stream, 40, ((38, 5), (40, 5)))) == []
+    core.handle(BoundaryArrived(2, "s1", 43))
+    assert core.handle(BoundaryArrived(2, "s2", 43)) == [Run("out", 43, 43)]
+
+
+def test_a_node_restarted_while_an_input_is_absent_goes_on_within_x() -> None:
+    """Nothing at all is heard of s2, not even that it exists."""
+    core = Progress([AVAILABLE], resumed=RESUMED)
+    core.handle(Began(0))
+    core.handle(opened("s1", 3, trimmed_upto=37))
+    assert core.handle(BoundaryArrived(100, "s1", 50, ((49, 1), (50, 1)))) == [Wake(100 + X)]
+    assert core.handle(Tick(99 + X)) == []
+    assert core.handle(Tick(100 + X)) == [
+        Change("out", OutputState.UP_FAILURE),
+        Enter("out", 1, forget=False),
+        RunTentative("out", 1, 43, 50, (("out", 50),), ("s2",), Partial(0.5, 0.5)),
+    ]
+    # What was absent comes after all, and is corrected like any other failure.
+    core.handle(TentativeDone(200 + X, "out", 1, 50))
+    core.handle(opened("s2", 3, trimmed_upto=37))
+    assert core.handle(BoundaryArrived(300 + X, "s2", 50)) == [
+        Change("out", OutputState.STABILIZATION), Run("out", 43, 50),
+    ]  # fmt: skip
+
+
+def test_a_node_that_has_no_checkpoint_waits_for_all_its_inputs() -> None:
+    """It never was stable: there is nothing to go on from."""
+    core = Progress([AVAILABLE])
+    assert core.handle(Began(0)) == []
+    core.handle(opened("s1"))
+    assert core.handle(BoundaryArrived(100, "s1", 50)) == []
+    assert core.handle(Tick(100_000)) == []
+    assert core.handle(opened("s2")) == [Start("out", -1, 0, 0)]
+
+
+def test_each_path_begins_by_itself() -> None:
+    other = replace(AVAILABLE, name="other", outputs=("other",), trees={"other": "s1"})
+    core = Progress([AVAILABLE, other], resumed={"other": (42, 38, 3)})
+    assert core.handle(Began(0)) == [
+        Start("other", 42, 3, 3), Change("other", OutputState.STABLE),
+    ]  # fmt: skip
+
+
+def test_of_a_pair_it_says_where_it_begins_when_it_begins() -> None:
+    core = Progress([replace(PATH, convergent=False)], recovery="pairs", resumed=RESUMED)
+    told = core.handle(Began(0))
+    assert [action for action in told if isinstance(action, Acknowledge)] == [
+        Acknowledge("s1", 42, 37), Acknowledge("s2", 42, 37),
+    ]  # fmt: skip
+
+
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="a path that began from a checkpoint is STABLE at once, also while it catches up: it"
+    " promises to answer, and gives nothing new for as long as that takes",
+)
+def test_who_catches_up_from_a_checkpoint_does_not_promise_to_answer() -> None:
+    plan = replace(AVAILABLE, policy=replace(AVAILABLE.policy, peers=("peer",)))
+    core = Progress([plan], me="me", resumed=RESUMED, group_buckets_max=10)
+    core.handle(Began(0))
+    rows = tuple((bucket, 1) for bucket in range(43, 5_000))
+    core.handle(BoundaryArrived(100, "s1", 4_999, rows))
+    assert core.handle(BoundaryArrived(100, "s2", 4_999))[0] == Run("out", 43, 52)
+    reply = core.handle(Asked(200, 1, "out", "peer", 1, 4_000))[0]
+    assert reply == Reply(1, "away")
 
 
 def test_ended_inputs_let_open_windows_close_and_then_the_path_ends() -> None:

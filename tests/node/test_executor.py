@@ -1,0 +1,313 @@
+"""What a node does with the core's decisions: on a log, an engine and inputs in memory, in virtual
+time. The engine is the simulator's twin; its tentative steps fail when the story says so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.config import Options
+from holdfast.core import moves as core
+from holdfast.core.consistency import RETRY_US, RETRY_US_MAX
+from holdfast.core.promises import Answer
+from holdfast.engine.inputs import StepResult
+from holdfast.engine.state import Version
+from holdfast.errors import ProtocolViolation, StorageFull
+from holdfast.model.contract import Contract
+from holdfast.model.fragments import Path, fragments
+from holdfast.model.network import Network
+from holdfast.node.effects import Asked, Event, Finished, Work
+from holdfast.node.executor import Performer
+from holdfast.storage import Log
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.serving import Service
+from holdfast.types import OutputState, Segment, SegmentId, Stability, StreamInfo
+from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.tables import Rows, RowSegments
+
+MS = 1_000
+SCHEMA = "ts timestamp, key long, value long"
+#: A bucket is as old as it is wide when it comes; X is a second.
+HELD = 900 * MS
+
+
+def union() -> Network:
+    net = Network("union", bucket="100ms")
+    sources = [net.source(name, SCHEMA, time="ts", clock="live") for name in ("s1", "s2")]
+    net.output("merged", net.union(*sources), contract=Contract(within="2s"))
+    net.protect("main", failure="process", stabilization="process", x="1s", alpha=1)
+    return net
+
+
+class Failing(EngineTwin):
+    """The error of every tentative step, while there is one."""
+
+    error: Exception | None = None
+
+    def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any,
+            *, tentative: bool = False) -> StepResult:  # fmt: skip
+        if tentative and self.error is not None:
+            raise self.error
+        return super().run(path, version, lo, hi, inputs, tentative=tentative)
+
+
+class Node:
+    """A performer, and what carries for it: everything is done when time passes."""
+
+    def __init__(self, disk: MemoryDisk, *, checkpoint_buckets: int = 0) -> None:
+        self.disk, self.now = disk, 0
+        self._options = Options(checkpoint_buckets=checkpoint_buckets)
+        self.start()
+
+    def start(self) -> None:
+        network = union()
+        self._posted: list[tuple[int, Event]] = []
+        self._works: list[tuple[Work, Version]] = []
+        self.runs: list[Work] = []
+        self.asked: list[core.Ask] = []
+        self.log = Log.open("/main", "main", fsync="always", disk=self.disk, segments=RowSegments())
+        self.service = Service()
+        self.engine = Failing(network, self.disk, "/main/state")
+        (fragment,) = fragments(network)
+        self.performer = Performer(
+            "main", fragment, self.engine, self.log, self.service, self, self._options,
+            inputs=MemoryInputs(self.disk), clock=lambda: self.now,
+        )  # fmt: skip
+        self._told: dict[str, int] = {}
+        self.performer.take(core.Began(self.now))
+
+    def restarts(self) -> None:
+        self.log.close()
+        self.start()
+
+    # -- carrying -------------------------------------------------------------------------------
+
+    def run(self, work: Work, version: Version) -> None:
+        self.runs.append(work)
+        self._works.append((work, version))
+
+    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
+        self.asked.append(action)
+
+    def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
+        pass
+
+    def post(self, event: Event, after_s: float = 0.0) -> None:
+        self._posted.append((self.now + round(1e6 * after_s), event))
+
+    # -- the words of a story -------------------------------------------------------------------
+
+    def gets(self, stream: str, upto: int, spent_us: int = 0) -> None:
+        """One row in each bucket: its value is the bucket. The first delivery says what the
+        stream is, and begins where the performer wants it."""
+        wanted = self.performer.wanted(stream)
+        first = stream not in self._told
+        since = (0 if wanted is None else wanted) if first else self._told[stream] + 1
+        info = StreamInfo(stream, SCHEMA, "ts", 0, upto, since - 1, 1) if first else None
+        buckets = range(since, upto + 1)
+        tables = [Rows([(bucket * 100 * MS, 1, bucket)]) for bucket in buckets]
+        segments = tuple(
+            Segment(SegmentId(stream, 0, bucket), Stability.STABLE, "", 1, "", 0, 1, 1)
+            for bucket in buckets
+        )
+        self._told[stream] = upto
+        self.performer.receive(
+            Delivery(stream, since, upto, 1, segments, tables=tuple(tables), info=info,
+                     spent_us=spent_us)
+        )  # fmt: skip
+        self.settle()
+
+    def settle(self) -> None:
+        """All that is due, steps included."""
+        while self._works or any(at <= self.now for at, _ in self._posted):
+            due = [event for at, event in self._posted if at <= self.now]
+            self._posted = [(at, event) for at, event in self._posted if at > self.now]
+            works, self._works = self._works, []
+            for event in due:
+                self.performer.take(event)
+            for work, version in works:
+                self.performer.take(self._step(work, version))
+
+    def _step(self, work: Work, version: Version) -> Finished:
+        try:
+            return Finished(work, self.performer.step(work, version))
+        except Exception as err:
+            return Finished(work, None, error=err)
+
+    def passes(self, us: int) -> None:
+        until = self.now + us
+        while (at := min((at for at, _ in self._posted), default=until + 1)) <= until:
+            self.now = max(self.now, at)
+            self.settle()
+        self.now = until
+
+    def holds(self) -> dict[int, tuple[str, int]]:
+        """By bucket: how sure, and how many rows."""
+        stable = self.log.segments("merged", self.log.info("merged").starts_at, 10**6)
+        return {s.id.bucket: (s.stability.value, s.rows)
+                for s in [*stable, *self.log.tentative("merged")[0]]}  # fmt: skip
+
+    @property
+    def state(self) -> OutputState:
+        return self.service.states["merged"]
+
+    def guesses(self) -> list[core.RunTentative]:
+        return [run for run in self.runs if isinstance(run, core.RunTentative)]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """STABLE up to bucket 4; s1 goes on to 9, and s2 does not."""
+    node = Node(MemoryDisk(random.Random(1)))
+    for stream in ("s1", "s2"):
+        node.gets(stream, 4)
+    assert node.state is OutputState.STABLE
+    node.gets("s1", 9)
+    yield node
+    node.log.close()
+
+
+def stable(buckets: int) -> dict[int, tuple[str, int]]:
+    return dict.fromkeys(range(buckets), ("STABLE", 2))
+
+
+def tentative(since: int, until: int) -> dict[int, tuple[str, int]]:
+    return dict.fromkeys(range(since, until), ("TENTATIVE", 1))
+
+
+def test_a_failure_and_its_correction(node: Node) -> None:
+    node.passes(HELD)
+    assert node.state is OutputState.UP_FAILURE
+    assert node.holds() == stable(5) | tentative(5, 10)
+    (span,) = node.log.tentative("merged")[1]
+    assert (span.missing, span.inputs) == (("s2",), 0.5)
+    node.gets("s2", 7)
+    assert node.holds()[7] == ("STABLE", 2) and node.holds()[8] == ("TENTATIVE", 1)
+    node.gets("s2", 9)
+    assert node.holds() == stable(10)
+    assert node.state is OutputState.STABLE
+    assert node.log.info("merged").undos == 0
+
+
+class Crash(Exception):
+    """Of a user's function, say."""
+
+
+def test_a_tentative_step_that_fails_is_tried_again_and_the_node_goes_on(node: Node) -> None:
+    node.engine.error = Crash("division by zero")
+    node.passes(HELD)
+    assert node.state is OutputState.UP_FAILURE
+    assert node.performer.tentative_failures == 1
+    assert node.performer.trouble == "a tentative step failed: Crash: division by zero"
+    node.passes(RETRY_US)
+    assert node.performer.tentative_failures == 2
+    node.engine.error = None
+    node.passes(2 * RETRY_US)
+    assert node.holds()[9] == ("TENTATIVE", 1)
+    assert node.performer.trouble is None
+
+
+def test_tentative_steps_that_fail_for_an_hour_are_few(node: Node) -> None:
+    node.engine.error = Crash("division by zero")
+    node.passes(3_600_000 * MS)
+    assert len(node.guesses()) <= 10 + 3_600_000 * MS // RETRY_US_MAX
+
+
+def test_tentative_steps_that_fail_never_stop_the_stable_line(node: Node) -> None:
+    node.engine.error = Crash("division by zero")
+    for bucket in range(10, 60):
+        node.passes(100 * MS)
+        node.gets("s1", bucket)
+        if bucket >= 25:
+            node.gets("s2", bucket - 15)
+    assert node.performer.tentative_failures > 3
+    assert node.holds() == stable(45)
+    node.gets("s2", 59)
+    assert node.holds() == stable(60)
+    assert node.state is OutputState.STABLE
+
+
+def test_a_tentative_step_that_breaks_the_protocol_is_our_bug_and_stops_the_node(
+    node: Node,
+) -> None:
+    node.engine.error = ProtocolViolation("a bucket twice")
+    with pytest.raises(ProtocolViolation, match="a bucket twice"):
+        node.passes(HELD)
+
+
+def test_a_tentative_step_without_space_is_tried_again(node: Node) -> None:
+    node.engine.error = StorageFull("no space left")
+    node.passes(HELD)
+    assert node.performer.trouble == "no space left"
+    assert node.performer.tentative_failures == 0, "the step is not to blame"
+    node.engine.error = None
+    node.passes(1_000 * MS + RETRY_US)
+    assert node.holds()[9] == ("TENTATIVE", 1)
+
+
+def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> None:
+    node.passes(400 * MS)
+    node.gets("s2", 9)
+    assert node.service.spent_us["merged"] == 400 * MS
+    begun = node.service.begin("merged", 0)
+    assert begun is not None and begun[0].spent_us == 400 * MS
+    node.gets("s1", 10, spent_us=300 * MS)
+    node.passes(100 * MS)
+    node.gets("s2", 10)
+    assert node.service.spent_us["merged"] == 400 * MS
+
+
+def test_a_peer_that_asks_is_answered(node: Node) -> None:
+    answers: list[Answer] = []
+    for done in (False, True):
+        node.performer.take(Asked("merged", "main@2", 1, 4, done, answers.append))
+    assert answers == ["answering", "away"]
+
+
+# -- a restart ------------------------------------------------------------------------------------
+
+
+def restarted(*, checkpoint_buckets: int) -> Node:
+    """STABLE up to bucket 9, then killed; nobody is there when it comes back."""
+    node = Node(MemoryDisk(random.Random(1)), checkpoint_buckets=checkpoint_buckets)
+    for stream in ("s1", "s2"):
+        node.gets(stream, 9)
+    node.restarts()
+    return node
+
+
+def test_a_node_restarted_while_an_input_is_away_goes_on_within_x_from_its_checkpoint() -> None:
+    node = restarted(checkpoint_buckets=5)
+    assert node.state is OutputState.STABLE
+    node.gets("s1", 14)
+    node.passes(HELD)
+    assert node.state is OutputState.UP_FAILURE
+    assert node.holds() == stable(10) | tentative(10, 15)
+    node.gets("s2", 14)
+    assert node.holds() == stable(15)
+    node.log.close()
+
+
+def test_a_node_restarted_without_a_checkpoint_waits_for_its_inputs() -> None:
+    node = restarted(checkpoint_buckets=0)
+    node.gets("s1", 14)
+    node.passes(10_000 * MS)
+    assert node.runs == []
+    node.gets("s2", 14)
+    assert node.holds() == stable(15)
+    node.log.close()
+
+
+def test_killed_in_a_failure_it_begins_from_what_is_stable(node: Node) -> None:
+    node.passes(HELD)
+    assert node.holds()[9] == ("TENTATIVE", 1)
+    node.restarts()
+    assert node.holds() == stable(5)
+    assert node.log.info("merged").undos == 1
+    for stream in ("s1", "s2"):
+        node.gets(stream, 9)
+    assert node.holds() == stable(10)

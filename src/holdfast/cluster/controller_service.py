@@ -6,12 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
-from contextlib import suppress
 
-from holdfast.clock import now_us
-from holdfast.cluster.controller import Controller, process_of
-from holdfast.core.membership import dead_of
-from holdfast.errors import StorageFull, TransportError
+from holdfast.clock import monotonic_us
+from holdfast.cluster.controller import Controller
+from holdfast.core.membership import dead_of, process_of
+from holdfast.errors import LogError, TransportError
 from holdfast.streams.calls import (
     Assignment,
     Epoch,
@@ -38,18 +37,27 @@ class Presiding:
         names = (process_of(host), *self._controller.assigned(host))
         return all(self._controller.address(name) is not None for name in names)
 
-    def judge(self, stop: threading.Event, every_s: float, silence_us: int) -> None:
+    def judge(self, stop: threading.Event, every_s: float) -> None:
         """Who has not been heard of for long is dead, and not waited for."""
-        controller = self._controller
+        said: str | None = None
         while not stop.wait(every_s):
-            with suppress(StorageFull, TransportError):
-                if dead := controller.judge(now_us(), silence_us):
-                    _log.warning("dead, since nothing is heard of them: %s", ", ".join(dead))
-                self._service.lost(dead_of(controller.standings()))
-                moved = controller.stand_in(now_us(), silence_us)
-                for host in dict.fromkeys(moved.values()):
-                    taken = ", ".join(name for name, to in moved.items() if to == host)
-                    _log.warning("host %s stands in for %s", host, taken)
+            try:
+                self._judge()
+                said = None
+            except (LogError, TransportError) as err:  # tried again with the next round
+                if str(err) != said:
+                    said = str(err)
+                    _log.warning("nobody can be declared dead at the moment: %s", err)
+
+    def _judge(self) -> None:
+        controller = self._controller
+        dead, moved = controller.judge(monotonic_us())
+        if dead:
+            _log.warning("declared dead, without a heartbeat: %s", ", ".join(dead))
+        for host in dict.fromkeys(moved.values()):
+            taken = ", ".join(name for name, to in moved.items() if to == host)
+            _log.warning("host %s, a standby, takes over %s", host, taken)
+        self._service.lost(dead_of(controller.standings()))
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
@@ -61,7 +69,7 @@ class Presiding:
     def _register(self, ask: Register) -> Registration:
         """A host is told what it is to run, and who reads outputs here: nothing is given up before
         they all spoke."""
-        controller, readers, at = self._controller, self._service.readers, now_us()
+        controller, readers, at = self._controller, self._service.readers, monotonic_us()
         controller.check_known(ask.host, [told.node for told in ask.nodes])
         if not controller.here(ask.host, ask.epoch, at):
             return Registration(current=False)
@@ -76,5 +84,5 @@ class Presiding:
     def _knows(self, told: Instance, at: int) -> bool:
         try:
             return self._controller.register(told.node, told.address, told.epoch, at)
-        except StorageFull:
+        except LogError:
             return True  # it is told again

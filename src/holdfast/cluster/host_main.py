@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from holdfast.cluster.controller import process_of
 from holdfast.cluster.hosted import ORPHANED_S, REGISTER_S, Hosted, Place, patiently
 from holdfast.cluster.supervisor import EXPLAINED
 from holdfast.config import Options
+from holdfast.core.membership import process_of
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine

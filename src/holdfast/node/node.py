@@ -25,6 +25,7 @@ from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
     InputError,
+    LogError,
     ProtocolViolation,
     StorageFull,
     TransportError,
@@ -85,6 +86,8 @@ class Node:
         self._acks: dict[str, queue.Queue[tuple[int, int, int] | None]] = {
             stream: queue.Queue() for stream in fragment.inputs
         }
+        #: Who is dead, as the controller says; None ends the thread that acts on it.
+        self._dead: queue.Queue[dict[str, int] | None] = queue.Queue()
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
@@ -102,6 +105,7 @@ class Node:
 
     def start(self) -> None:
         self._thread(self._loop, "node")
+        self._thread(self._give_up, "membership")
         for stream in self.fragment.inputs:
             self._thread(partial(self._follow, stream), f"follow-{stream}")
             self._thread(partial(self._say, stream), f"say-{stream}")
@@ -111,6 +115,7 @@ class Node:
         self._events.put(None)
         for acks in self._acks.values():
             acks.put(None)
+        self._dead.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._workers.shutdown(wait=True)
@@ -274,13 +279,24 @@ class Node:
         return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
-        """What the controller says of those that are one of a pair."""
-        with suppress(StorageFull, TransportError):
-            self._service.lost(dead_of(standings))
+        """What the controller says of those that are one of a pair. Whoever tells sends the
+        heartbeats, so nothing here may wait for a disk."""
+        self._dead.put(dead_of(standings))
         for partner in self._partners:
             known = standings.get(partner)
             if known is not None and known.gone is not self.performer.core.alone:
                 self.post(core.Alone(now_us(), known.gone))
+
+    def _give_up(self) -> None:
+        """Readers that are dead are not waited for. What cannot be written now is said again."""
+        while (dead := self._dead.get()) is not None:
+            while not self._dead.empty():
+                newer = self._dead.get()
+                if newer is None:
+                    return
+                dead = newer
+            with suppress(LogError, TransportError):
+                self._service.lost(dead)
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []

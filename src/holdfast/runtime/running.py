@@ -26,7 +26,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
 from holdfast.cluster.controller_service import Presiding
 from holdfast.cluster.supervisor import HostProcess
@@ -159,8 +159,9 @@ class Run:
         self.controller = Controller(
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
             pairs,
-            now_us(),
+            monotonic_us(),
             self.layout,
+            silence_us=int(1e6 * self.options.silence_s),
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -194,8 +195,7 @@ class Run:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
-            silence_us, stop = int(1e6 * self.options.silence_s), self._stop
-            judge = partial(self._presiding.judge, stop, self.options.heartbeat_s, silence_us)
+            judge = partial(self._presiding.judge, self._stop, self.options.heartbeat_s)
             self._thread(judge, "controller")
 
     def _start_local(self) -> None:

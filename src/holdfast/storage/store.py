@@ -413,6 +413,10 @@ class Log:
         with self.changed:
             return self._stream(stream).retired
 
+    def counters(self) -> dict[str, int]:
+        with self.changed:
+            return dict(self._state.counters)
+
     def counter(self, name: str) -> int:
         with self.changed:
             return self._state.counters.get(name, 0)

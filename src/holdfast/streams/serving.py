@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from holdfast.core.sunion import FOREVER
-from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
+from holdfast.errors import InputError, StaleEpoch, StorageFull, TransportError, Trimmed
 from holdfast.storage import Log
 from holdfast.streams import codec
 from holdfast.streams.calls import (
@@ -206,7 +206,8 @@ class Service:
                 continue
             for reader in sorted(readers & dead.keys()):
                 if log.reader_epoch(stream, reader) <= (epoch := dead[reader]):
-                    self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
+                    with suppress(StaleEpoch):  # its successor spoke just now
+                        self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
 
     def received(self, stream: str) -> int:
         """The last bucket of a stream that all its readers have had."""

@@ -74,13 +74,13 @@ class ControllerProcess(Server):
         except StorageFull:
             self.after(FULL_US, self.boot)
             return
-        self.controller = Controller(log, self._partners, self.world.now)
+        self.controller = Controller(log, self._partners, self.world.now, silence_us=DEAD_US)
         self._judge()
 
     def _judge(self) -> None:
         assert self.controller is not None
         with suppress(StorageFull):
-            for name in self.controller.judge(self.world.now, DEAD_US):
+            for name in self.controller.judge(self.world.now)[0]:
                 self.world.say("controller", "declares dead", name)
         self.after(HEARTBEAT_US, self._judge)
 

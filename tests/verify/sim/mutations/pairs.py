@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.controller
 import pytest
 
 import holdfast.node.executor
 import holdfast.verify.sim.engine_twin
-from holdfast.core import progress
+from holdfast.core import membership, progress
 from holdfast.core.upstream import Upstream
 from holdfast.streams.serving import Service
 from holdfast.verify.scenario import Fault
@@ -97,11 +96,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    def harsh(partners: Any, standings: Any, hearing: Any, at: int, silence_us: int) -> list[str]:
-        silent = [name for name in partners if hearing.silent(name, at, silence_us)]
+    def harsh(partners: Any, standings: Any, detector: Any, at: int) -> list[str]:
+        silent = [name for name in partners if detector.silent(name, at)]
         return [name for name in silent if standings[name].lives]
 
-    patch.setattr(holdfast.controller, "lost", harsh)
+    patch.setattr(membership, "lost", harsh)
 
 
 @mutation(

@@ -6,6 +6,7 @@
     ├── NotDeterministic          user code that would not give the same bits on every replica
     ├── LogError                  storage
     │   ├── LogCorrupted          bytes on disk are not what was written
+    │   ├── StorageLost           a folder or file that was there is gone
     │   ├── StorageFull           no space left: nothing acknowledged is lost
     │   └── StorageDenied         no permission, read-only, not a folder
     │       └── StorageInUse      by another process, which may be about to end
@@ -52,6 +53,10 @@ class LogError(HoldfastError):
 
 class LogCorrupted(LogError):
     """Bytes on disk are not the bytes that were written, in a place a crash cannot explain."""
+
+
+class StorageLost(LogError):
+    """A folder or file of the storage that was there is gone: somebody deleted it."""
 
 
 class StorageFull(LogError):

@@ -18,10 +18,11 @@ from holdfast.core.hosts import (
     Report,
     StartNode,
     StopNode,
-    Tick,
     Unanswered,
 )
 from holdfast.core.quarantine import POLICIES, S
+
+BOTH = ("a", "b")
 
 
 def host(*nodes: str) -> Host:
@@ -44,14 +45,15 @@ def test_it_runs_what_it_is_told_and_nothing_else() -> None:
     assert does.handle(Answered(S, ("a", "b"))) == []
     assert does.handle(Answered(2 * S, ("b", "c"))) == [StopNode("a"), StartNode("c")]
     assert does.handle(Answered(3 * S, ("b", "c", "a"))) == [], "what was there is still stopping"
-    assert does.handle(NodeStopped(4 * S, "a")) == [StartNode("a")]
+    assert does.handle(NodeStopped(4 * S, "a")) == []
+    assert does.handle(Answered(4 * S, ("b", "c", "a"))) == [StartNode("a")]
     assert said(does, Answered(5 * S, ("b", "c")), NodeStopped(6 * S, "a")) == []
     assert does.handle(Answered(7 * S, ("b", "c"))) == []
 
 
 def test_a_standby_runs_nothing_until_it_is_told_to() -> None:
     does = host()
-    assert said(does, Answered(S, ()), Tick(2 * S)) == []
+    assert does.handle(Answered(S, ())) == []
     assert does.handle(Answered(3 * S, ("a", "b"))) == [StartNode("a"), StartNode("b")]
 
 
@@ -66,8 +68,8 @@ def test_a_bad_node_does_not_stop_the_others() -> None:
 def test_what_may_mend_is_tried_again_when_the_former_instance_is_gone() -> None:
     does = host("a", "b")
     assert said(does, NodeFailed(S, "a", "storage", "read-only")) == [StopNode("a")]
-    assert said(does, Tick(60 * S)) == [], "its threads may still hold the storage"
-    assert said(does, NodeStopped(61 * S, "a")) == [StartNode("a")]
+    assert said(does, Answered(60 * S, BOTH)) == [], "its threads may still hold the storage"
+    assert said(does, NodeStopped(61 * S, "a"), Answered(61 * S, BOTH)) == [StartNode("a")]
     said(does, NodeProgressed(62 * S, "a", 5))
     assert does.handle(NodeProgressed(62 * S, "a", 6)) == [Report("a", None)]
 
@@ -75,20 +77,28 @@ def test_what_may_mend_is_tried_again_when_the_former_instance_is_gone() -> None
 def test_damaged_storage_is_rebuilt() -> None:
     does = host("a", "b")
     said(does, NodeFailed(S, "a", "damaged", "rot"), NodeStopped(S, "a"))
-    assert said(does, Tick(2 * S)) == [StartNode("a", rebuild=True)]
+    assert said(does, Answered(2 * S, BOTH)) == [StartNode("a", rebuild=True)]
+
+
+def test_nothing_is_started_without_the_controller() -> None:
+    """The process may have been replaced without knowing it yet."""
+    does = host("a", "b")
+    said(does, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
+    assert [said(does, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
+    assert said(does, Answered(9 * S, BOTH)) == [StartNode("a")]
 
 
 def test_one_that_was_declared_dead_is_started_anew() -> None:
     does = host("a", "b")
     assert said(does, Answered(S, ("a", "b"), dead=("a",))) == [StopNode("a")]
     assert said(does, Answered(2 * S, ("a", "b"), dead=("a",))) == []
-    assert said(does, NodeStopped(3 * S, "a")) == [StartNode("a")]
+    assert said(does, NodeStopped(3 * S, "a"), Answered(3 * S, BOTH)) == [StartNode("a")]
 
 
 def test_a_crash_is_tried_again_in_place_while_something_works() -> None:
     does = host("a", "b")
     assert said(does, NodeFailed(S, "a", "crash", "ValueError")) == [StopNode("a")]
-    assert said(does, NodeStopped(2 * S, "a")) == [StartNode("a")]
+    assert said(does, NodeStopped(2 * S, "a"), Answered(2 * S, BOTH)) == [StartNode("a")]
 
 
 def test_a_host_of_which_nothing_works_ends() -> None:
@@ -107,7 +117,7 @@ def test_a_node_that_crashes_on_and_on_does_not_end_the_others() -> None:
     for _ in range(3 * POLICIES["crash"].limit):
         assert said(does, NodeFailed(at, "a", "crash", "ValueError")) == [StopNode("a")]
         at += 60 * S
-        assert said(does, NodeStopped(at, "a")) == [StartNode("a")]
+        assert said(does, NodeStopped(at, "a"), Answered(at, BOTH)) == [StartNode("a")]
     assert does.conditions["a"].quarantined
 
 

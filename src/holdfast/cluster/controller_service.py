@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
 from holdfast.core.membership import dead_of, process_of
+from holdfast.core.quarantine import PartStatus
 from holdfast.errors import LogError, TransportError
 from holdfast.streams.calls import (
     Assignment,
@@ -28,9 +29,22 @@ _log = logging.getLogger("holdfast.controller")
 class Presiding:
     def __init__(self, controller: Controller, service: Service, outputs: Collection[str]) -> None:
         self._controller, self._service, self._outputs = controller, service, outputs
+        #: What each host says of its nodes that are not healthy.
+        self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
+        #: Told how far the slowest node of a host is.
+        self.on_progress: Callable[[str, int], None] = lambda host, position: None
         service.handle(NextEpoch, self._next_epoch)
         service.handle(GetAssignment, self._assignment)
         service.handle(Register, self._register)
+
+    def unhealthy(self, host: str) -> Mapping[str, PartStatus]:
+        """Of the nodes of a host, as of its last heartbeat."""
+        return self._unhealthy.get(host, {})
+
+    def ended(self, host: str) -> None:
+        """The process of a host has ended."""
+        self._unhealthy.pop(host, None)
+        self._controller.ended(host)
 
     def is_up(self, host: str) -> bool:
         """It has spoken, and so have all its nodes."""
@@ -73,6 +87,10 @@ class Presiding:
         controller.check_known(ask.host, [told.node for told in ask.nodes])
         if not controller.here(ask.host, ask.epoch, at):
             return Registration(current=False)
+        self._unhealthy[ask.host] = ask.unhealthy
+        positions = [told.position for told in ask.nodes if told.position is not None]
+        if positions:
+            self.on_progress(ask.host, min(positions))
         return Registration(
             current=True,
             refused=tuple(told.node for told in ask.nodes if not self._knows(told, at)),

@@ -1,4 +1,5 @@
-"""A node in a host: its log, its server, and how it comes up, goes and is made anew."""
+"""A node in a host: its log, its server, and how it comes up, goes and is made anew. What follows
+when it fails, the host decides."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ import pyarrow as pa
 from holdfast.clock import now_us
 from holdfast.config import Options
 from holdfast.core.catch_up import CatchUp
+from holdfast.core.hosts import HEARTBEAT_US, ORPHANED_US
 from holdfast.core.membership import Standing
+from holdfast.core.quarantine import DAMAGED_KEPT
 from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
 from holdfast.engine.session import Sessions
 from holdfast.errors import (
     HoldfastError,
-    InputsLost,
     LogError,
     StorageFull,
     StorageInUse,
@@ -41,7 +43,7 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.network import Network
 from holdfast.node.node import Node
-from holdfast.node.state_transfer import DECLARED_DEAD, check_offer, install
+from holdfast.node.state_transfer import check_offer, install
 from holdfast.storage import Log
 from holdfast.storage.files import storage
 from holdfast.storage.segment import read_segment
@@ -61,10 +63,11 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.types import Segment
 
 T = TypeVar("T")
+#: What damaged storage is called from then on, with a number.
+ASIDE = ".damaged-"
 _log = logging.getLogger("holdfast.node")
-#: A node whose supervisor is gone for so long ends itself.
-ORPHANED_S = 10.0
-REGISTER_S = 0.5
+ORPHANED_S = ORPHANED_US / 1e6
+REGISTER_S = HEARTBEAT_US / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,12 @@ class Place:
 
 
 class Hosted:
-    def __init__(self, name: str, folder: str, place: Place) -> None:
+    """Made by the thread that sends heartbeats, so nothing here waits; `rebuild`: its storage is
+    moved aside first."""
+
+    def __init__(self, name: str, folder: str, place: Place, *, rebuild: bool = False) -> None:
         self.name, self._folder, self._place = name, folder, place
+        self._rebuild = rebuild
         network = place.network
         self.fragment = next(f for f in fragments(network) if f.name == fragment_of(name))
         self.pair = is_pair(network, self.fragment.name)
@@ -106,16 +113,15 @@ class Hosted:
         return self._error or (self._node.failure if self._node is not None else None)
 
     @property
-    def again(self) -> bool:
-        """What ended it is mended by beginning anew."""
-        mended = DECLARED_DEAD if self.pair else (InputsLost,)
-        return isinstance(self.error, (*mended, TransportError))
+    def position(self) -> int | None:
+        """The last bucket of its slowest path; None before all have begun."""
+        return None if self._node is None else self._node.position
 
     def told(self) -> Instance | None:
         """What the controller is told of it; None while it is not up."""
         if self._server is None or self._held is None:
             return None
-        return Instance(self.name, self._server.address, self._held.epoch)
+        return Instance(self.name, self._server.address, self._held.epoch, self.position)
 
     def heard(
         self, readers: Mapping[str, Sequence[str]], standings: Mapping[str, Standing]
@@ -148,10 +154,12 @@ class Hosted:
     def _come_up(self) -> None:
         place, name, stop = self._place, self.name, self._stop
         network, options = place.network, place.options
+        if self._rebuild and (aside := set_aside(self._folder)) is not None:
+            _log.warning("node %s: its storage was moved to %s and is rebuilt", name, aside)
         self._held = log = patiently(self._open, stop)
         asked = NextEpoch(name, at_least=log.epoch)
         epoch = patiently(lambda: place.chief.call(asked).epoch, stop)
-        patiently(lambda: log.raise_epoch(epoch), stop)
+        log.raise_epoch(epoch)
         for stream, readers in readers_of(network).items():
             if stream in self.fragment.outputs:
                 self._service.readers[stream] = {
@@ -173,8 +181,9 @@ class Hosted:
         self._service.handle(
             GetNodeStatus, lambda _: NodeStatus(node.status() | {"moved": self._moved})
         )
+        self._node = node
         node.start()
-        self._node, self._server = node, FlightServer(self._service, options.host, 0)
+        self._server = FlightServer(self._service, options.host, 0)
 
     def _connect(self, maker: str) -> FlightPeer:
         options, known = self._place.options, self._known
@@ -295,24 +304,34 @@ def _clear(folder: str) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def set_aside(folder: str) -> str | None:
+    """Move damaged storage out of the way, for people to look at; where it went. The oldest that
+    were moved before are deleted."""
+    with storage(folder):
+        if not os.path.lexists(folder):
+            return None
+        parent, name = os.path.split(folder)
+        ends = [f.removeprefix(f"{name}{ASIDE}") for f in os.listdir(parent) if f.startswith(name)]
+        numbers = sorted(int(end) for end in ends if end.isdigit())
+        aside = f"{folder}{ASIDE}{max([0, *numbers]) + 1}"
+        os.rename(folder, aside)
+        for number in numbers[: max(0, len(numbers) + 1 - DAMAGED_KEPT)]:
+            shutil.rmtree(f"{folder}{ASIDE}{number}", ignore_errors=True)
+    return aside
+
+
 def patiently(act: Callable[[], T], stop: threading.Event) -> T:
-    """A full disk, a supervisor that does not answer at once, or a former process that is about to
-    end are no reason to give up."""
-    last_heard, told = time.monotonic(), False
-    began = last_heard
+    """A controller that does not answer at once, or a former process that is about to end, is no
+    reason to give up."""
+    began = time.monotonic()
     while True:
         try:
             return act()
-        except StorageFull as err:
-            if not told:
-                _log.warning("waiting for space: %s", err)
-                told = True
-            last_heard = time.monotonic()
         except StorageInUse:
             if time.monotonic() - began > 3 * ORPHANED_S:
                 raise
         except TransportError:
-            if time.monotonic() - last_heard > ORPHANED_S:
+            if time.monotonic() - began > ORPHANED_S:
                 raise
         if stop.wait(0.2):
             raise TransportError("stopped before it was up")

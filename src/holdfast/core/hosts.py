@@ -1,6 +1,7 @@
 """A host: which nodes it starts, stops and tries again, and when it ends itself. Pure.
 
-The controller says with every answer to a heartbeat what the host is to run (`core.membership`).
+The controller says with every answer to a heartbeat what the host is to run (`core.membership`);
+nothing is started without such an answer.
 A node that fails is stopped and tried again beside the others, as `core.quarantine` says; a node
 that crashed may have taken the process with it, so a host of which nothing works ends, and is
 started again with a new JVM. A host whose controller is gone for long is an orphan: somebody else
@@ -73,12 +74,7 @@ class NodeStopped:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    at: int
-
-
-Event = Answered | Unanswered | Replaced | NodeFailed | NodeProgressed | NodeStopped | Tick
+Event = Answered | Unanswered | Replaced | NodeFailed | NodeProgressed | NodeStopped
 
 # -- actions --------------------------------------------------------------------------------------
 
@@ -154,7 +150,7 @@ class Host:
                 self._last = event.at
                 if self._absent_us > ORPHANED_US:
                     return [End(0, "the controller is gone: this host is an orphan")]
-                return self._start_due(event.at)
+                return []
             case Replaced():
                 return [End(EXIT_CODES["transport"], "another process was started in its place")]
             case NodeFailed():
@@ -168,9 +164,7 @@ class Host:
                 node.state = "waits"
                 if not node.ours:
                     del self._nodes[event.node]
-                return self._start_due(event.at)
-            case Tick():
-                return self._start_due(event.at)
+                return []
             case _:
                 assert_never(event)
 
@@ -209,6 +203,8 @@ class Host:
         return [StopNode(name)]
 
     def _start_due(self, at: int) -> list[Action]:
+        """Only with the controller's answer in hand: a process that was replaced without knowing it
+        must not start anything."""
         actions: list[Action] = []
         for name, node in self._nodes.items():
             if node.ours and node.state != "stops":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
 from holdfast.errors import (
     HoldfastError,
@@ -35,6 +35,8 @@ S = 1_000_000
 LOOP_CRASHES, LOOP_US = 5, 300 * S
 #: What has run for so long without failing is well again, even if there was nothing to do.
 STEADY_US = 60 * S
+#: Characters of a reason.
+REASON_MAX = 600
 #: Storage that was moved aside is kept for people to look at, but not for ever.
 DAMAGED_KEPT = 3
 
@@ -117,6 +119,14 @@ def kind_of(err: BaseException) -> Kind:
     return "crash"
 
 
+def reason_of(err: BaseException) -> str:
+    """One line, and not a page of Java."""
+    text = str(err) if isinstance(err, HoldfastError | OSError) else f"{type(err).__name__}: {err}"
+    line = " ".join(text.split())
+    line = line if len(line) <= REASON_MAX else f"{line[:REASON_MAX]} ..."
+    return line.encode(errors="replace").decode()
+
+
 def kind_of_exit(code: int) -> Kind:
     """Of a process that was not asked to end."""
     named: dict[int, Kind] = {number: kind for kind, number in EXIT_CODES.items()}
@@ -150,20 +160,34 @@ class Condition:
         """It is not tried again by itself."""
         return self.out and not POLICIES[self.kind].repeated
 
-    def body(self, at: int) -> dict[str, Any]:
-        """For status and wire; monotonic times mean nothing elsewhere."""
-        retry_s = None if self.retry_at is None else round(max(0, self.retry_at - at) / 1e6, 1)
-        return {
-            "state": "quarantined" if self.quarantined else "restarting",
-            "kind": self.kind,
-            "reason": self.reason,
-            "remedy": self.remedy,
-            "failures": self.failures,
-            "for_s": round((at - self.since) / 1e6, 1),
-            "retry_in_s": retry_s,
-            "out": self.out,
-            "final": self.final,
-        }
+    def status(self, at: int) -> PartStatus:
+        return PartStatus(
+            self.kind, self.reason, self.remedy, self.failures, self.quarantined, self.out,
+            self.final, (at - self.since) // 1_000,
+            None if self.retry_at is None else max(0, self.retry_at - at) // 1_000,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """A condition as others are told of it: a monotonic clock means nothing to them."""
+
+    kind: Kind
+    reason: str
+    remedy: str
+    failures: int
+    quarantined: bool
+    out: bool
+    final: bool
+    for_ms: int
+    retry_in_ms: int | None
+
+    @property
+    def text(self) -> str:
+        """One line: what happened, what follows, what to do."""
+        tried = "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
+        state = "quarantined" if self.quarantined else "restarting"
+        return f"{state}{tried}: {self.reason.rstrip('.')}. To do: {self.remedy}"
 
 
 # -- events ---------------------------------------------------------------------------------------

@@ -120,6 +120,13 @@ class Node:
             thread.join(timeout=30)
         self._workers.shutdown(wait=True)
 
+    @property
+    def position(self) -> int | None:
+        """The last bucket of its slowest path; None before all have begun."""
+        found = [state.position for state in self.performer.core.paths.values()]
+        begun = [position for position in found if position is not None]
+        return min(begun) if len(begun) == len(found) else None
+
     def status(self) -> dict[str, Any]:
         does = self.performer
         recent = list(does.step_seconds)[-100:]

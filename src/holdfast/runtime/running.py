@@ -54,6 +54,7 @@ from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.metrics import Metrics
+from holdfast.runtime.parts import Parts
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
 from holdfast.streams.calls import (
@@ -142,7 +143,11 @@ class Run:
         self.monitor = Monitor(
             network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
         )
-        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes)
+        self.parts = Parts(
+            network, self.processes, lambda host: self.controller.assigned(host),
+            lambda host: self._presiding.unhealthy(host),
+        )  # fmt: skip
+        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
     def start(self) -> Run:
         try:
@@ -178,6 +183,7 @@ class Run:
         self.service.handle(Retire, lambda ask: Retired(self.retire(ask.source, ask.why)))
         outputs = [op.name for op in self.network.outputs]
         self._presiding = Presiding(self.controller, self.service, outputs)
+        self._presiding.on_progress = lambda host, at: self.processes[host].progressed(at)
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
@@ -230,14 +236,22 @@ class Run:
         for host in self.layout:
             process = HostProcess(
                 self.app, host, self.storage, self.server.address, self.options,
-                self.failures.append, self.controller.ended,
+                self._presiding.ended,
             )  # fmt: skip
             self.processes[host] = process
             process.start()
         for host in self.layout:
             where = f"its log is in {os.path.join(self.storage, 'nodes')}"
-            up = partial(self._presiding.is_up, host)
-            self.wait_for(up, READY_S, f"host {host} to come up ({where})")
+            ready = partial(self._ready, host)
+            self.wait_for(ready, READY_S, f"host {host} to come up ({where})")
+        self._thread(partial(self.parts.watch, self._stop), "parts")
+
+    def _ready(self, host: str) -> bool:
+        """It is up, or not to be waited for because the outputs go on without it."""
+        stopped = self.parts.stopped()
+        if len(stopped) == len(self.network.outputs):
+            raise SetupError(f"nothing can be computed: {next(iter(stopped.values()))}")
+        return self._presiding.is_up(host) or self.parts.settled(host)
 
     # -- for the application ----------------------------------------------------------------------
 
@@ -332,6 +346,8 @@ class Run:
             },
             "contracts": self.monitor.contracts(),
             "failures": list(self.failures),
+            "unhealthy": self.parts.status(),
+            "stopped": self.parts.stopped(),
         }
 
     def asked(self, node: str) -> dict[str, Any]:
@@ -354,6 +370,9 @@ class Run:
                 raise node.failure
         if self.failures:
             raise HoldfastError(self.failures[0])
+        for_good = self.parts.stopped(final=True)
+        if len(for_good) == len(self.network.outputs):
+            raise HoldfastError(next(iter(for_good.values())))
 
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         """Until it is so; raises what stopped a node, or that it took too long."""

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from holdfast.core.consistency import Answer
 from holdfast.core.membership import Standing
+from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
 from holdfast.streams import codec
 from holdfast.streams.codec import Count, FileName
@@ -209,6 +210,8 @@ class Instance:
     node: str
     address: str
     epoch: Count
+    #: The last bucket of its slowest path; None before it has begun.
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +227,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Register(Request[Registration]):
-    """The heartbeat of a host, with its nodes that are up."""
+    """The heartbeat of a host, with its nodes that are up, and those that are not healthy."""
 
     host: str
     epoch: Count
     nodes: tuple[Instance, ...]
+    unhealthy: Mapping[str, PartStatus] = field(default_factory=dict)
 
 
 # -- the run: nodes and commands ask --------------------------------------------------------------

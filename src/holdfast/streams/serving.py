@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from holdfast.core.sunion import FOREVER
-from holdfast.errors import InputError, StaleEpoch, StorageFull, TransportError, Trimmed
+from holdfast.errors import InputError, LogError, StaleEpoch, TransportError, Trimmed
 from holdfast.storage import Log
 from holdfast.streams import codec
 from holdfast.streams.calls import (
@@ -43,11 +43,11 @@ HEARTBEAT_S = 0.1
 
 
 def answered(act: Callable[[], T]) -> T:
-    """Carry out what somebody asks. That our disk is full is not their fault: to them we are a peer
-    that cannot answer now, and is asked again."""
+    """Carry out what somebody asks. That our disk does not work is not their fault: to them we are
+    a peer that cannot answer now, and is asked again."""
     try:
         return act()
-    except StorageFull as err:
+    except LogError as err:
         raise TransportError(f"the peer cannot answer now: {err}") from err
 
 
@@ -182,7 +182,7 @@ class Service:
             for told in self.on_ack:
                 told(stream, upto, log.received(stream))
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
-                with suppress(StorageFull):  # put off: what is kept too long does no harm
+                with suppress(LogError):  # put off: what is kept too long does no harm
                     log.trim(stream, upto)
 
     def hold(self, stream: str, reader: str, epoch: int) -> bool:

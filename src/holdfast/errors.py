@@ -14,6 +14,7 @@
     ├── InputsLost                files of a peer's log that a node was reading are gone
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
+    │   └── SegmentLost           a peer no longer has rows that its log holds
     └── SetupError                Java, ports, applications that cannot be loaded
     ProtocolViolation             our bug: the node stops rather than give a wrong answer
 
@@ -85,6 +86,10 @@ class StaleEpoch(HoldfastError):
 
 class TransportError(HoldfastError):
     """A peer cannot be reached, or refused."""
+
+
+class SegmentLost(TransportError):
+    """A segment that the log of a peer holds is missing or damaged. Another replica may have it."""
 
 
 class SetupError(HoldfastError):

@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 import pytest
 
 from holdfast.core.membership import Standing
+from holdfast.core.quarantine import PartStatus
 from holdfast.errors import HoldfastError, InputError, StorageFull, TransportError
 from holdfast.storage import Log
 from holdfast.streams import calls, codec
@@ -40,7 +41,12 @@ REQUESTS: list[Request[Any]] = [
     calls.GetCorrection("out"),
     calls.NextEpoch("main", 3),
     calls.GetAssignment("host-1"),
-    calls.Register("host-1", 2, (Instance("main", "127.0.0.1:1", 4),)),
+    calls.Register(
+        "host-1",
+        2,
+        (Instance("main", "127.0.0.1:1", 4, position=7),),
+        {"main@2": PartStatus("storage", "read-only", "repair it", 3, True, True, False, 9, None)},
+    ),
     calls.Locate("tap", "main"),
     calls.GetProducers("out"),
     calls.Retire("tap", "sold"),
@@ -166,6 +172,8 @@ def hostile(request: Request[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             wrong.append(None)
         if name == "nodes":
             wrong.remove([])
+        if name == "unhealthy":
+            wrong.remove({})
         for other in wrong:
             yield f"{name}={codec.shown(other)}", body | {name: other}
 

@@ -221,8 +221,8 @@ class Performer:
             if gone is None:
                 raise
             raise InputsLost(
-                f"{gone} is gone: the log it belongs to lost its storage; node {self.name!r} "
-                "follows its inputs anew when it is started again"
+                f"{gone}: a segment that node {self.name!r} was about to read is missing or "
+                "damaged; the node asks its producer for it again"
             ) from err
         self.jobs += result.jobs
         self.soutput.stable(work, path, result.outputs)

@@ -25,8 +25,11 @@ from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
     InputError,
+    InputsLost,
+    LogCorrupted,
     LogError,
     ProtocolViolation,
+    SegmentLost,
     StorageFull,
     TransportError,
 )
@@ -72,6 +75,7 @@ class Node:
         self.upstream, self._partners = upstream, partners or {}
         self._options, self._service = options, service
         self._pair = is_pair(engine.network, fragment.name)
+        self._sources = {op.name for op in engine.network.sources}
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
@@ -86,6 +90,7 @@ class Node:
         self._acks: dict[str, queue.Queue[tuple[int, int, int] | None]] = {
             stream: queue.Queue() for stream in fragment.inputs
         }
+        service.on_damage.append(self._damaged)
         #: Who is dead, as the controller says; None ends the thread that acts on it.
         self._dead: queue.Queue[dict[str, int] | None] = queue.Queue()
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
@@ -94,6 +99,10 @@ class Node:
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=now_us,
             partners=tuple(self._partners),
         )  # fmt: skip
+
+    def _damaged(self, stream: str, err: LogCorrupted) -> None:
+        if stream in self.fragment.outputs:
+            self.post(Refused(err))
 
     def answer_calls(self) -> None:
         """Of other replicas. Only where the service is the node's own: nodes that share one have no
@@ -200,6 +209,9 @@ class Node:
             if str(err) != said:
                 said = str(err)
                 _log.info("node %s: input %s: %s", self.name, stream, err)
+            if isinstance(err, SegmentLost) and stream in self._sources:
+                # A node is rebuilt; what a source has lost, nobody has.
+                self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
         following = self.performer.following[stream]
         home = home_of(self.name, tuple(self.upstream[stream])) if self._pair else None

@@ -41,6 +41,9 @@ class Disk(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
+    def size(self, path: str) -> int | None:
+        """Of a file; None: there is none."""
+
     def files(self, folder: str) -> dict[str, int]:
         """Sizes of all files below the folder, by their path below it, in its order."""
 
@@ -84,6 +87,11 @@ class OsDisk:
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
+
+    def size(self, path: str) -> int | None:
+        with suppress(OSError):
+            return os.stat(path).st_size
+        return None
 
     def files(self, folder: str) -> dict[str, int]:
         found = {

@@ -326,6 +326,11 @@ class Log:
             self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
             raise
 
+    def check(self, segment: Segment) -> None:
+        """Raises what `read` would raise of a file that is missing or cut off, without reading."""
+        if self._disk.size(self.absolute(segment)) != segment.size_bytes:
+            self.read(segment)
+
     # Acknowledging and trimming
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:

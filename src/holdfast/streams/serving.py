@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from holdfast.core.sunion import FOREVER
-from holdfast.errors import InputError, LogError, StaleEpoch, TransportError, Trimmed
+from holdfast.errors import (
+    InputError,
+    LogCorrupted,
+    LogError,
+    SegmentLost,
+    StaleEpoch,
+    TransportError,
+    Trimmed,
+)
 from holdfast.storage import Log
 from holdfast.streams import codec
 from holdfast.streams.calls import (
@@ -62,6 +70,8 @@ class Service:
     #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
     #: where all of them have had it.
     on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
+    #: Told of which stream a segment turned out to be missing or damaged.
+    on_damage: list[Callable[[str, LogCorrupted], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat_s: float = HEARTBEAT_S
     #: How this replica stands with each of its outputs; a stream that is not here is stable.
@@ -105,13 +115,13 @@ class Service:
             if stop() or self.stopping.wait(0.05):  # declared, not opened yet
                 return
         first, cursor = begun
-        yield first
+        yield self._whole(log, first)
         if first.ended:
             return
         while not (stop() or self.stopping.is_set()):
             log.wait(stream, cursor.news, self.heartbeat_s)
             delivery = self.next(stream, cursor)
-            yield delivery
+            yield self._whole(log, delivery)
             if delivery.ended:
                 return
 
@@ -161,6 +171,22 @@ class Service:
             state=self.states.get(stream, OutputState.STABLE), undone=undone, rec_done=rec_done,
             tentative_upto=tentative_upto, missing=missing,
         )  # fmt: skip
+
+    def _whole(self, log: Log, delivery: Delivery) -> Delivery:
+        """Whoever is given the path of a segment finds a file there, of the size it had."""
+        try:
+            for segment in delivery.segments:
+                log.check(segment)
+        except LogCorrupted as err:
+            raise self.damaged(delivery.stream, err) from None
+        return delivery
+
+    def damaged(self, stream: str, err: LogCorrupted) -> SegmentLost:
+        """Somebody asked for rows that are not there any more. Whose log it is has to know; whoever
+        asks may find them elsewhere."""
+        for told in self.on_damage:
+            told(stream, err)
+        return SegmentLost(str(err))
 
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
         """How this replica stands with the stream: its state, up to where it is stable, and up to

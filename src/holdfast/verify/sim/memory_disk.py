@@ -113,6 +113,11 @@ class MemoryDisk:
         self._alive()
         return path in self._nodes
 
+    def size(self, path: str) -> int | None:
+        self._alive()
+        found = self._nodes.get(path)
+        return len(found.data) if isinstance(found, _File) else None
+
     def is_folder(self, path: str) -> bool:
         self._alive()
         return type(self._nodes.get(path)) is _Folder

@@ -74,6 +74,7 @@ ALLOWED = {
     "tests/processes/test_commands.py: test_run_status_tail_restart_and_audit sleeps": "polls "
     "another process, with a limit",
     "tests/cluster/test_supervisor.py: until sleeps": "polls another process, with a limit",
+    "tests/processes/broken_run.py: until sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: test_kills_lose_double_and_change_nothing sleeps": "kills "
     "at random moments: the time is the test",

@@ -47,10 +47,9 @@ class Parts:
 
     def status(self) -> list[dict[str, Any]]:
         """Everything that is not healthy, for people and programs."""
-        hosts = [{"part": name, "what": "host", "host": name} | _body(one)
-                 for name, one in self.hosts().items()]  # fmt: skip
+        hosts = [_body("host", host, host, one) for host, one in self.hosts().items()]
         nodes = [
-            {"part": name, "what": "node", "host": host} | _body(one)
+            _body("node", name, host, one)
             for host in list(self._processes)
             for name, one in self._told(host).items()
         ]
@@ -90,8 +89,10 @@ class Parts:
             known = found
 
 
-def _body(status: PartStatus) -> dict[str, Any]:
-    return {"state": "quarantined" if status.quarantined else "restarting"} | asdict(status)
+def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
+    state = "quarantined" if status.quarantined else "restarting"
+    told = {"part": part, "what": what, "host": host, "state": state} | asdict(status)
+    return told | {"remedy": status.remedy.replace("HOST", host)}
 
 
 def _out(status: PartStatus, final: bool) -> bool:

@@ -26,6 +26,7 @@ from holdfast.errors import (
     Trimmed,
 )
 from holdfast.storage import Log
+from holdfast.storage.segment import REMEDY
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,
@@ -186,7 +187,7 @@ class Service:
         asks may find them elsewhere."""
         for told in self.on_damage:
             told(stream, err)
-        return SegmentLost(str(err))
+        return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
 
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
         """How this replica stands with the stream: its state, up to where it is stable, and up to

@@ -102,7 +102,7 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         console.print(_unhealthy(part), highlight=False, soft_wrap=True)
     for output, why in told["stopped"].items():
         console.print(
-            f"[bold red]output {output} stopped, no replica is left:[/bold red] {why}",
+            f"[bold red]output {output} stopped, no replica is left:[/bold red] {escape(why)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     for failure in told["failures"]:

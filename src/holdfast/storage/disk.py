@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from typing import Protocol
 
@@ -56,6 +57,12 @@ class Disk(Protocol):
 
     def delete(self, path: str) -> None:
         """Takes the file away. Its name may be back after a loss of power."""
+
+    def rename_folder(self, path: str, to: str) -> None:
+        """Gives the folder another name beside it, in one step, durable when it returns."""
+
+    def remove_folder(self, path: str) -> None:
+        """Takes away the folder and all in it, if it is there. A crash may leave a part of it."""
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
         """Opens a file that is there."""
@@ -135,6 +142,14 @@ class OsDisk:
 
     def delete(self, path: str) -> None:
         os.unlink(path)
+
+    def rename_folder(self, path: str, to: str) -> None:
+        os.rename(path, to)
+        _sync(os.path.dirname(to))
+
+    def remove_folder(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
         return _OsAppendFile(path, fsync=fsync)

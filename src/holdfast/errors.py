@@ -12,9 +12,11 @@
     │       └── StorageInUse      by another process, which may be about to end
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
     ├── InputsLost                files of a peer's log that a node was reading are gone
+    ├── StateLost                 both copies of a pair have lost what they knew
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
-    │   └── SegmentLost           a peer no longer has rows that its log holds
+    │   ├── SegmentLost           a peer no longer has rows that its log holds
+    │   └── NotOffered            a file is not offered to be fetched, or not any more
     └── SetupError                Java, ports, applications that cannot be loaded
     ProtocolViolation             our bug: the node stops rather than give a wrong answer
 
@@ -80,6 +82,10 @@ class InputsLost(HoldfastError):
     """The storage of a peer, which a node reads by reference, is gone. Following it anew helps."""
 
 
+class StateLost(HoldfastError):
+    """No copy of a pair can be rebuilt: nothing but their storage, or a new beginning, helps."""
+
+
 class StaleEpoch(HoldfastError):
     """A message from an instance whose successor is already known."""
 
@@ -90,6 +96,10 @@ class TransportError(HoldfastError):
 
 class SegmentLost(TransportError):
     """A segment that the log of a peer holds is missing or damaged. Another replica may have it."""
+
+
+class NotOffered(TransportError):
+    """The peer does not offer that file, or not any more; it has to be asked what it offers."""
 
 
 class SetupError(HoldfastError):

@@ -66,6 +66,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     [
         (Postpone("nope", "main@2"), r"expected one of paths out, found 'nope'"),
         (Postpone("out", "stranger"), r"expected one of its replicas \(main@2\), found 'stranger'"),
+        (GetState("stranger"), r"expected one of its replicas \(main@2\), found 'stranger'"),
         (GetCorrection("nope"), r"expected one of paths out, found 'nope'"),
     ],
 )
@@ -74,7 +75,8 @@ def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
 ) -> None:
     with pytest.raises(InputError, match=says):
         served.peer.call(request_)
-    assert served.peer.call(GetState()).paths is None  # the loop answers: nothing came in yet
+    # The loop answers: nothing came in yet.
+    assert served.peer.call(GetState("main@2")).answer == "began-empty"
     assert served.node.failure is None
 
 

@@ -70,7 +70,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_heartbeat(tmp_path: Path) -> Non
     node = Node("lower.0", part, engine, log, service, upstream, Options())  # type: ignore[arg-type]
     node.start()
     disk.works.clear()
-    standings = {"upper.0@2": Standing(epoch=3, dead=3)}
+    standings = {"upper.0@2": Standing(epoch=3, dead=3, released=3)}
     telling = threading.Thread(target=node.heard, args=(standings,), daemon=True)
     try:
         telling.start()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.lag import Positions
 from holdfast.core.membership import (
     Dead,
     Event,
@@ -26,6 +27,7 @@ from holdfast.core.membership import (
     Placed,
     Record,
     Registered,
+    Released,
     Standing,
     Tick,
     process_of,
@@ -49,15 +51,21 @@ class Controller:
         layout: Layout | None = None,
         *,
         silence_us: int = SILENCE_US,
+        rejoin_us: int = 0,
+        stall_us: int | None = None,
     ) -> None:
         self._log = log
         self._addresses: dict[str, str] = {}
+        #: Instances that are being caught up, and so do not count yet: epoch and address.
+        self._catching_up: dict[str, tuple[int, str]] = {}
         #: Held by whoever decides something durable, from the decision until it is on the disk.
         self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._hosts = tuple(layout or ())
         self._nodes = {name for names in (layout or {}).values() for name in names}
-        self._members = Membership(partners or {}, layout or {}, at, silence_us)
+        self._members = Membership(
+            partners or {}, layout or {}, at, silence_us, rejoin_us=rejoin_us, stall_us=stall_us
+        )
         if layout:
             self._check_hosts(layout)
         for name, value in log.counters().items():
@@ -71,19 +79,38 @@ class Controller:
             self._log.append(Counter(f"epoch.{name}", epoch))
             return epoch
 
-    def register(self, name: str, address: str, epoch: int, at: int = 0) -> bool:
-        """A heartbeat: an instance lives, and listens there. False for one that was replaced, or
-        declared dead."""
-        self._handle(Heartbeat(at, name, epoch))
+    def register(
+        self, name: str, address: str, epoch: int, at: int = 0, positions: Positions | None = None
+    ) -> bool:
+        """A heartbeat: an instance lives, listens there, and is so far. False for one that was
+        replaced, or declared dead."""
+        self._handle(Heartbeat(at, name, epoch, positions or {}))
         with self._lock:
             if self._members.refuses(name, epoch):
                 return False
             self._addresses[name] = address
             return True
 
-    def address(self, name: str) -> str | None:
+    def announce(self, name: str, address: str, epoch: int) -> bool:
+        """An instance that is being caught up listens there. It does not count as alive, but its
+        peer may ask it what it has. False for one that was replaced."""
         with self._lock:
+            if self._members.refuses(name, epoch):
+                return False
+            self._catching_up[name] = (epoch, address)
+            return True
+
+    def address(self, name: str, *, catching_up: bool = False) -> str | None:
+        """Of the newest instance that registered; or of one that is being caught up."""
+        with self._lock:
+            epoch, newer = self._catching_up.get(name, (0, ""))
+            if catching_up and epoch > self._members.epoch(name):
+                return newer
             return self._addresses.get(name)
+
+    def why_dead(self, name: str) -> str | None:
+        with self._lock:
+            return self._members.why_dead.get(name)
 
     def epoch(self, name: str) -> int:
         """Of the newest instance that registered; 0 before any has."""
@@ -154,6 +181,8 @@ class Controller:
                 return Counter(f"registered.{record.name}", record.epoch)
             case Dead():
                 return Counter(f"dead.{record.name}", record.epoch)
+            case Released():
+                return Counter(f"released.{record.name}", record.epoch)
             case Placed():
                 return Counter(f"host.{record.node}", self._hosts.index(record.host) + 1)
 
@@ -163,7 +192,9 @@ class Controller:
             case "registered":
                 return Registered(name, value)
             case "dead":
-                return Dead(name, value)
+                return Dead(name, value, "before the controller was restarted")
+            case "released":
+                return Released(name, value)
             case "host" if name in self._nodes:
                 return Placed(name, self._hosts[value - 1])
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
-from holdfast.core.membership import dead_of, process_of
+from holdfast.core.membership import process_of
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import LogError, TransportError
 from holdfast.streams.calls import (
@@ -66,12 +66,12 @@ class Presiding:
     def _judge(self) -> None:
         controller = self._controller
         dead, moved = controller.judge(monotonic_us())
-        if dead:
-            _log.warning("declared dead, without a heartbeat: %s", ", ".join(dead))
+        for name in dead:
+            _log.warning("declared dead: node=%s, %s", name, controller.why_dead(name))
         for host in dict.fromkeys(moved.values()):
             taken = ", ".join(name for name, to in moved.items() if to == host)
             _log.warning("host %s, a standby, takes over %s", host, taken)
-        self._service.lost(dead_of(controller.standings()))
+        self._service.lost(controller.standings(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
@@ -101,6 +101,10 @@ class Presiding:
 
     def _knows(self, told: Instance, at: int) -> bool:
         try:
-            return self._controller.register(told.node, told.address, told.epoch, at)
+            if not told.up:
+                return self._controller.announce(told.node, told.address, told.epoch)
+            return self._controller.register(
+                told.node, told.address, told.epoch, at, told.positions
+            )
         except LogError:
             return True  # it is told again

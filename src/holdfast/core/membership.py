@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from holdfast.core.lag import Lag, Positions
+
 #: Before anything.
 _NEVER = -(2**62)
 
@@ -26,6 +28,8 @@ class Standing:
     epoch: int
     #: Those up to this one are dead.
     dead: int
+    #: Of those up to this one not even the disk is reckoned with any more (`core.retention`).
+    released: int = 0
 
     @property
     def gone(self) -> bool:
@@ -52,11 +56,12 @@ def process_of(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """An instance says that it lives."""
+    """An instance says that it lives, and one of a pair how far it is."""
 
     at: int
     name: str
     epoch: int
+    positions: Positions = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,17 @@ class Dead:
 
     name: str
     epoch: int
+    #: For people; and whether it was evicted, since it makes no progress.
+    why: str = "no heartbeat"
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The disk of instances up to this epoch is not reckoned with any more."""
+
+    name: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +116,7 @@ class Placed:
     host: str
 
 
-Record = Registered | Dead | Placed
+Record = Registered | Dead | Released | Placed
 
 
 @dataclass(slots=True)
@@ -112,6 +128,8 @@ class FailureDetector:
     since: int
     _heard: dict[str, int] = field(default_factory=dict)
     _ticked: int | None = None
+    #: Since when each of the dead is known to be, in time that was listened to.
+    _dead_since: dict[str, int] = field(default_factory=dict)
 
     def heard(self, name: str, at: int) -> None:
         self._heard[name] = at
@@ -130,7 +148,13 @@ class FailureDetector:
         if self._ticked is not None and at - self._ticked > self.silence_us // 2:
             self.since = at
             self._heard = {n: h if h == _NEVER else at for n, h in self._heard.items()}
+            self._dead_since = dict.fromkeys(self._dead_since, at)
         self._ticked = at
+
+    def dead_us(self, dead: Collection[str], at: int) -> dict[str, int]:
+        """For how long each of the dead is known to be."""
+        self._dead_since = {name: self._dead_since.get(name, at) for name in dead}
+        return {name: at - since for name, since in self._dead_since.items()}
 
 
 class Membership:
@@ -143,14 +167,25 @@ class Membership:
         layout: Mapping[str, Sequence[str]],
         at: int,
         silence_us: int,
+        *,
+        rejoin_us: int = 0,
+        stall_us: int | None = None,
     ) -> None:
+        """A copy that was dead for `rejoin_us` is not reckoned with any more; one that has made no
+        progress for `stall_us` is evicted, None: never."""
         #: The other one of each that is one of a pair (Flux section 2.2).
         self._partners = dict(partners)
         self._hosts = tuple(layout)
         self._host_of = {name: host for host, names in layout.items() for name in names}
         self.detector = FailureDetector(silence_us, at)
+        self._rejoin_us = rejoin_us
+        self._lag = None if stall_us is None else Lag(stall_us, silence_us)
         self._registered: dict[str, int] = {}
         self._dead: dict[str, int] = {}
+        self._released: dict[str, int] = {}
+        #: Of those that were declared dead while this controller ran.
+        self.why_dead: dict[str, str] = {}
+        self._now = at
 
     # -- the machine ------------------------------------------------------------------------------
 
@@ -173,6 +208,11 @@ class Membership:
                 self._registered[record.name] = record.epoch
             case Dead():
                 self._dead[record.name] = record.epoch
+                self.why_dead[record.name] = record.why
+                if record.evicted and self._lag is not None:
+                    self._lag.evicted(record.name, self._now)
+            case Released():
+                self._released[record.name] = record.epoch
             case Placed():
                 self._host_of[record.node] = record.host
             case _:
@@ -182,18 +222,52 @@ class Membership:
         if self.refuses(beat.name, beat.epoch):
             return []
         self.detector.heard(beat.name, beat.at)
+        if self._lag is not None and beat.name in self._partners:
+            self._lag.heard(beat.name, beat.epoch, beat.positions, beat.at)
         newer = beat.epoch > self.epoch(beat.name)
         return [Registered(beat.name, beat.epoch)] if newer else []
 
     def _tick(self, at: int) -> list[Record]:
+        self._now = at
         self.detector.tick(at)
         known = self.standings()
         lost_now = lost(self._partners, known, self.detector, at)
-        gone = {*dead_of(known), *lost_now}
+        dead = [Dead(name, known[name].epoch) for name in lost_now]
+        dead += self._evict(known, lost_now, at)
+        gone = {*dead_of(known), *(record.name for record in dead)}
         moved = stand_ins(self.runs(), gone, lambda h: self.detector.speaks(process_of(h), at))
         return [
-            *(Dead(name, known[name].epoch) for name in lost_now),
+            *dead,
+            *self._release(known, at),
             *(Placed(node, host) for node, host in moved.items()),
+        ]
+
+    def _evict(self, known: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
+        """Copies that are alive but make no progress; never both of a pair."""
+        if self._lag is None:
+            return []
+        gone = set(lost_now)
+        found: list[Dead] = []
+        for name, partner in self._partners.items():
+            if gone & {name, partner} or not all(
+                known[one].lives and self.detector.speaks(one, at) for one in (name, partner)
+            ):
+                continue
+            if (why := self._lag.stalled(name, partner, at)) is not None:
+                gone.add(name)
+                found.append(Dead(name, known[name].epoch, why, evicted=True))
+        return found
+
+    def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:
+        """Dead for so long, while the partner lives and speaks: only then does keeping cost."""
+        dead_us = self.detector.dead_us(dead_of(known), at)
+        return [
+            Released(name, known[name].dead)
+            for name, us in dead_us.items()
+            if us >= self._rejoin_us
+            and known[name].released < known[name].dead
+            and known[self._partners[name]].lives
+            and self.detector.speaks(self._partners[name], at)
         ]
 
     # -- questions --------------------------------------------------------------------------------
@@ -209,7 +283,8 @@ class Membership:
     def standings(self) -> dict[str, Standing]:
         """Of all that are one of a pair: the same for everybody who asks, and never going back."""
         return {
-            name: Standing(self.epoch(name), self._dead.get(name, 0)) for name in self._partners
+            name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
+            for name in self._partners
         }
 
     def runs(self) -> dict[str, list[str]]:

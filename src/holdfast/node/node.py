@@ -15,11 +15,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.config import Options
 from holdfast.core import progress as core
 from holdfast.core.consistency import Answer, together
-from holdfast.core.membership import Standing, dead_of
+from holdfast.core.membership import Standing
+from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import (
@@ -34,21 +35,32 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.model.fragments import Fragment, home_of, is_pair
-from holdfast.node.effects import Asked, Event, Finished, Refused, Wanted, Work
+from holdfast.node.effects import (
+    Asked,
+    Event,
+    Finished,
+    Refused,
+    StateAnswer,
+    StateAsked,
+    StateReleased,
+    StateRenewed,
+    Work,
+)
 from holdfast.node.executor import FULL_S, Performer
 from holdfast.node.input_index import InputIndex
+from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (
     Correction,
     Done,
     GetCorrection,
     GetState,
-    Moving,
     OfferedState,
     Position,
     Postpone,
     Postponement,
     ReleaseState,
+    RenewState,
 )
 from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
@@ -92,7 +104,8 @@ class Node:
         }
         service.on_damage.append(self._damaged)
         #: Who is dead, as the controller says; None ends the thread that acts on it.
-        self._dead: queue.Queue[dict[str, int] | None] = queue.Queue()
+        self._standings: queue.Queue[Mapping[str, Standing] | None] = queue.Queue()
+        self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
@@ -109,8 +122,9 @@ class Node:
         other replicas."""
         self._service.handle(Postpone, self._postpone)
         self._service.handle(GetCorrection, self._correction)
-        self._service.handle(GetState, self._state)
-        self._service.handle(ReleaseState, self._release)
+        self._service.handle(GetState, lambda ask: self._offer_state(ask.newcomer))
+        self._service.handle(RenewState, lambda ask: self._tell(StateRenewed(ask.newcomer)))
+        self._service.handle(ReleaseState, lambda ask: self._tell(StateReleased(ask.newcomer)))
 
     def start(self) -> None:
         self._thread(self._loop, "node")
@@ -124,7 +138,7 @@ class Node:
         self._events.put(None)
         for acks in self._acks.values():
             acks.put(None)
-        self._dead.put(None)
+        self._standings.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._workers.shutdown(wait=True)
@@ -260,11 +274,7 @@ class Node:
     def _postpone(self, ask: Postpone) -> Postponement:
         """By a partner, in one of the server's threads; the loop answers."""
         self._check_path(ask.path)
-        if ask.partner not in self._partners:
-            known = ", ".join(self._partners) or "none"
-            raise InputError(
-                f"node {self.name!r}: expected one of its replicas ({known}), found {ask.partner!r}"
-            )
+        self._check_replica(ask.partner)
         answers: queue.Queue[Answer] = queue.Queue()
         self.post(Asked(ask.path, ask.partner, answers.put))
         try:
@@ -276,6 +286,13 @@ class Node:
         self._check_path(ask.path)
         return Correction(self.performer.correcting(ask.path))
 
+    def _check_replica(self, name: str) -> None:
+        if name not in self._partners:
+            known = ", ".join(self._partners) or "none"
+            raise InputError(
+                f"node {self.name!r}: expected one of its replicas ({known}), found {name!r}"
+            )
+
     def _check_path(self, path: str) -> None:
         """What another process names may not be here; the loop would end with it."""
         names = [known.name for known in self.fragment.paths]
@@ -283,24 +300,32 @@ class Node:
             known = ", ".join(names)
             raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
 
-    def _state(self, _: GetState) -> OfferedState:
-        """The partner is made anew, from what this one knows now."""
-        answers: queue.Queue[list[Moving] | None] = queue.Queue()
-        self.post(Wanted(answers.put))
+    def _offer_state(self, newcomer: str) -> OfferedState:
+        """Another copy is caught up, from what this one knows now. The loop goes on while the files
+        are read for their digests."""
+        self._check_replica(newcomer)
+        answers: queue.Queue[StateAnswer] = queue.Queue()
+        self.post(StateAsked(newcomer, answers.put))
         try:
-            found = answers.get(timeout=self._options.silence_s)
+            answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        return OfferedState(None if found is None else tuple(found))
+        match answer:
+            case BeganEmpty():
+                return OfferedState("began-empty")
+            case NotReady():
+                return OfferedState("not-ready", why=answer.why)
+            case _:
+                return OfferedState("state", answer, self._fingerprints.of(answer))
 
-    def _release(self, _: ReleaseState) -> Done:
-        self.performer.given()
+    def _tell(self, event: Event) -> Done:
+        self.post(event)
         return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
         """What the controller says of those that are one of a pair. Whoever tells sends the
         heartbeats, so nothing here may wait for a disk."""
-        self._dead.put(dead_of(standings))
+        self._standings.put(standings)
         for partner in self._partners:
             known = standings.get(partner)
             if known is not None and known.gone is not self.performer.core.alone:
@@ -308,14 +333,14 @@ class Node:
 
     def _give_up(self) -> None:
         """Readers that are dead are not waited for. What cannot be written now is said again."""
-        while (dead := self._dead.get()) is not None:
-            while not self._dead.empty():
-                newer = self._dead.get()
+        while (standings := self._standings.get()) is not None:
+            while not self._standings.empty():
+                newer = self._standings.get()
                 if newer is None:
                     return
-                dead = newer
+                standings = newer
             with suppress(LogError, TransportError):
-                self._service.lost(dead)
+                self._service.lost(standings, monotonic_us())
 
     def _ask(self, path: str, partners: tuple[str, ...]) -> None:
         answers: list[Answer] = []

@@ -167,6 +167,8 @@ class Run:
             monotonic_us(),
             self.layout,
             silence_us=int(1e6 * self.options.silence_s),
+            rejoin_us=self.options.rejoin_us,
+            stall_us=self.options.stall_us,
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -462,7 +464,7 @@ class Run:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""
         address: str | None = self.server.address
         if self.deployment == "processes" and ask.producer not in self.sources:
-            address = self.controller.address(ask.producer)
+            address = self.controller.address(ask.producer, catching_up=ask.catching_up)
         if address is not None and ask.reader is not None:
             address = self.route(ask.reader, ask.producer, address)
         return Location(address)

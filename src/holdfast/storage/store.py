@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -360,21 +360,25 @@ class Log:
         with self.changed:
             return list(self._stream(stream).acks)
 
-    def reader_epoch(self, stream: str, reader: str) -> int:
-        """Of the newest instance of a reader that spoke; 0 if none did."""
+    def position(self, stream: str, reader: str) -> tuple[int, int, int]:
+        """What a reader said last: received, no longer needed, and the epoch of the instance that
+        said it, 0 if none did."""
         with self.changed:
-            last = self._stream(stream).acks.get(reader)
-            return 0 if last is None else last.epoch
+            known = self._stream(stream)
+            before = known.starts_at - 1
+            last = known.acks.get(reader)
+            return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:
         """The last bucket that no reader that ever acknowledged anything still needs."""
         with self.changed:
             return self._stream(stream).trimmable
 
-    def received(self, stream: str) -> int:
-        """The last bucket that every reader that ever acknowledged anything has had."""
+    def received(self, stream: str, *, without: Collection[str] = ()) -> int:
+        """The last bucket that every reader that ever acknowledged anything has had, but for those
+        it is asked `without`."""
         with self.changed:
-            return self._stream(stream).received
+            return self._stream(stream).received(without)
 
     def trim(self, stream: str, upto: int) -> None:
         """Gives up the whole buckets up to `upto`: first the record, then the files."""

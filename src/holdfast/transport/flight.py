@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from holdfast.errors import HoldfastError, InputError, LogCorrupted, SetupError, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    LogCorrupted,
+    NotOffered,
+    SetupError,
+    TransportError,
+)
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Log
 from holdfast.storage.files import storage
@@ -149,11 +156,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             name = wire.question_of(ticket.ticket, "file", wire.Fetch).name
             path = self._service.offered.get(name)
             if path is None:
-                raise TransportError(f"{name!r} is not offered here, or not any more")
+                raise NotOffered(f"{name!r} is not offered here, or not any more")
             try:
                 data = open(path, "rb")  # noqa: SIM115 - closed by whoever reads to its end
             except OSError as err:
-                raise TransportError(f"{name!r} is gone ({err.strerror})") from None
+                raise NotOffered(f"{name!r} is gone ({err.strerror})") from None
             return flight.GeneratorStream(_BYTES, _bytes_of(data))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

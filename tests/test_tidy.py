@@ -73,12 +73,16 @@ ALLOWED = {
     "tests/processes/test_cluster.py: said sleeps": "polls the log of a Spark master, with a limit",
     "tests/processes/test_commands.py: test_run_status_tail_restart_and_audit sleeps": "polls "
     "another process, with a limit",
+    "tests/cluster/test_supervisor.py: until sleeps": "polls another process, with a limit",
+    "tests/processes/broken_run.py: until sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: test_kills_lose_double_and_change_nothing sleeps": "kills "
     "at random moments: the time is the test",
     "tests/verify/chaos/test_judging.py: _until sleeps": "polls threads, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
     "tests/storage/test_log_store.py: is too long": "one short scenario after another",
+    "tests/core/test_consistency.py: is too long": "one short scenario after another",
+    "tests/core/test_promises.py: is too long": "one short scenario after another",
     "tests/verify/test_checkers.py: is too long": "one short scenario after another",
 }
 

@@ -7,6 +7,7 @@ import time
 
 
 def now_us() -> int:
+    """What time it is for people: of rows and of reports. It may be stepped at any moment."""
     return time.time_ns() // 1_000
 
 

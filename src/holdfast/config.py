@@ -79,6 +79,12 @@ class Options:
     heartbeat: str = "100ms"
     #: ... and a peer that has said nothing for so long is taken for gone by its readers.
     silence: str = "2s"
+    #: Of a pair: upstream keeps for so long what the disk of a dead copy needs, so that the pair
+    #: survives the loss of the other disk. After that the dead copy costs nothing any more.
+    rejoin: str = "1min"
+    #: Of a pair: a copy that is alive but has made no progress for so long, while the other one is
+    #: ahead, is declared dead and rebuilt.
+    stall: str = "10s"
     #: Readers on the same machine are given the paths of segments instead of their rows.
     by_reference: bool = True
 
@@ -89,6 +95,15 @@ class Options:
     @property
     def silence_s(self) -> float:
         return duration_us(self.silence, of="silence") / 1e6
+
+    @property
+    def rejoin_us(self) -> int:
+        """Without checkpoints the disk of a dead copy is worth nothing."""
+        return duration_us(self.rejoin, of="rejoin") if self.checkpoint_buckets else 0
+
+    @property
+    def stall_us(self) -> int:
+        return duration_us(self.stall, of="stall")
 
     def __post_init__(self) -> None:
         if self.fsync not in ("always", "never"):
@@ -108,6 +123,12 @@ class Options:
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
         heartbeat_us = duration_us(self.heartbeat, of="heartbeat")
+        duration_us(self.rejoin, of="rejoin")
+        if self.stall_us < duration_us(self.silence, of="silence"):
+            raise InputError(
+                f"stall: {self.stall!r} must be at least silence, {self.silence!r}: one that is "
+                "not heard of is not known to stand still"
+            )
         if duration_us(self.silence, of="silence") < 3 * heartbeat_us:
             raise InputError(
                 f"silence: {self.silence!r} must be at least three times heartbeat, "

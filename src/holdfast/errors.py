@@ -6,13 +6,17 @@
     ├── NotDeterministic          user code that would not give the same bits on every replica
     ├── LogError                  storage
     │   ├── LogCorrupted          bytes on disk are not what was written
+    │   ├── StorageLost           a folder or file that was there is gone
     │   ├── StorageFull           no space left: nothing acknowledged is lost
     │   └── StorageDenied         no permission, read-only, not a folder
     │       └── StorageInUse      by another process, which may be about to end
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
     ├── InputsLost                files of a peer's log that a node was reading are gone
+    ├── StateLost                 both copies of a pair have lost what they knew
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
+    │   ├── SegmentLost           a peer no longer has rows that its log holds
+    │   └── NotOffered            a file is not offered to be fetched, or not any more
     └── SetupError                Java, ports, applications that cannot be loaded
     ProtocolViolation             our bug: the node stops rather than give a wrong answer
 
@@ -54,6 +58,10 @@ class LogCorrupted(LogError):
     """Bytes on disk are not the bytes that were written, in a place a crash cannot explain."""
 
 
+class StorageLost(LogError):
+    """A folder or file of the storage that was there is gone: somebody deleted it."""
+
+
 class StorageFull(LogError):
     """No space left on the device. Nothing that was acknowledged is lost."""
 
@@ -74,12 +82,24 @@ class InputsLost(HoldfastError):
     """The storage of a peer, which a node reads by reference, is gone. Following it anew helps."""
 
 
+class StateLost(HoldfastError):
+    """No copy of a pair can be rebuilt: nothing but their storage, or a new beginning, helps."""
+
+
 class StaleEpoch(HoldfastError):
     """A message from an instance whose successor is already known."""
 
 
 class TransportError(HoldfastError):
     """A peer cannot be reached, or refused."""
+
+
+class SegmentLost(TransportError):
+    """A segment that the log of a peer holds is missing or damaged. Another replica may have it."""
+
+
+class NotOffered(TransportError):
+    """The peer does not offer that file, or not any more; it has to be asked what it offers."""
 
 
 class SetupError(HoldfastError):

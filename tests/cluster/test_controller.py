@@ -30,7 +30,7 @@ class Story:
 
     def start(self, at: int) -> None:
         self.log = Log.open(str(self.folder), "controller", fsync="never", archive=False)
-        self.controller = Controller(self.log, PARTNERS, at, self.layout)
+        self.controller = Controller(self.log, PARTNERS, at, self.layout, silence_us=SILENCE)
 
     def restart(self, at: int) -> None:
         self.log.close()
@@ -59,69 +59,69 @@ def story(tmp_path: Path) -> Story:
     return made
 
 
-def lost(story: Story, host: str) -> None:
+NOTHING: tuple[list[str], dict[str, str]] = ([], {})
+
+
+def lose(story: Story, host: str) -> tuple[list[str], dict[str, str]]:
     story.controller.ended(host)
     story.all_speak(200, host)
-    story.controller.judge(250, SILENCE)
+    return story.controller.judge(250)
 
 
-def test_what_a_lost_host_ran_goes_to_the_one_that_stands_by(story: Story) -> None:
-    lost(story, "host-2")
-    assert story.controller.stand_in(300, SILENCE) == {"a.1": "host-3", "a.0@2": "host-3"}
+def test_the_nodes_of_a_lost_host_go_to_the_standby(story: Story) -> None:
+    dead, moved = lose(story, "host-2")
+    assert dead == ["a.0@2", "a.1"]
+    assert moved == {"a.1": "host-3", "a.0@2": "host-3"}
     assert story.controller.assigned("host-2") == []
     assert story.controller.assigned("host-3") == ["a.1", "a.0@2"]
-    assert story.controller.stand_in(310, SILENCE) == {}
+    assert story.controller.judge(310) == NOTHING
 
 
 def test_a_host_that_only_fell_silent_is_waited_for_first(story: Story) -> None:
     story.all_speak(2_000, "host-2")
-    assert story.controller.judge(2_050, SILENCE) == []
-    assert story.controller.stand_in(2_050, SILENCE) == {}
-    assert story.controller.judge(2_200, SILENCE) == ["a.0@2", "a.1"]
-    assert set(story.controller.stand_in(2_200, SILENCE).values()) == {"host-3"}
+    assert story.controller.judge(2_050) == NOTHING
+    dead, moved = story.controller.judge(2_200)
+    assert dead == ["a.0@2", "a.1"]
+    assert set(moved.values()) == {"host-3"}
 
 
 def test_one_that_was_thought_dead_runs_nothing_and_stands_by(story: Story) -> None:
-    lost(story, "host-2")
-    story.controller.stand_in(300, SILENCE)
+    lose(story, "host-2")
     assert not story.controller.register("a.1", "host-2/a.1", 1, 400), "it was declared dead"
     assert story.speak("host-2", 400) == []
     story.controller.ended("host-3")
     story.speak("host-1", 450)
-    assert story.controller.stand_in(500, SILENCE) == {"a.1": "host-2", "a.0@2": "host-2"}, (
-        "the one that stood in died before it was done"
+    assert story.controller.judge(500)[1] == {"a.1": "host-2", "a.0@2": "host-2"}, (
+        "the standby died before it was done"
     )
 
 
 def test_nobody_stands_in_who_does_not_speak(story: Story) -> None:
-    story.controller.ended("host-3")
-    lost(story, "host-2")
-    story.controller.ended("host-3")
-    assert story.controller.stand_in(300, SILENCE) == {}
+    for host in ("host-2", "host-3"):
+        story.controller.ended(host)
+    story.speak("host-1", 200)
+    assert story.controller.judge(300) == (["a.0@2", "a.1"], {})
     story.speak("host-3", 400, epoch=2)
-    assert set(story.controller.stand_in(450, SILENCE).values()) == {"host-3"}
+    assert set(story.controller.judge(450)[1].values()) == {"host-3"}
 
 
 def test_what_has_no_partner_waits_for_its_own_host(story: Story) -> None:
     story.controller.ended("edge")
-    story.controller.judge(300, SILENCE)
-    assert story.controller.stand_in(300, SILENCE) == {}
+    assert story.controller.judge(300) == NOTHING
     assert story.controller.assigned("edge") == ["ingress"]
 
 
 def test_when_nobody_is_heard_nobody_is_dead(story: Story) -> None:
-    assert story.controller.judge(60_000, SILENCE) == []
-    assert story.controller.stand_in(60_000, SILENCE) == {}
+    assert story.controller.judge(60_000) == NOTHING
 
 
 def test_it_restarts_from_its_log_with_who_is_dead_and_who_stood_in(story: Story) -> None:
-    lost(story, "host-2")
-    story.controller.stand_in(300, SILENCE)
+    lose(story, "host-2")
     before = story.controller.standings()
     story.restart(400)
     assert story.controller.assigned("host-3") == ["a.1", "a.0@2"]
     assert story.controller.standings() == before
-    assert story.controller.stand_in(450, SILENCE) == {}, "it has not heard of anybody yet"
+    assert story.controller.judge(450) == NOTHING, "it has not heard of anybody yet"
 
 
 def test_a_process_that_was_replaced_is_told_so(story: Story) -> None:
@@ -130,8 +130,7 @@ def test_a_process_that_was_replaced_is_told_so(story: Story) -> None:
 
 
 def test_hosts_stay_what_they_were(story: Story) -> None:
-    lost(story, "host-2")
-    story.controller.stand_in(300, SILENCE)
+    lose(story, "host-2")
     story.layout = {host: names for host, names in LAYOUT.items() if names}
     with pytest.raises(SetupError, match="stand by with as many as before"):
         story.restart(400)

@@ -185,7 +185,16 @@ class Replicas:
         self._replies[ticket := next(self._tickets)] = (peer, asker, ask)
         self.tell(
             peer,
-            Asked(self.now, ticket, "p", asker.name, ask.correction, ask.position, ask.done),
+            Asked(
+                self.now,
+                ticket,
+                "p",
+                asker.name,
+                ask.correction,
+                ask.position,
+                ask.started,
+                ask.done,
+            ),
         )
 
     def _answer(self, asker: Replica, peer: Replica, ask: Ask, answer: Answer) -> None:

@@ -221,7 +221,7 @@ class Shell:
             self.tell(Answered(self.now, "p", PEER, self.asked.pop(0), answer))
 
     def asked_by(self, peer: str, done: bool) -> None:
-        actions = self.core.handle(Asked(self.now, 1, "p", peer, 1, self.stable, done))
+        actions = self.core.handle(Asked(self.now, 1, "p", peer, 1, self.stable, True, done))
         assert sum(isinstance(action, Reply) for action in actions) == 1
         for action in actions:
             self.carry_out(action)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.membership import Hearing, Standing, lost, stand_ins
+from holdfast.core.membership import FailureDetector, Standing, lost, stand_ins
 
 PAIR = {"a": "a@2", "a@2": "a"}
 BOTH = {"a": Standing(1, 0), "a@2": Standing(1, 0)}
@@ -28,10 +28,10 @@ def test_a_host_that_speaks_keeps_what_it_has() -> None:
 
 
 def test_one_that_is_known_to_have_ended_is_lost_at_once() -> None:
-    hearing = Hearing(since=0)
+    detector = FailureDetector(silence_us=10, since=0)
     for name in PAIR:
-        hearing.heard(name, 5)
-    hearing.ended("a")
-    assert lost(PAIR, BOTH, hearing, at=6, silence_us=10) == ["a"]
-    hearing.ended("a@2")
-    assert lost(PAIR, BOTH, hearing, at=6, silence_us=10) == []
+        detector.heard(name, 5)
+    detector.ended("a")
+    assert lost(PAIR, BOTH, detector, at=6) == ["a"]
+    detector.ended("a@2")
+    assert lost(PAIR, BOTH, detector, at=6) == []

@@ -26,6 +26,7 @@ from holdfast.core.monitor import (
 from holdfast.model.fragments import fragments
 from holdfast.runtime import contracts as monitor_shell
 from holdfast.runtime.metrics import Metrics
+from holdfast.runtime.parts import Parts
 
 WIDTH, WITHIN = 100, 250
 
@@ -219,7 +220,8 @@ def test_what_is_not_judged_is_not_reported_as_kept(
     net.output("rows", rows.filter("x > 0"), contract=hf.Contract(within=within))
     watching = monitor_shell.Monitor(net, fragments(net), {}, {}, [], [])
     watching.look(0)
-    registry = Metrics(watching, {}, {}, {}).registry
+    parts = Parts(net, {}, lambda host: [], lambda host: {})
+    registry = Metrics(watching, {}, {}, {}, parts).registry
     kept = registry.get_sample_value("holdfast_contract_kept", {"output": "rows"})
     assert kept == (1 if reported else None)
 

@@ -9,15 +9,15 @@ import pytest
 
 from holdfast.cluster.controller import Controller
 from holdfast.core import moves as core
-from holdfast.core.catch_up import LOST_US, REFUSALS, CatchUp
 from holdfast.core.membership import Standing
 from holdfast.core.progress import Progress
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
+from holdfast.core.transfer import LEASE_US, Held, NotOpen
 from holdfast.errors import TransportError
 from holdfast.model.fragments import home_of
 from holdfast.storage import Boundary, Log
 from holdfast.streams import codec
-from holdfast.streams.calls import GetState, Moving, OfferedState, Results, reply_of
+from holdfast.streams.calls import GetState, Moving, OfferedState, Results, StateFile, reply_of
 from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability
 from tests.core.subscriptions import Consumer
@@ -89,34 +89,18 @@ def test_alone_it_keeps_one_now_and_then() -> None:
     assert core.Checkpoint("out", 4) in done
 
 
-# -- coming back ----------------------------------------------------------------------------------
-
-
-def test_the_partner_is_asked_again_before_the_own_disk_has_to_do() -> None:
-    catching = CatchUp(began=0)
-    answers = [catching.refused(1, own=True) for _ in range(REFUSALS)]
-    assert answers == [*["again"] * (REFUSALS - 1), "own"]
-
-
-def test_a_partner_that_waits_for_state_itself_is_not_asked_again() -> None:
-    assert CatchUp(began=0).refused(1, own=True, waits=True) == "own"
-    assert CatchUp(began=0).refused(1, own=False, waits=True) == "again"
-
-
-def test_at_last_it_is_said_that_there_is_nothing() -> None:
-    catching = CatchUp(began=5)
-    assert catching.refused(5 + LOST_US, own=False) == "again"
-    assert catching.refused(6 + LOST_US, own=False) == "lost"
+# -- what moves --------------------------------------------------------------------------------
 
 
 def test_what_moves_survives_the_wire() -> None:
     segment = Segment(SegmentId("s", 0, 3), Stability.STABLE, "segments/x", 2, "0f", 7, 9, 1)
     results = Results("s", "ts timestamp", "ts", 0, 2, 4, (segment,))
     moving = Moving("out", 3, {"needs_from": 2}, ("a/b",), (results,))
-    sent = json.loads(json.dumps(codec.encode(OfferedState((moving,)))))
-    assert reply_of(GetState(), sent, "a@2") == OfferedState((moving,))
+    offered = OfferedState("state", (moving,), (StateFile("a/b", 7, "0f"),))
+    sent = json.loads(json.dumps(codec.encode(offered)))
+    assert reply_of(GetState("a"), sent, "a@2") == offered
     with pytest.raises(TransportError, match=r"reply of a@2 to 'state': field 'paths.0': expected"):
-        reply_of(GetState(), {"paths": [{"path": "out"}]}, "a@2")
+        reply_of(GetState("a"), sent | {"paths": [{"path": "out"}]}, "a@2")
 
 
 # -- who is read ----------------------------------------------------------------------------------
@@ -239,10 +223,22 @@ def test_an_acknowledgement_may_come_before_what_it_acknowledges(service: Servic
     assert trimmed(service) == 11
 
 
-def test_who_is_dead_is_not_waited_for(service: Service) -> None:
+DEAD = {"r@2": Standing(1, 1)}
+RELEASED = {"r@2": Standing(1, 1, 1)}
+
+
+def test_who_is_dead_stops_nobody_and_its_disk_is_reckoned_with(service: Service) -> None:
+    service.acknowledge("s", "r", 7, 7, 1)
+    service.acknowledge("s", "r@2", 4, 2, 1)
+    service.lost(DEAD, 0)
+    assert service.received("s") == 7, "a producer waits for those only that live"
+    assert trimmed(service) == 2, "the checkpoint on the disk of the dead needs the rest"
+
+
+def test_of_who_is_dead_for_long_not_even_the_disk_is_reckoned_with(service: Service) -> None:
     """Section 3.2.2: ack_all."""
     service.acknowledge("s", "r", 7, 7, 1)
-    service.lost({"r@2": 1})
+    service.lost(RELEASED, 0)
     assert trimmed(service) == 7
     service.acknowledge("s", "r", 8, 8, 1)
     assert trimmed(service) == 8
@@ -253,25 +249,63 @@ def test_who_is_dead_is_not_waited_for(service: Service) -> None:
 def test_nothing_goes_that_a_newcomer_may_need(service: Service) -> None:
     """Section 5.3.2: reset, and del extended by the new copy."""
     service.acknowledge("s", "r", 5, 5, 1)
-    service.lost({"r@2": 1})
-    assert not service.hold("s", "r@2", 2), "some of it was deleted: it wants a state"
-    service.lost({"r@2": 1})  # an old view that comes late
+    service.lost(RELEASED, 0)
+    held = service.hold("s", "r@2", 2, 0)
+    assert held == Held(0, 5) and not held.whole, "some of it was deleted: it wants a state"
+    service.lost(RELEASED, 0)  # an old view that comes late
     service.acknowledge("s", "r", 9, 9, 1)
     assert trimmed(service) == 5
+    assert service.received("s") == 9, "what it has not had counts only once it reads"
     service.acknowledge("s", "r@2", 7, 6, 2)  # csync: it begins after bucket 7
     assert trimmed(service) == 6
+    assert service.received("s") == 7
+
+
+def test_a_newcomer_that_is_not_heard_of_any_more_holds_nothing(service: Service) -> None:
+    service.acknowledge("s", "r", 5, 5, 1)
+    service.hold("s", "r@2", 2, 0)
+    service.hold("s", "r@2", 2, LEASE_US)
+    service.acknowledge("s", "r", 9, 9, 1)
+    service.lost(DEAD, 9 * LEASE_US)
+    assert trimmed(service) == -1, "its disk is still reckoned with"
+    service.lost(RELEASED, 2 * LEASE_US)
+    assert trimmed(service) == -1
+    service.lost(RELEASED, 2 * LEASE_US + 1)
+    assert trimmed(service) == 9
+
+
+def test_a_producer_that_was_restarted_waits_for_a_newcomer_once_more(service: Service) -> None:
+    service.acknowledge("s", "r", 5, 5, 1)
+    service.hold("s", "r@2", 2, 0)
+    again = Service(logs=service.logs, readers=service.readers, trim_buckets=1)
+    for at in (0, LEASE_US):
+        again.lost(RELEASED, at)
+        assert trimmed(again) == -1
+    again.lost(RELEASED, LEASE_US + 1)
+    assert trimmed(again) == 5
 
 
 def test_inputs_that_are_all_there_are_as_good_as_a_state(service: Service) -> None:
     """Both of a pair were stopped before their first checkpoint."""
-    assert service.hold("s", "r@2", 2)
+    held = service.hold("s", "r@2", 2, 0)
+    assert isinstance(held, Held) and held.whole
+
+
+def test_what_is_being_fetched_is_not_trimmed(service: Service) -> None:
+    service.pins["r"] = {"s": 3}
+    for reader in ("r", "r@2"):
+        service.acknowledge("s", reader, 7, 7, 1)
+    assert trimmed(service) == 2
+    del service.pins["r"]
+    service.acknowledge("s", "r", 8, 8, 1)
+    assert trimmed(service) == 7
 
 
 def test_a_stream_that_is_not_open_holds_nothing(tmp_path: Path) -> None:
     log = Log.open(str(tmp_path), "maker", fsync="never")
     service = Service(logs={"s": log}, readers={"s": {"r"}})
-    assert not service.hold("s", "r", 2)
-    service.lost({"r": 1})
+    assert service.hold("s", "r", 2, 0) == NotOpen()
+    service.lost({"r": Standing(1, 1)}, 0)
     log.close()
 
 
@@ -283,45 +317,45 @@ PAIR = {"a": "a@2", "a@2": "a"}
 
 @pytest.fixture
 def controller(tmp_path: Path) -> Controller:
-    made = Controller(Log.open(str(tmp_path), "controller", fsync="never"), PAIR)
+    made = Controller(Log.open(str(tmp_path), "controller", fsync="never"), PAIR, silence_us=10)
     for name in PAIR:
         assert made.register(name, "here", made.next_epoch(name), at=0)
     return made
 
 
 def test_silence_is_death_while_the_other_speaks(controller: Controller) -> None:
-    assert controller.judge(at=9, silence_us=10) == []
+    assert controller.judge(at=9)[0] == []
     controller.register("a", "here", 1, at=13)
-    assert controller.judge(at=14, silence_us=10) == ["a@2"]
-    assert controller.judge(at=15, silence_us=10) == []
-    assert controller.standings() == {"a": Standing(1, 0), "a@2": Standing(1, 1)}
+    assert controller.judge(at=14)[0] == ["a@2"]
+    assert controller.judge(at=15)[0] == []
+    assert controller.standings() == {"a": Standing(1, 0), "a@2": Standing(1, 1, 1)}
     assert not controller.register("a@2", "here", 1, at=21)  # it was declared dead
     assert controller.register("a@2", "there", controller.next_epoch("a@2"), at=22)
-    assert controller.standings()["a@2"] == Standing(2, 1)
+    assert controller.standings()["a@2"] == Standing(2, 1, 1)
 
 
 def test_if_nobody_speaks_it_is_the_controller_that_was_cut_off(controller: Controller) -> None:
-    assert controller.judge(at=100, silence_us=10) == []
+    assert controller.judge(at=100)[0] == []
     controller.register("a", "here", 1, at=101)
-    assert controller.judge(at=102, silence_us=10) == ["a@2"]
+    assert controller.judge(at=102)[0] == ["a@2"]
 
 
 def test_who_stood_still_himself_has_heard_nobody(controller: Controller) -> None:
     """The one who speaks first afterwards is not the only one alive."""
-    assert controller.judge(at=4, silence_us=10) == []
+    assert controller.judge(at=4)[0] == []
     controller.register("a", "here", 1, at=50)
-    assert controller.judge(at=51, silence_us=10) == []
+    assert controller.judge(at=51)[0] == []
     controller.register("a", "here", 1, at=56)
-    assert controller.judge(at=56, silence_us=10) == []
+    assert controller.judge(at=56)[0] == []
     controller.register("a", "here", 1, at=61)
-    assert controller.judge(at=61, silence_us=10) == []
-    assert controller.judge(at=62, silence_us=10) == ["a@2"]
+    assert controller.judge(at=61)[0] == []
+    assert controller.judge(at=62)[0] == ["a@2"]
 
 
 def test_never_both_of_a_pair(controller: Controller) -> None:
     controller.register("a", "here", 1, at=15)
-    assert controller.judge(at=20, silence_us=10) == ["a@2"]
-    assert controller.judge(at=90, silence_us=10) == []
+    assert controller.judge(at=20)[0] == ["a@2"]
+    assert controller.judge(at=90)[0] == []
 
 
 def test_a_controller_that_comes_back_gives_everybody_time(
@@ -329,9 +363,9 @@ def test_a_controller_that_comes_back_gives_everybody_time(
 ) -> None:
     controller._log.close()
     log = Log.open(str(tmp_path), "controller", fsync="never")
-    again = Controller(log, PAIR, at=1_000)
+    again = Controller(log, PAIR, at=1_000, silence_us=10)
     again.register("a", "here", 1, at=1_005)
-    assert again.judge(at=1_008, silence_us=10) == []
+    assert again.judge(at=1_008)[0] == []
     again.register("a", "here", 1, at=1_010)
-    assert again.judge(at=1_012, silence_us=10) == ["a@2"]
+    assert again.judge(at=1_012)[0] == ["a@2"]
     log.close()

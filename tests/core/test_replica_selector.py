@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.replica_selector import LAG_BUCKETS
@@ -272,6 +272,7 @@ news = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.one_of(st.none(), positions), st.lists(news, max_size=40))
 def test_the_best_that_is_known_is_read_and_nobody_twice(
     at: int | None, story: list[tuple[Any, ...]]

@@ -64,11 +64,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (Postpone("nope", "main@2", 1, 5, False), r"expected one of paths out, found 'nope'"),
+        (Postpone("nope", "main@2", 1, 5, True, False), r"expected one of paths out, found 'nope'"),
         (
-            Postpone("out", "stranger", 1, 5, False),
+            Postpone("out", "stranger", 1, 5, True, False),
             r"expected one of its replicas \(main@2\), found 'stranger'",
         ),
+        (GetState("stranger"), r"expected one of its replicas \(main@2\), found 'stranger'"),
     ],
 )
 def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
@@ -76,10 +77,11 @@ def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
 ) -> None:
     with pytest.raises(InputError, match=says):
         served.peer.call(request_)
-    assert served.peer.call(GetState()).paths is None  # the loop answers: nothing came in yet
+    # The loop answers: nothing came in yet.
+    assert served.peer.call(GetState("main@2")).answer == "began-empty"
     assert served.node.failure is None
 
 
 def test_a_request_with_known_names_is_answered(served: Served) -> None:
-    assert served.peer.call(Postpone("out", "main@2", 1, 5, False)).answer == "away"
+    assert served.peer.call(Postpone("out", "main@2", 1, 5, True, False)).answer == "away"
     assert served.node.failure is None

@@ -1,4 +1,4 @@
-"""The network that the process tests kill: every kind of state, three sources."""
+"""The networks that the process tests break: every kind of state, three sources."""
 
 from __future__ import annotations
 
@@ -19,18 +19,29 @@ def totals(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Tab
     return moved.append_column("ts", pa.repeat(at, moved.num_rows)), state
 
 
-net = hf.Network("kill", bucket="100ms")
-taps = [
-    net.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
-    for i in range(3)
-]
-both = net.union(*taps).filter("x >= 0")
-net.output(
-    "windows", both.window("1s", slide="300ms").group_by("key").agg(n=hf.count(), x=hf.sum("x"))
-)
-net.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
-net.output(
-    "totals",
-    both.stateful(totals, key="key", state="key string, total long",
-                  out="key string, total long, ts timestamp"),
-)  # fmt: skip
+def network(name: str, partitions: int | None = None) -> hf.Network:
+    made = hf.Network(name, bucket="100ms")
+    taps = [
+        made.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
+        for i in range(3)
+    ]
+    if partitions is not None:
+        taps = [tap.on("main", by="key", partitions=partitions) for tap in taps]
+    both = made.union(*taps).filter("x >= 0")
+    windows = both.window("1s", slide="300ms").group_by("key")
+    made.output("windows", windows.agg(n=hf.count(), x=hf.sum("x")))
+    made.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
+    made.output(
+        "totals",
+        both.stateful(totals, key="key", state="key string, total long",
+                      out="key string, total long, ts timestamp"),
+    )  # fmt: skip
+    return made
+
+
+net = network("kill")
+#: The same with two replicas, and as pairs of partitions.
+twins = network("twins")
+twins.protect("main", replicas=2)
+paired = network("paired", partitions=2)
+paired.protect("main", replicas=2, read="pairs")

@@ -377,3 +377,26 @@ def test_a_log_goes_on_when_there_is_room_again(
     log = start(place)
     assert log.token("tap") == big.token and log.read(ready).equals(rows(1))
     log.close()
+
+
+# Folders that replace each other
+
+
+def test_a_folder_gets_another_name_with_all_that_is_in_it(place: Place) -> None:
+    disk = place.disk
+    for folder in ("a", "a/inner"):
+        disk.make_folder(place / folder, fsync=True)
+    disk.put(place / "a/inner/x", b"1", fsync=True)
+    disk.rename_folder(place / "a", place / "b")
+    assert not disk.exists(place / "a") and disk.files(place.root) == {"b/inner/x": 1}
+    disk.put(place / "b/inner/y", b"22", fsync=True)
+    with pytest.raises(OSError):
+        disk.rename_folder(place / "nothing", place / "c")
+    disk.make_folder(place / "c", fsync=True)
+    disk.put(place / "c/z", b"", fsync=True)
+    with pytest.raises(OSError):
+        disk.rename_folder(place / "b", place / "c")
+    disk.remove_folder(place / "c")
+    disk.remove_folder(place / "c")
+    disk.rename_folder(place / "b", place / "c")
+    assert disk.files(place.root) == {"c/inner/x": 1, "c/inner/y": 2}

@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 import pytest
 
 from holdfast.core.membership import Standing
+from holdfast.core.quarantine import PartStatus
 from holdfast.errors import HoldfastError, InputError, StorageFull, TransportError
 from holdfast.storage import Log
 from holdfast.streams import calls, codec
@@ -36,10 +37,18 @@ REQUESTS: list[Request[Any]] = [
     calls.Acknowledge("s", "reader", 3, -1, 1),
     calls.GetStreamStatus("s", ("reader", 3, -1, 1)),
     calls.Hold("s", "reader", 2),
-    calls.Postpone("out", "main@2", 1, 5, False),
+    calls.Postpone("out", "main@2", 1, 5, True, False),
+    calls.GetState("main@2"),
+    calls.RenewState("main@2"),
+    calls.ReleaseState("main@2"),
     calls.NextEpoch("main", 3),
     calls.GetAssignment("host-1"),
-    calls.Register("host-1", 2, (Instance("main", "127.0.0.1:1", 4),)),
+    calls.Register(
+        "host-1",
+        2,
+        (Instance("main", "127.0.0.1:1", 4, 7, {"a": 3, "b": None}),),
+        {"main@2": PartStatus("storage", "read-only", "repair it", 3, True, True, False, 9, None)},
+    ),
     calls.Locate("tap", "main"),
     calls.GetProducers("out"),
     calls.Retire("tap", "sold"),
@@ -53,9 +62,13 @@ REPLIES: list[Any] = [
     calls.Done(),
     calls.StreamList((INFO, replace(INFO, tentative_upto=9, ended=True))),
     calls.StreamStatus(OutputState.UP_FAILURE, 3, None),
-    calls.Held(True),
+    calls.Holding(True, 0, 7),
     calls.Postponement("refused"),
-    calls.OfferedState((Moving("out", 3, {"needs_from": 2}, ("out/a.1-2.parquet",), (RESULTS,)),)),
+    calls.OfferedState(
+        "state",
+        (Moving("out", 3, {"needs_from": 2}, ("out/a.1-2.parquet",), (RESULTS,)),),
+        (calls.StateFile("out/a.1-2.parquet", 7, "0f"),),
+    ),
     calls.NodeStatus({"paths": {"out": {"position": 3}}, "kind": "any", "v": None}),
     calls.Epoch(7),
     calls.Assignment(("main", "main@2")),
@@ -154,18 +167,20 @@ def hostile(request: Request[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         wrong: list[Any] = [1.5, True, {}, {"a": []}, [], [[]], [None], float("nan")]
         if isinstance(value, str):
             wrong += [7, "\ud800"]
+        if isinstance(value, bool):
+            wrong.remove(True)
         if isinstance(value, int):
             wrong += ["7", "", 2**63, -(2**63) - 1, 10**400]
         if hints[name] == codec.Count:
             wrong += [-1, 2**62 + 1]
-        if isinstance(value, bool):
-            wrong.remove(True)
         if isinstance(value, list):
             wrong += ["text", 7, [*value, 7], {"0": 1}]
         if value is not None and "None" not in str(hints[name]):
             wrong.append(None)
         if name == "nodes":
             wrong.remove([])
+        if name == "unhealthy":
+            wrong.remove({})
         for other in wrong:
             yield f"{name}={codec.shown(other)}", body | {name: other}
 
@@ -191,7 +206,7 @@ def test_what_is_no_object_is_refused(request_: Request[Any]) -> None:
 
 
 def test_a_full_disk_of_the_peer_is_no_fault_of_the_caller(station: Station) -> None:
-    def full(_: Hold) -> calls.Held:
+    def full(_: Hold) -> calls.Holding:
         raise StorageFull("no space")
 
     del station.service._handlers[Hold]
@@ -213,7 +228,7 @@ def test_a_call_has_one_handler_and_a_place_in_the_table() -> None:
     with pytest.raises(AssertionError, match="Novel is not in the table"):
         service.handle(Novel, lambda _: calls.Done())
     with pytest.raises(AssertionError, match="'hold' has two handlers"):
-        service.handle(Hold, lambda _: calls.Held(True))
+        service.handle(Hold, lambda _: calls.Holding(True))
 
 
 def test_a_handler_gives_the_reply_of_its_call() -> None:
@@ -370,9 +385,9 @@ def test_no_file_is_named_that_leaves_the_folder(
     with pytest.raises(InputError, match="expected the name of a file inside the folder"):
         raw("file", wire.encode("file", {"name": name}))
     moving = Moving("out", 3, {}, (name,), ())
-    server.results = [wire.encode("reply", codec.encode(calls.OfferedState((moving,))))]
+    server.results = [wire.encode("reply", codec.encode(calls.OfferedState("state", (moving,))))]
     with pytest.raises(TransportError, match="expected the name of a file inside the folder"):
-        peer.call(calls.GetState())
+        peer.call(calls.GetState("a"))
     into = tmp_path / "into"
     with pytest.raises(TransportError, match="expected a file inside its folder"):
         peer.fetch(name, str(into))
@@ -387,7 +402,7 @@ def test_names_that_stay_in_the_folder_are_taken(name: str) -> None:
 def test_a_fault_of_the_server_is_told_without_its_story(
     caplog: pytest.LogCaptureFixture, station: Station
 ) -> None:
-    def faulty(_: Hold) -> calls.Held:
+    def faulty(_: Hold) -> calls.Holding:
         raise KeyError("of our own")
 
     del station.service._handlers[Hold]
@@ -402,7 +417,7 @@ def test_a_fault_of_the_server_is_told_without_its_story(
 
 
 def test_errors_of_ours_keep_their_class(station: Station) -> None:
-    def refuse(_: Hold) -> calls.Held:
+    def refuse(_: Hold) -> calls.Holding:
         raise HoldfastError("no: because")
 
     del station.service._handlers[Hold]

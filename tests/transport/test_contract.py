@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import InputError, SetupError, StaleEpoch, TransportError, Trimmed
+from holdfast.errors import InputError, SegmentLost, SetupError, StaleEpoch, TransportError, Trimmed
 from holdfast.storage import Added, Boundary, Ended, Log, Tentative
 from holdfast.streams.calls import GetStreamStatus, StreamStatus
 from holdfast.streams.delivery import Delivery, Peer
@@ -327,7 +327,7 @@ def test_who_asks_how_a_replica_stands_says_how_far_it_is(log: Log, peer: Peer) 
     put(log, 0)
     answer = peer.call(GetStreamStatus("s", ("reader", 0, -1, 2)))
     assert (answer.state, answer.upto) == (OutputState.STABLE, 0)
-    assert (log.received("s"), log.trimmable("s"), log.reader_epoch("s", "reader")) == (0, -1, 2)
+    assert log.position("s", "reader") == (0, -1, 2)
     with pytest.raises(StaleEpoch, match="epoch 1"):
         peer.call(GetStreamStatus("s", ("reader", 0, 0, 1)))
 
@@ -448,3 +448,22 @@ def test_only_what_is_offered_is_fetched_and_byte_for_byte(tmp_path: Path) -> No
     finally:
         peer.close()
         server.stop()
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut off"])
+def test_a_segment_that_is_gone_is_said_so_to_the_reader_and_to_its_owner(
+    log: Log, service: Service, peer: Peer, harm: str
+) -> None:
+    """The reader may find it at another replica; whose log it is may be rebuilt."""
+    put(log, 0)
+    put(log, 1)
+    file = Path(log.absolute(log.segments("s", 1, 1)[0]))
+    if harm == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-7])
+    told: list[str] = []
+    service.on_damage.append(lambda stream, err: told.append(f"{stream}: {err}"))
+    with pytest.raises(SegmentLost, match=r"b1\.p0"):
+        until(peer, 1, 1)
+    assert told and told[0].startswith("s: ") and str(file) in told[0]

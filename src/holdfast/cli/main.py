@@ -276,7 +276,8 @@ def _status(args: argparse.Namespace) -> int:
 
     told = running(_folder(args)).call(GetStatus()).body
     show_status(told, as_json=args.json)
-    return 1 if told["failures"] or any(node.get("failure") for node in told["nodes"]) else 0
+    failed = told["failures"] or told["stopped"] or any(part["out"] for part in told["unhealthy"])
+    return 1 if failed or any(node.get("failure") for node in told["nodes"]) else 0
 
 
 def _tail(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.config import duration_text
@@ -97,8 +98,28 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    for part in told["unhealthy"]:
+        console.print(_unhealthy(part), highlight=False, soft_wrap=True)
+    for output, why in told["stopped"].items():
+        console.print(
+            f"[bold red]output {output} stopped, no replica is left:[/bold red] {escape(why)}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     for failure in told["failures"]:
         console.print(f"[red]{failure}[/red]")
+
+
+def _unhealthy(part: dict[str, Any]) -> str:
+    """What it is, why, for how long, what follows, and what to do."""
+    color = "red" if part["out"] else "yellow"
+    told = [f"{part['state']} for {part['for_ms'] / 1_000:.0f} s"]
+    if part["failures"] > 1:
+        told.append(f"{part['failures']} failures in a row")
+    if part["retry_in_ms"] is not None:
+        told.append(f"next try in {part['retry_in_ms'] / 1_000:.0f} s")
+    where = f" on {part['host']}" if part["what"] == "node" else ""
+    text = escape(f"{part['reason'].rstrip('.')}. To do: {part['remedy']}")
+    return f"[{color}]{part['what']} {part['part']}{where} {', '.join(told)}[/{color}]: {text}"
 
 
 def _state(path: dict[str, Any]) -> str:

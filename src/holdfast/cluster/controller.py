@@ -5,8 +5,8 @@ newer than its former self, or its readers and writers could not tell it from a 
 handed out here and kept in the controller's own log, from which it restarts. Nodes keep running and
 reading without it; only starting one (and so making a lost one anew) waits until it is back.
 
-Where hosts run several nodes it also says which: those of a host that is gone are given, for good,
-to one that stands by. Who is gone, and who stands in, `core.membership` decides.
+Who is dead, and which host runs what, `core.membership` decides; here its records are made durable
+before anybody is told. A heartbeat that changes nothing waits for no disk.
 
 An epoch counts once its instance has registered with it. A request for an epoch may be carried out
 long after whoever asked has given up or died, and must not make a live instance look replaced.
@@ -17,106 +17,138 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from holdfast.core.membership import Hearing, Standing, dead_of, lost, stand_ins
+from holdfast.core.lag import Positions
+from holdfast.core.membership import (
+    Dead,
+    Event,
+    Heartbeat,
+    HostEnded,
+    Membership,
+    Placed,
+    Record,
+    Registered,
+    Released,
+    Standing,
+    Tick,
+    process_of,
+)
 from holdfast.errors import InputError, SetupError
 from holdfast.model.layout import Layout
 from holdfast.storage import Counter, Log
 
+#: One of a pair of which nothing was heard for so long is dead, unless the run says otherwise.
+SILENCE_US = 2_000_000
+
 
 class Controller:
+    """Times are monotonic."""
+
     def __init__(
         self,
         log: Log,
         partners: Mapping[str, str] | None = None,
         at: int = 0,
         layout: Layout | None = None,
+        *,
+        silence_us: int = SILENCE_US,
+        rejoin_us: int = 0,
+        stall_us: int | None = None,
     ) -> None:
         self._log = log
-        self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
-        #: The other one of each that is one of a pair (Flux section 2.2).
-        self._partners = dict(partners or {})
-        self._hearing = Hearing(at)
+        #: Instances that are being caught up, and so do not count yet: epoch and address.
+        self._catching_up: dict[str, tuple[int, str]] = {}
+        #: Held by whoever decides something durable, from the decision until it is on the disk.
+        self._writing = threading.Lock()
+        self._lock = threading.Lock()
         self._hosts = tuple(layout or ())
-        #: The first host of each node; where it was given to another one, that is in the log.
-        self._first = {name: host for host, names in (layout or {}).items() for name in names}
-        shared = [host for host, names in (layout or {}).items() if names and names != (host,)]
+        self._nodes = {name for names in (layout or {}).values() for name in names}
+        self._members = Membership(
+            partners or {}, layout or {}, at, silence_us, rejoin_us=rejoin_us, stall_us=stall_us
+        )
         if layout:
-            self._check_hosts(len(shared))
+            self._check_hosts(layout)
+        for name, value in log.counters().items():
+            if (record := self._record(name, value)) is not None:
+                self._members.apply(record)
 
     def next_epoch(self, name: str, at_least: int = 0) -> int:
         """An epoch for a new instance of `name`, greater than any before. Durable when returned."""
-        with self._lock:
+        with self._writing:
             epoch = max(self._log.counter(f"epoch.{name}") + 1, at_least)
             self._log.append(Counter(f"epoch.{name}", epoch))
             return epoch
 
-    def register(self, name: str, address: str, epoch: int, at: int = 0) -> bool:
-        """Take note of where an instance listens; False for one that was replaced, or declared
-        dead."""
+    def register(
+        self, name: str, address: str, epoch: int, at: int = 0, positions: Positions | None = None
+    ) -> bool:
+        """A heartbeat: an instance lives, listens there, and is so far. False for one that was
+        replaced, or declared dead."""
+        self._handle(Heartbeat(at, name, epoch, positions or {}))
         with self._lock:
-            newest = self._log.counter(f"registered.{name}")
-            if epoch < newest or epoch <= self._log.counter(f"dead.{name}"):
+            if self._members.refuses(name, epoch):
                 return False
-            self._hearing.heard(name, at)
-            if epoch > newest:
-                self._log.append(Counter(f"registered.{name}", epoch))
             self._addresses[name] = address
             return True
 
-    def address(self, name: str) -> str | None:
+    def announce(self, name: str, address: str, epoch: int) -> bool:
+        """An instance that is being caught up listens there. It does not count as alive, but its
+        peer may ask it what it has. False for one that was replaced."""
         with self._lock:
+            if self._members.refuses(name, epoch):
+                return False
+            self._catching_up[name] = (epoch, address)
+            return True
+
+    def address(self, name: str, *, catching_up: bool = False) -> str | None:
+        """Of the newest instance that registered; or of one that is being caught up."""
+        with self._lock:
+            epoch, newer = self._catching_up.get(name, (0, ""))
+            if catching_up and epoch > self._members.epoch(name):
+                return newer
             return self._addresses.get(name)
+
+    def why_dead(self, name: str) -> str | None:
+        with self._lock:
+            return self._members.why_dead.get(name)
 
     def epoch(self, name: str) -> int:
         """Of the newest instance that registered; 0 before any has."""
         with self._lock:
-            return self._log.counter(f"registered.{name}")
+            return self._members.epoch(name)
 
-    def judge(self, at: int, silence_us: int) -> list[str]:
-        """Declare dead who is, and give their names. Durable before anybody acts on it."""
-        with self._lock:
-            self._hearing.listened(at, silence_us)
-            known = self._standings()
-            found = lost(self._partners, known, self._hearing, at, silence_us)
-            if found:
-                self._log.append(*(Counter(f"dead.{name}", known[name].epoch) for name in found))
-            return found
+    def judge(self, at: int) -> tuple[list[str], dict[str, str]]:
+        """Who is dead now, and which nodes of lost hosts go where; durable before anybody acts."""
+        decided = self._handle(Tick(at))
+        dead = [record.name for record in decided if isinstance(record, Dead)]
+        moved = {r.node: r.host for r in decided if isinstance(r, Placed)}
+        return dead, moved
 
     def standings(self) -> dict[str, Standing]:
-        """Of all that are one of a pair: the same for everybody who asks, and never going back."""
+        """Of all that are one of a pair."""
         with self._lock:
-            return self._standings()
-
-    def _standings(self) -> dict[str, Standing]:
-        counter = self._log.counter
-        return {
-            name: Standing(counter(f"registered.{name}"), counter(f"dead.{name}"))
-            for name in self._partners
-        }
+            return self._members.standings()
 
     # -- hosts ------------------------------------------------------------------------------------
 
     def here(self, host: str, epoch: int, at: int) -> bool:
-        """A host speaks; False for a process that was replaced."""
+        """The heartbeat of a host; False for a process that was replaced."""
         return self.register(process_of(host), "", epoch, at)
 
-    def speaks(self, host: str, at: int, silence_us: int) -> bool:
-        """It was heard of within that time."""
+    def speaks(self, host: str, at: int) -> bool:
+        """The host was heard of lately."""
         with self._lock:
-            return self._hearing.speaks(process_of(host), at, silence_us)
+            return self._members.detector.speaks(process_of(host), at)
 
     def ended(self, host: str) -> None:
-        """Its process is known to have ended: there is no need to wait for its silence."""
-        with self._lock:
-            for name in (process_of(host), *self._runs()[host]):
-                self._hearing.ended(name)
+        """The process of a host is known to have ended."""
+        self._handle(HostEnded(host))
 
     def check_known(self, host: str, nodes: Sequence[str] = ()) -> None:
         """Nothing is noted of hosts and nodes that are not of this run."""
         for kind, name, known in (
             ("host", host, self._hosts),
-            *(("node", node, tuple(self._first)) for node in nodes),
+            *(("node", node, tuple(sorted(self._nodes))) for node in nodes),
         ):
             if name not in known:
                 listed = ", ".join(known) or "none"
@@ -125,34 +157,54 @@ class Controller:
     def assigned(self, host: str) -> list[str]:
         """What a host is to run."""
         with self._lock:
-            return self._runs()[host]
+            return self._members.assigned(host)
 
-    def stand_in(self, at: int, silence_us: int) -> dict[str, str]:
-        """Give the nodes of hosts that are gone to those that stand by, durably; who goes where."""
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> list[Record]:
         with self._lock:
-            moved = stand_ins(
-                self._runs(),
-                dead_of(self._standings()),
-                lambda host: self._hearing.speaks(process_of(host), at, silence_us),
-            )
-            if moved:
-                numbers = {host: number for number, host in enumerate(self._hosts, 1)}
-                records = [Counter(f"host.{name}", numbers[to]) for name, to in moved.items()]
-                self._log.append(*records)
-            return moved
+            decided = self._members.handle(event)
+        if not decided:
+            return []
+        with self._writing:
+            with self._lock:  # somebody else may have written meanwhile
+                decided = self._members.handle(event)
+            self._log.append(*(self._counter(record) for record in decided))
+            with self._lock:
+                for record in decided:
+                    self._members.apply(record)
+        return decided
 
-    def _runs(self) -> dict[str, list[str]]:
-        """The nodes of each host now."""
-        found: dict[str, list[str]] = {host: [] for host in self._hosts}
-        for name, first in self._first.items():
-            number = self._log.counter(f"host.{name}")
-            found[self._hosts[number - 1] if number else first].append(name)
-        return found
+    def _counter(self, record: Record) -> Counter:
+        match record:
+            case Registered():
+                return Counter(f"registered.{record.name}", record.epoch)
+            case Dead():
+                return Counter(f"dead.{record.name}", record.epoch)
+            case Released():
+                return Counter(f"released.{record.name}", record.epoch)
+            case Placed():
+                return Counter(f"host.{record.node}", self._hosts.index(record.host) + 1)
 
-    def _check_hosts(self, shared: int) -> None:
+    def _record(self, counter: str, value: int) -> Record | None:
+        kind, _, name = counter.partition(".")
+        match kind:
+            case "registered":
+                return Registered(name, value)
+            case "dead":
+                return Dead(name, value, "before the controller was restarted")
+            case "released":
+                return Released(name, value)
+            case "host" if name in self._nodes:
+                return Placed(name, self._hosts[value - 1])
+        return None
+
+    def _check_hosts(self, layout: Layout) -> None:
         """What a node knows lies on the disk of its host, so hosts stay what they were."""
         counter = self._log.counter
-        if all(counter(f"registered.{name}") == 0 for name in self._first):
+        names = sorted(self._nodes)
+        shared = len([host for host, runs in layout.items() if runs and runs != (host,)])
+        if all(counter(f"registered.{name}") == 0 for name in names):
             if shared:
                 self._log.append(Counter("hosts", shared))
         elif counter("hosts") != shared:
@@ -160,14 +212,10 @@ class Controller:
                 "this storage was made with another number of hosts; run with as many as before, "
                 "or use another --storage"
             )
-        for name in self._first:
+        for name in names:
             if counter(f"host.{name}") > len(self._hosts):
                 raise SetupError(
                     f"node {name!r} was given to one of {counter(f'host.{name}')} hosts, and there "
                     f"are {len(self._hosts)} now; stand by with as many as before, or use another "
                     "--storage"
                 )
-
-
-def process_of(host: str) -> str:
-    return f"process.{host}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 
-from holdfast.clock import now_us
-from holdfast.cluster.controller import Controller, process_of
-from holdfast.core.membership import dead_of
-from holdfast.errors import StorageFull, TransportError
+from holdfast.clock import monotonic_us
+from holdfast.cluster.controller import Controller
+from holdfast.core.membership import process_of
+from holdfast.core.quarantine import PartStatus
+from holdfast.errors import LogError, TransportError
 from holdfast.streams.calls import (
     Assignment,
     Epoch,
@@ -29,27 +29,49 @@ _log = logging.getLogger("holdfast.controller")
 class Presiding:
     def __init__(self, controller: Controller, service: Service, outputs: Collection[str]) -> None:
         self._controller, self._service, self._outputs = controller, service, outputs
+        #: What each host says of its nodes that are not healthy.
+        self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
+        #: Told how far the slowest node of a host is.
+        self.on_progress: Callable[[str, int], None] = lambda host, position: None
         service.handle(NextEpoch, self._next_epoch)
         service.handle(GetAssignment, self._assignment)
         service.handle(Register, self._register)
+
+    def unhealthy(self, host: str) -> Mapping[str, PartStatus]:
+        """Of the nodes of a host, as of its last heartbeat."""
+        return self._unhealthy.get(host, {})
+
+    def ended(self, host: str) -> None:
+        """The process of a host has ended."""
+        self._unhealthy.pop(host, None)
+        self._controller.ended(host)
 
     def is_up(self, host: str) -> bool:
         """It has spoken, and so have all its nodes."""
         names = (process_of(host), *self._controller.assigned(host))
         return all(self._controller.address(name) is not None for name in names)
 
-    def judge(self, stop: threading.Event, every_s: float, silence_us: int) -> None:
+    def judge(self, stop: threading.Event, every_s: float) -> None:
         """Who has not been heard of for long is dead, and not waited for."""
-        controller = self._controller
+        said: str | None = None
         while not stop.wait(every_s):
-            with suppress(StorageFull, TransportError):
-                if dead := controller.judge(now_us(), silence_us):
-                    _log.warning("dead, since nothing is heard of them: %s", ", ".join(dead))
-                self._service.lost(dead_of(controller.standings()))
-                moved = controller.stand_in(now_us(), silence_us)
-                for host in dict.fromkeys(moved.values()):
-                    taken = ", ".join(name for name, to in moved.items() if to == host)
-                    _log.warning("host %s stands in for %s", host, taken)
+            try:
+                self._judge()
+                said = None
+            except (LogError, TransportError) as err:  # tried again with the next round
+                if str(err) != said:
+                    said = str(err)
+                    _log.warning("nobody can be declared dead at the moment: %s", err)
+
+    def _judge(self) -> None:
+        controller = self._controller
+        dead, moved = controller.judge(monotonic_us())
+        for name in dead:
+            _log.warning("declared dead: node=%s, %s", name, controller.why_dead(name))
+        for host in dict.fromkeys(moved.values()):
+            taken = ", ".join(name for name, to in moved.items() if to == host)
+            _log.warning("host %s, a standby, takes over %s", host, taken)
+        self._service.lost(controller.standings(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
@@ -61,10 +83,14 @@ class Presiding:
     def _register(self, ask: Register) -> Registration:
         """A host is told what it is to run, and who reads outputs here: nothing is given up before
         they all spoke."""
-        controller, readers, at = self._controller, self._service.readers, now_us()
+        controller, readers, at = self._controller, self._service.readers, monotonic_us()
         controller.check_known(ask.host, [told.node for told in ask.nodes])
         if not controller.here(ask.host, ask.epoch, at):
             return Registration(current=False)
+        self._unhealthy[ask.host] = ask.unhealthy
+        positions = [told.position for told in ask.nodes if told.position is not None]
+        if positions:
+            self.on_progress(ask.host, min(positions))
         return Registration(
             current=True,
             refused=tuple(told.node for told in ask.nodes if not self._knows(told, at)),
@@ -75,6 +101,10 @@ class Presiding:
 
     def _knows(self, told: Instance, at: int) -> bool:
         try:
-            return self._controller.register(told.node, told.address, told.epoch, at)
-        except StorageFull:
+            if not told.up:
+                return self._controller.announce(told.node, told.address, told.epoch)
+            return self._controller.register(
+                told.node, told.address, told.epoch, at, told.positions
+            )
+        except LogError:
             return True  # it is told again

@@ -1,8 +1,9 @@
 """A host: `python -m holdfast.cluster.host_main APP HOST FOLDER SUPERVISOR OPTIONS`.
 
-One process with one SparkSession. It asks the controller again and again which nodes it is to run,
-and says where they listen; one that has none stands by, warm. A node that has to begin anew does so
-here, beside the others; what no new beginning mends ends the process with all of them.
+One process with one SparkSession. Its heartbeats ask the controller which nodes it is to run, and
+say where they listen; a host without nodes is a standby, and warm. What to start, stop and try
+again, and when to end, `core.hosts` decides; here are the thread that sends heartbeats, which waits
+for no disk, and those that start and stop nodes.
 """
 
 from __future__ import annotations
@@ -10,25 +11,44 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from holdfast.cluster.controller import process_of
-from holdfast.cluster.hosted import ORPHANED_S, REGISTER_S, Hosted, Place, patiently
-from holdfast.cluster.supervisor import EXPLAINED
+from holdfast.clock import monotonic_us
+from holdfast.cluster.hosted import Hosted, Place, patiently
 from holdfast.config import Options
+from holdfast.core.hosts import (
+    HEARTBEAT_US,
+    Action,
+    Answered,
+    End,
+    Host,
+    NodeFailed,
+    NodeProgressed,
+    NodeStopped,
+    Replaced,
+    Report,
+    StartNode,
+    StopNode,
+    Unanswered,
+)
+from holdfast.core.membership import process_of
+from holdfast.core.quarantine import EXIT_CODES, kind_of, reason_of
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
-from holdfast.errors import HoldfastError, StaleEpoch, TransportError
-from holdfast.model.fragments import fragment_of, fragments
+from holdfast.errors import HoldfastError, InputError, TransportError
+from holdfast.model.fragments import fragment_of, fragments, is_pair
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
-from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register, Registration
-from holdfast.transport.flight import SILENCE_S, FlightPeer
+from holdfast.streams.calls import GetAssignment, NextEpoch, Register
+from holdfast.transport.flight import FlightPeer
+
+_log = logging.getLogger("holdfast.host")
 
 
 def main(argv: list[str]) -> int:
@@ -37,14 +57,22 @@ def main(argv: list[str]) -> int:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        options = Options(**json.loads(options_json))
-        return _Host(app, host, folder, supervisor, options).run(stop)
-    except TransportError as err:
-        logging.getLogger("holdfast.node").warning("the supervisor is not there: %s", err)
-        return 1
-    except HoldfastError as err:
+        return _Host(app, host, folder, supervisor, _options(options_json)).run(stop)
+    except (HoldfastError, OSError) as err:
+        if stop.is_set():
+            return 0
         print(f"error: {err}", file=sys.stderr, flush=True)
-        return EXPLAINED
+        return EXIT_CODES.get(kind_of(err), EXIT_CODES["crash"])
+
+
+def _options(text: str) -> Options:
+    try:
+        return Options(**json.loads(text))
+    except TypeError as err:
+        raise InputError(
+            f"the options of the run are not those of the Holdfast installed here ({err}); install "
+            "the same version for the run and its hosts, and start the run again"
+        ) from None
 
 
 class _Host:
@@ -56,34 +84,27 @@ class _Host:
             network, sessions, compile_network(network, sessions.small), options,
             FlightPeer(supervisor, silence_s=max(1.0, options.silence_s / 2)),
         )  # fmt: skip
+        self._core = Host(monotonic_us(), self._rebuildable)
         self._nodes: dict[str, Hosted] = {}
-        #: Those that are ending. It may take a step's time, and nobody waits for it.
-        self._ending: dict[str, threading.Thread] = {}
+        #: Names of nodes of which nothing runs any more.
+        self._stopped: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._epoch = 0
+        self._end: End | None = None
 
     def run(self, stop: threading.Event) -> int:
         try:
             self._begin(stop)
-            alone_s = 0.0
-            while not stop.is_set():
-                began = time.monotonic()
-                try:
-                    self._register()
-                    alone_s = 0.0
-                except TransportError:
-                    # Time in which this process itself stood still does not count.
-                    alone_s += min(time.monotonic() - began, SILENCE_S) + REGISTER_S
-                    if alone_s > ORPHANED_S:
-                        break
-                if (failed := self._failed()) is not None:
-                    if isinstance(failed, HoldfastError):
-                        raise failed
-                    return 1
-                stop.wait(REGISTER_S)
-            return 0
+            while not stop.is_set() and self._end is None:
+                self._heartbeat()
+                self._look()
+                stop.wait(HEARTBEAT_US / 1e6)
         finally:
             for node in self._nodes.values():
                 node.stop()
+        if self._end is None:
+            return 0
+        print(f"error: {self._end.why}", file=sys.stderr, flush=True)
+        return self._end.code
 
     def _begin(self, stop: threading.Event) -> None:
         """An epoch for the process; and, on its first day, warm before anything counts. Who comes
@@ -95,7 +116,7 @@ class _Host:
             self._warm_up(assigned)
 
     def _warm_up(self, assigned: Sequence[str]) -> None:
-        """Who stands by may have to run anything."""
+        """A standby may have to run anything."""
         network = self._place.network
         parts = {part.name: part for part in fragments(network)}
         engine = Engine(
@@ -106,43 +127,78 @@ class _Host:
                 engine.warm_up(path, rounds=2)
         os.rmdir(engine.folder)
 
-    def _call(self, nodes: Sequence[Instance]) -> Registration:
-        answer = self._place.chief.call(Register(self.name, self._epoch, tuple(nodes)))
+    def _rebuildable(self, node: str) -> bool:
+        """Upstream keeps what an empty node needs, or the other of the pair has its state."""
+        pair = is_pair(self._place.network, fragment_of(node))
+        return pair or self._place.options.recovery == "replay"
+
+    def _heartbeat(self) -> None:
+        up = {name: said for name, node in self._nodes.items() if (said := node.told())}
+        at = monotonic_us()
+        unhealthy = {name: met.status(at) for name, met in self._core.conditions.items()}
+        asked = Register(self.name, self._epoch, tuple(up.values()), unhealthy)
+        try:
+            answer = self._place.chief.call(asked)
+        except TransportError:
+            self._perform(self._core.handle(Unanswered(monotonic_us())))
+            return
         if not answer.current:
-            raise StaleEpoch(f"host {self.name!r} of epoch {self._epoch} was replaced; it stops")
-        return answer
+            self._perform(self._core.handle(Replaced(monotonic_us())))
+            return
+        told = Answered(monotonic_us(), tuple(answer.assigned), tuple(answer.refused))
+        self._perform(self._core.handle(told))
+        for name in up:
+            if name in self._nodes:
+                self._nodes[name].heard(answer.readers, answer.standings)
 
-    def _register(self) -> None:
-        told = {name: said for name, node in self._nodes.items() if (said := node.told())}
-        answer = self._call(list(told.values()))
+    def _look(self) -> None:
+        """What became of the nodes since."""
         for name, node in list(self._nodes.items()):
-            if name not in answer.assigned or name in answer.refused:
-                # Given to another host; or declared dead, and made anew from its partner.
-                if name in answer.assigned and not node.pair:
-                    raise StaleEpoch(f"node {name!r} was replaced; it stops")
-                self._drop(name)
-            elif name in told:
-                node.heard(answer.readers, answer.standings)
-        self._ending = {name: end for name, end in self._ending.items() if end.is_alive()}
-        for name in answer.assigned:
-            if name not in self._nodes and name not in self._ending:
-                own = name == self.name  # it is alone here
-                folder = self._folder if own else os.path.join(self._folder, name)
-                self._nodes[name] = Hosted(name, folder, self._place)
+            if (position := node.position) is not None:
+                progressed = NodeProgressed(monotonic_us(), name, position)
+                self._perform(self._core.handle(progressed))
+            if (err := node.error) is not None:
+                failed = NodeFailed(monotonic_us(), name, kind_of(err), reason_of(err))
+                self._perform(self._core.handle(failed))
+        with suppress(queue.Empty):
+            while True:
+                stopped = NodeStopped(monotonic_us(), self._stopped.get_nowait())
+                self._perform(self._core.handle(stopped))
 
-    def _failed(self) -> BaseException | None:
-        """What ended a node, if a new beginning does not help; else it begins anew."""
-        for name, node in list(self._nodes.items()):
-            if node.error is not None and not node.again:
-                return node.error
-            if node.error is not None:
-                self._drop(name)
-        return None
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartNode():
+                    own = action.node == self.name  # it has the host for itself
+                    folder = self._folder if own else os.path.join(self._folder, action.node)
+                    hosted = Hosted(action.node, folder, self._place, rebuild=action.rebuild)
+                    self._nodes[action.node] = hosted
+                case StopNode():
+                    stopping = threading.Thread(
+                        target=self._stop, args=(self._nodes.pop(action.node),),
+                        name=f"stop-{action.node}", daemon=True,
+                    )  # fmt: skip
+                    stopping.start()
+                case Report():
+                    self._report(action)
+                case End():
+                    self._end = self._end or action
 
-    def _drop(self, name: str) -> None:
-        node = self._nodes.pop(name)
-        self._ending[name] = threading.Thread(target=node.stop, name=f"end-{name}", daemon=True)
-        self._ending[name].start()
+    def _stop(self, node: Hosted) -> None:
+        """It may take a step's time, and nobody waits for it."""
+        try:
+            node.stop()
+        except Exception:
+            _log.exception("node %s did not stop in good order", node.name)
+        self._stopped.put(node.name)
+
+    def _report(self, report: Report) -> None:
+        if report.condition is None:
+            _log.info("node %s works again", report.node)
+        else:
+            told = report.condition.status(monotonic_us())
+            level = logging.ERROR if told.quarantined else logging.WARNING
+            _log.log(level, "node %s %s", report.node, told.text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Host processes: started, watched, restarted when they die, ended by pid.
 
-A host that is killed comes back, and its nodes recover from their logs or by replay. One that gives
-up with a clear error (exit code 2) would give up again, so it is reported instead. One that stands
-still can be replaced: its successor starts in a folder of its own, because the other still holds
-the lock of its own and may wake up. Then it finds out by itself that it was replaced, and ends.
+A host that is killed comes back, and its nodes recover from their logs or by replay. When it is
+started again, and when it is quarantined, `core.quarantine` decides; here are a thread that starts
+it when it is time to, and one per process that waits for its end. None of them dies of what the
+operating system refuses: that is a failure of the host, and tried again like any other.
+
+A host that stands still can be replaced: its successor starts in a folder of its own, because the
+other still holds the lock of its own and may wake up. Then it finds out by itself that it was
+replaced, and ends.
 """
 
 from __future__ import annotations
@@ -14,20 +18,40 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import IO
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.config import Options
+from holdfast.core.quarantine import (
+    Asked,
+    Condition,
+    Ended,
+    Event,
+    Failed,
+    Progressed,
+    Quarantine,
+    Report,
+    Start,
+    Tick,
+    kind_of,
+    kind_of_exit,
+    reason_of,
+)
 
 _log = logging.getLogger("holdfast.supervise")
-#: Exit code of a host that met an error it can explain.
-EXPLAINED = 2
+#: A process that was asked to end is started again after so long.
 RESTART_S = 0.1
 #: A process that was asked to end and has not by then is killed.
 END_S = 15.0
+#: Conditions are looked at this often, where nothing is due before.
+LOOK_S = 5.0
+#: So much of the end of a log is searched for last words.
+LAST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +66,18 @@ class Exit:
     last_words: str
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Somebody ends the process and wants it back."""
+
+    after_s: float
+    before: Callable[[], None] | None = None
+
+
 class HostProcess:
+    """`ended` is told when the process ended, before it is started again; `reported` of every
+    change of its condition."""
+
     def __init__(
         self,
         app: str,
@@ -50,8 +85,8 @@ class HostProcess:
         storage: str,
         supervisor: str,
         options: Options,
-        report: Callable[[str], None],
         ended: Callable[[str], None],
+        reported: Callable[[str, Condition | None], None] = lambda host, condition: None,
     ) -> None:
         self.host = host
         self.restarts = 0
@@ -61,15 +96,16 @@ class HostProcess:
         self._app, self._supervisor, self._options = app, supervisor, options
         self._nodes = os.path.join(storage, "nodes")
         self._number = self._newest()
-        self._report, self._ended = report, ended
-        self._lock = threading.RLock()
+        self._ended, self._reported = ended, reported
+        self._core = Quarantine()
+        #: Guards all of the state; notified when something may be due.
+        self._changed = threading.Condition(threading.RLock())
         self._process: subprocess.Popen[bytes] | None = None
         #: Replaced, and not known to have ended.
         self._former: list[subprocess.Popen[bytes]] = []
-        self._restart_after_s = RESTART_S
-        self._before_restart: Callable[[], None] | None = None
-        self._stopping = threading.Event()
-        self._watchers: list[threading.Thread] = []
+        self._asked: _Asked | None = None
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
 
     @property
     def pid(self) -> int | None:
@@ -84,11 +120,22 @@ class HostProcess:
     @property
     def zombies(self) -> list[int]:
         """Processes that were replaced and are still there."""
-        with self._lock:
+        with self._changed:
             return [process.pid for process in self._former]
 
+    @property
+    def condition(self) -> Condition | None:
+        """Why it is not well; None: it is."""
+        with self._changed:
+            return self._core.condition
+
+    def progressed(self, position: int) -> None:
+        """The nodes of the host are so far."""
+        self._handle(Progressed(monotonic_us(), position))
+
     def start(self) -> None:
-        self._spawn()
+        self._handle(Tick(monotonic_us()))
+        self._thread(self._keep, f"supervise-{self.host}")
 
     def kill(
         self,
@@ -96,42 +143,49 @@ class HostProcess:
         restart_after_s: float = RESTART_S,
         before_restart: Callable[[], None] | None = None,
     ) -> None:
-        """SIGKILL the process and its JVM; the watcher starts it again."""
-        with self._lock:
+        """SIGKILL the process and its JVM; it is started again."""
+        with self._changed:
             if self._process is not None and self._process.poll() is None:
-                self._restart_after_s, self._before_restart = restart_after_s, before_restart
+                self._asked = _Asked(restart_after_s, before_restart)
                 _signal(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ask it to end in good order; the watcher starts it again."""
-        with self._lock:
+        """Ask it to end in good order, and start it again; also one that was given up."""
+        with self._changed:
             if self._process is not None and self._process.poll() is None:
+                self._asked = _Asked(RESTART_S)
                 self._process.terminate()
+                return
+        self._handle(Asked(monotonic_us()))
 
     def pause(self) -> None:
         """The process and its JVM stand still."""
-        with self._lock:
+        with self._changed:
             if self._process is not None and self._process.poll() is None:
                 _signal(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Whatever stands still goes on, those that were replaced among it."""
-        with self._lock:
+        with self._changed:
             for process in (*self._former, self._process):
                 if process is not None and process.poll() is None:
                     _signal(process.pid, signal.SIGCONT)
 
     def replace(self) -> None:
         """Start a successor although the process is still there, in whatever condition."""
-        with self._lock:
+        with self._changed:
             if self._process is not None and self._process.poll() is None:
                 self._former.append(self._process)
+            self._process = None
             self._number += 1
-            self._spawn()
+            now = monotonic_us()
+            self._handle(Ended(now, again_at=now))
+            self._handle(Tick(now))
 
     def stop(self) -> None:
-        with self._lock:
-            self._stopping.set()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
             former, process = list(self._former), self._process
         for zombie in former:
             _signal(zombie.pid, signal.SIGKILL)
@@ -142,73 +196,145 @@ class HostProcess:
                 process.wait(timeout=END_S)
             _signal(process.pid, signal.SIGKILL)
             process.wait(timeout=END_S)
-        for watcher in self._watchers:
-            watcher.join(timeout=END_S)
+        for thread in self._threads:
+            thread.join(timeout=END_S)
+
+    # -- inside -----------------------------------------------------------------------------------
 
     def _newest(self) -> int:
         """Storage of a replaced instance is behind what others have trimmed since."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             named = [name.rpartition(".") for name in os.listdir(self._nodes)]
             return max([int(n) for f, _, n in named if f == self.host and n.isdigit()] or [0])
         return 0
 
-    def _spawn(self) -> None:
-        with self._lock:
-            if self._stopping.is_set():
-                return
-            folder = self.folder
-            command = [
-                sys.executable, "-m", "holdfast.cluster.host_main", self._app, self.host, folder,
-                self._supervisor, json.dumps(asdict(self._options)),
-            ]  # fmt: skip
-            os.makedirs(self._nodes, exist_ok=True)
-            with open(f"{folder}.log", "ab") as out:
-                # A group of its own: the JVM below it can be ended with it. But the same session:
-                # should we die, the kernel ends (SIGHUP) a group that stands still.
-                self._process = subprocess.Popen(
-                    command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, process_group=0
-                )
-            self.pids.append(self._process.pid)
-            watcher = threading.Thread(
-                target=self._watch, args=(self._process, folder), name="supervise", daemon=True
-            )
-            self._watchers = [held for held in self._watchers if held.is_alive()]
-            self._watchers.append(watcher)
-            watcher.start()
+    def _thread(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads = [held for held in self._threads if held.is_alive()]
+        self._threads.append(thread)
+        thread.start()
 
-    def _watch(self, process: subprocess.Popen[bytes], folder: str) -> None:
+    def _keep(self) -> None:
+        """Start it whenever it is due."""
+        while True:
+            with self._changed:
+                due = self._core.due
+                wait_s = LOOK_S if due is None else min(LOOK_S, (due - monotonic_us()) / 1e6)
+                if wait_s > 0 and not self._stopping:
+                    self._changed.wait(wait_s)
+                if self._stopping:
+                    return
+            self._handle(Tick(monotonic_us()))
+
+    def _handle(self, event: Event) -> None:
+        reports: list[Report] = []
+        with self._changed:
+            waiting = [event]
+            while waiting:
+                for action in self._core.handle(waiting.pop(0)):
+                    match action:
+                        case Start():
+                            waiting += self._spawn()
+                        case Report():
+                            reports.append(action)
+            self._changed.notify_all()
+        for report in reports:
+            self._report(report.condition)
+
+    def _report(self, condition: Condition | None) -> None:
+        if condition is None:
+            _log.info("host %s works again", self.host)
+        else:
+            told = condition.status(monotonic_us())
+            level = logging.ERROR if told.quarantined else logging.WARNING
+            _log.log(level, "host %s %s", self.host, told.text)
+        self._reported(self.host, condition)
+
+    def _spawn(self) -> list[Event]:
+        """Start the process; what comes of it if that fails."""
+        if self._stopping:
+            return []
+        folder = self.folder
+        command = [
+            sys.executable, "-m", "holdfast.cluster.host_main", self._app, self.host, folder,
+            self._supervisor, json.dumps(asdict(self._options)),
+        ]  # fmt: skip
+        before = self._asked.before if self._asked is not None else None
+        self._asked = None
+        out = self._output(f"{folder}.log")
+        since = 0 if out is None else out.seek(0, os.SEEK_END)
+        try:
+            if before is not None:
+                before()
+            # A group of its own: the JVM below it can be ended with it. But the same session:
+            # should we die, the kernel ends (SIGHUP) a group that stands still.
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, process_group=0
+            )
+        except OSError as err:
+            if out is not None:
+                out.close()
+            return [Failed(monotonic_us(), kind_of(err), f"it was not started: {reason_of(err)}")]
+        self._process = process
+        self.restarts += bool(self.pids)
+        self.pids.append(process.pid)
+        self._thread(lambda: self._watch(process, out, since), f"watch-{self.host}")
+        return []
+
+    def _output(self, path: str) -> IO[bytes] | None:
+        """Where it writes its log. A disk that takes none is no reason not to start it: its last
+        words are kept all the same."""
+        try:
+            os.makedirs(self._nodes, exist_ok=True)
+            return open(path, "a+b")
+        except OSError as err:
+            _log.warning("host %s has no log this time: %s", self.host, reason_of(err))
+        with suppress(OSError):
+            return tempfile.TemporaryFile()
+        return None
+
+    def _watch(self, process: subprocess.Popen[bytes], out: IO[bytes] | None, since: int) -> None:
         code = process.wait()
         _signal(process.pid, signal.SIGKILL)  # the JVM may have outlived its driver
-        with self._lock:
+        said = _last_words(out, since)
+        with self._changed:
             replaced = process is not self._process
             self._former = [other for other in self._former if other is not process]
-            if self._stopping.is_set():
+            if self._stopping:
                 return
-            said = _last_words(f"{folder}.log")
             self.exits.append(Exit(now_us(), process.pid, code, replaced, said))
-            wait_s, self._restart_after_s = self._restart_after_s, RESTART_S
-            before, self._before_restart = self._before_restart, None
-        if not replaced:
-            self._ended(self.host)
+            asked = self._asked
         if replaced:
             _log.info("host %s: the instance that was replaced ended (%s)", self.host, said)
-        elif code == EXPLAINED:
-            self._report(f"host {self.host!r} stopped: {said}")
+            return
+        self._ended(self.host)
+        now = monotonic_us()
+        if asked is not None:
+            self._handle(Ended(now, again_at=now + int(1e6 * asked.after_s)))
         else:
-            _log.warning("host %s ended (%s), starting it again", self.host, code)
-            slower = min(5.0, 0.1 * 2 ** min(self.restarts, 6)) if self.restarts >= 20 else 0.0
-            self._stopping.wait(max(wait_s, slower))
-            with self._lock:
-                if self._process is process and not self._stopping.is_set():
-                    if before is not None:
-                        before()
-                    self._spawn()
-                    self.restarts += 1
+            self._handle(Failed(now, kind_of_exit(code), f"{_how(code)}: {said}"))
 
 
-def _last_words(path: str) -> str:
-    with open(path, errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"the process ended with code {code}"
+    with suppress(ValueError):
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process was ended by signal {-code}"
+
+
+def _last_words(out: IO[bytes] | None, since: int) -> str:
+    """The last error it named, or its last line; what comes before `since` is of others."""
+    if out is None:
+        return "no message"
+    try:
+        with out:
+            end = out.seek(0, os.SEEK_END)
+            out.seek(max(since, end - LAST_BYTES))
+            text = out.read().decode(errors="replace")
+    except OSError as err:
+        return f"no message ({reason_of(err)})"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("error: ")]
     return (told or lines or ["no message"])[-1].removeprefix("error: ")
 

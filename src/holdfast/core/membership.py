@@ -1,13 +1,20 @@
-"""Who is alive, and who takes whose place (Flux sections 2.2, 3.2 and 5.4). Pure.
+"""Who is alive, and which host runs which node (Flux sections 2.2, 3.2 and 5.4). Pure.
 
-The controller hears of everybody and keeps what is decided here; what is durable (who registered,
-who is dead, who runs where) is given in.
+The controller is told of every heartbeat. What is decided here comes back as records: they are made
+durable first, then given to `apply`, then anybody is told. A controller that restarts applies the
+records of its log, so that nobody who was declared dead lives again and nobody moves back; only
+who was heard of when begins anew.
+
+All times are monotonic: a clock that is stepped neither kills anybody nor keeps the dead alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
+
+from holdfast.core.lag import Lag, Positions
 
 #: Before anything.
 _NEVER = -(2**62)
@@ -21,6 +28,8 @@ class Standing:
     epoch: int
     #: Those up to this one are dead.
     dead: int
+    #: Of those up to this one not even the disk is reckoned with any more (`core.retention`).
+    released: int = 0
 
     @property
     def gone(self) -> bool:
@@ -37,42 +46,264 @@ def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
     return {name: known.dead for name, known in standings.items() if known.gone}
 
 
+def process_of(host: str) -> str:
+    """The name under which the process of a host has its epochs: a node may have the host's."""
+    return f"process.{host}"
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """An instance says that it lives, and one of a pair how far it is."""
+
+    at: int
+    name: str
+    epoch: int
+    positions: Positions = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnded:
+    """The process of a host is known to have ended: there is no need to wait for its silence."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Given again and again, much more often than the silence that means death."""
+
+    at: int
+
+
+Event = Heartbeat | HostEnded | Tick
+
+# -- records: durable before anybody is told ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Instances of the name up to this epoch are dead."""
+
+    name: str
+    epoch: int
+    #: For people; and whether it was evicted, since it makes no progress.
+    why: str = "no heartbeat"
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The disk of instances up to this epoch is not reckoned with any more."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node was given to another host, for good."""
+
+    node: str
+    host: str
+
+
+Record = Registered | Dead | Released | Placed
+
+
 @dataclass(slots=True)
-class Hearing:
+class FailureDetector:
     """Who was heard of when."""
 
+    silence_us: int
     #: Of whom nothing was heard, since when that would have been.
     since: int
     _heard: dict[str, int] = field(default_factory=dict)
-    _listened: int | None = None
+    _ticked: int | None = None
+    #: Since when each of the dead is known to be, in time that was listened to.
+    _dead_since: dict[str, int] = field(default_factory=dict)
 
     def heard(self, name: str, at: int) -> None:
         self._heard[name] = at
 
     def ended(self, name: str) -> None:
-        """It is known to be gone: there is no need to wait for its silence."""
         self._heard[name] = _NEVER
 
-    def speaks(self, name: str, at: int, silence_us: int) -> bool:
-        return at - self._heard.get(name, _NEVER) < silence_us
+    def speaks(self, name: str, at: int) -> bool:
+        return at - self._heard.get(name, _NEVER) < self.silence_us
 
-    def silent(self, name: str, at: int, silence_us: int) -> bool:
-        return at - self._heard.get(name, self.since) > silence_us
+    def silent(self, name: str, at: int) -> bool:
+        return at - self._heard.get(name, self.since) > self.silence_us
 
-    def listened(self, at: int, silence_us: int) -> None:
-        """Said again and again. Time in which nobody listened does not count as silence."""
-        if self._listened is not None and at - self._listened > silence_us // 2:
+    def tick(self, at: int) -> None:
+        """Time in which nobody listened does not count as silence."""
+        if self._ticked is not None and at - self._ticked > self.silence_us // 2:
             self.since = at
             self._heard = {n: h if h == _NEVER else at for n, h in self._heard.items()}
-        self._listened = at
+            self._dead_since = dict.fromkeys(self._dead_since, at)
+        self._ticked = at
+
+    def dead_us(self, dead: Collection[str], at: int) -> dict[str, int]:
+        """For how long each of the dead is known to be."""
+        self._dead_since = {name: self._dead_since.get(name, at) for name in dead}
+        return {name: at - since for name, since in self._dead_since.items()}
+
+
+class Membership:
+    """Of everybody who registers; `partners` are the pairs, `layout` the hosts with the nodes that
+    each begins with."""
+
+    def __init__(
+        self,
+        partners: Mapping[str, str],
+        layout: Mapping[str, Sequence[str]],
+        at: int,
+        silence_us: int,
+        *,
+        rejoin_us: int = 0,
+        stall_us: int | None = None,
+    ) -> None:
+        """A copy that was dead for `rejoin_us` is not reckoned with any more; one that has made no
+        progress for `stall_us` is evicted, None: never."""
+        #: The other one of each that is one of a pair (Flux section 2.2).
+        self._partners = dict(partners)
+        self._hosts = tuple(layout)
+        self._host_of = {name: host for host, names in layout.items() for name in names}
+        self.detector = FailureDetector(silence_us, at)
+        self._rejoin_us = rejoin_us
+        self._lag = None if stall_us is None else Lag(stall_us, silence_us)
+        self._registered: dict[str, int] = {}
+        self._dead: dict[str, int] = {}
+        self._released: dict[str, int] = {}
+        #: Of those that were declared dead while this controller ran.
+        self.why_dead: dict[str, str] = {}
+        self._now = at
+
+    # -- the machine ------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Record]:
+        match event:
+            case Heartbeat():
+                return self._heartbeat(event)
+            case HostEnded():
+                for name in (process_of(event.host), *self.assigned(event.host)):
+                    self.detector.ended(name)
+                return []
+            case Tick():
+                return self._tick(event.at)
+            case _:
+                assert_never(event)
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case Registered():
+                self._registered[record.name] = record.epoch
+            case Dead():
+                self._dead[record.name] = record.epoch
+                self.why_dead[record.name] = record.why
+                if record.evicted and self._lag is not None:
+                    self._lag.evicted(record.name, self._now)
+            case Released():
+                self._released[record.name] = record.epoch
+            case Placed():
+                self._host_of[record.node] = record.host
+            case _:
+                assert_never(record)
+
+    def _heartbeat(self, beat: Heartbeat) -> list[Record]:
+        if self.refuses(beat.name, beat.epoch):
+            return []
+        self.detector.heard(beat.name, beat.at)
+        if self._lag is not None and beat.name in self._partners:
+            self._lag.heard(beat.name, beat.epoch, beat.positions, beat.at)
+        newer = beat.epoch > self.epoch(beat.name)
+        return [Registered(beat.name, beat.epoch)] if newer else []
+
+    def _tick(self, at: int) -> list[Record]:
+        self._now = at
+        self.detector.tick(at)
+        known = self.standings()
+        lost_now = lost(self._partners, known, self.detector, at)
+        dead = [Dead(name, known[name].epoch) for name in lost_now]
+        dead += self._evict(known, lost_now, at)
+        gone = {*dead_of(known), *(record.name for record in dead)}
+        moved = stand_ins(self.runs(), gone, lambda h: self.detector.speaks(process_of(h), at))
+        return [
+            *dead,
+            *self._release(known, at),
+            *(Placed(node, host) for node, host in moved.items()),
+        ]
+
+    def _evict(self, known: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
+        """Copies that are alive but make no progress; never both of a pair."""
+        if self._lag is None:
+            return []
+        gone = set(lost_now)
+        found: list[Dead] = []
+        for name, partner in self._partners.items():
+            if gone & {name, partner} or not all(
+                known[one].lives and self.detector.speaks(one, at) for one in (name, partner)
+            ):
+                continue
+            if (why := self._lag.stalled(name, partner, at)) is not None:
+                gone.add(name)
+                found.append(Dead(name, known[name].epoch, why, evicted=True))
+        return found
+
+    def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:
+        """Dead for so long, while the partner lives and speaks: only then does keeping cost."""
+        dead_us = self.detector.dead_us(dead_of(known), at)
+        return [
+            Released(name, known[name].dead)
+            for name, us in dead_us.items()
+            if us >= self._rejoin_us
+            and known[name].released < known[name].dead
+            and known[self._partners[name]].lives
+            and self.detector.speaks(self._partners[name], at)
+        ]
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def refuses(self, name: str, epoch: int) -> bool:
+        """An instance that was replaced, or declared dead."""
+        return epoch < self.epoch(name) or epoch <= self._dead.get(name, 0)
+
+    def epoch(self, name: str) -> int:
+        """Of the newest instance that registered; 0 before any has."""
+        return self._registered.get(name, 0)
+
+    def standings(self) -> dict[str, Standing]:
+        """Of all that are one of a pair: the same for everybody who asks, and never going back."""
+        return {
+            name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
+            for name in self._partners
+        }
+
+    def runs(self) -> dict[str, list[str]]:
+        """The nodes of each host now, in the order of the layout."""
+        found: dict[str, list[str]] = {host: [] for host in self._hosts}
+        for name, host in self._host_of.items():
+            found[host].append(name)
+        return found
+
+    def assigned(self, host: str) -> list[str]:
+        """What a host is to run."""
+        return self.runs()[host]
 
 
 def lost(
     partners: Mapping[str, str],
     standings: Mapping[str, Standing],
-    hearing: Hearing,
+    detector: FailureDetector,
     at: int,
-    silence_us: int,
 ) -> list[str]:
     """Who is dead now: has not been heard of for so long, while its partner lives and speaks. If
     nobody does, it is the listener that was cut off; so never both of a pair."""
@@ -82,8 +313,8 @@ def lost(
         if (
             standings[name].lives
             and alive
-            and hearing.silent(name, at, silence_us)
-            and hearing.speaks(partner, at, silence_us)
+            and detector.silent(name, at)
+            and detector.speaks(partner, at)
         ):
             found.append(name)
     return found

@@ -100,7 +100,8 @@ class Asked:
     #: Number of the peer's correction, and how far its stable results are.
     correction: int
     position: int
-    #: It has finished.
+    #: It is under way; it is over.
+    started: bool = False
     done: bool = False
 
 
@@ -190,6 +191,7 @@ class Ask:
     path: str
     correction: int
     position: int
+    started: bool = False
     done: bool = False
 
 

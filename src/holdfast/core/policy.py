@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
+from holdfast.model.trees import patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +20,16 @@ class Policy:
     own_us: int = 0
     #: Other replicas, one of which may go on answering while this one corrects itself.
     peers: tuple[str, ...] = ()
+
+
+def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:
+    """How long buckets are held is counted from their beginning: they are one width old when the
+    first of them comes."""
+    protection, known = network.protection(fragment), patience(network)[fragment]
+    if known is None:
+        return Policy()
+    spare_us = int((1 - protection.alpha) * known.own_us) + network.width_us
+    return Policy(
+        protection.failure, protection.stabilization, protection.reconcile,
+        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
+    )  # fmt: skip

@@ -255,10 +255,9 @@ class Progress:
     def _asked(self, event: Asked) -> list[Action]:
         path = self.paths[event.path]
         consistency = path.consistency
-        answer = consistency.promises.asked(
-            event.at, event.peer, event.correction, event.position,
-            done=event.done, able=path.position is not None and consistency.answers(event.at),
-        )  # fmt: skip
+        able = path.position is not None and consistency.answers(event.at)
+        wants = consistency.state is OutputState.UP_FAILURE
+        answer = consistency.promises.asked(event, able=able, wants=wants)
         actions: list[Action] = [Reply(event.ticket, answer)]
         return actions if path.position is None else [*actions, *self._next(path, event.at)]
 
@@ -308,7 +307,7 @@ class Progress:
             if ended:
                 path.ended = True
                 return [End(path.plan.name)]
-            if consistency.state is OutputState.STABILIZATION:
+            if consistency.state is OutputState.STABILIZATION and path.sunion.heard_all:
                 # Nothing more is complete: all of it was corrected, or inputs are missing again.
                 over = consistency.position is None
                 return self._change(path, OutputState.STABLE if over else OutputState.UP_FAILURE)
@@ -363,14 +362,17 @@ class Progress:
         if correction is None:
             return []
         assert path.position is not None
-        over = consistency.position is None or (
+        started = consistency.state is OutputState.STABILIZATION and not path.ended
+        wants = (
             consistency.state is OutputState.UP_FAILURE
-            and (promises.waits_for(at) is not None or not self._is_corrected(path))
+            and promises.waits_for(at) is None
+            and self._is_corrected(path)
         )
-        if over:
+        if not (started or wants):
             told = promises.end()
             return [Ask(path.plan.name, correction, path.position, done=True)] if told else []
-        return [Ask(path.plan.name, correction, path.position)] if promises.due(at) else []
+        ask = Ask(path.plan.name, correction, path.position, started)
+        return [ask] if promises.due(at) else []
 
     def _room_upto(self, path: PathState) -> int:
         """The last bucket that may be run before the slowest reader has had an older one."""
@@ -401,12 +403,7 @@ class Progress:
         if after is None:
             # Stable comes first; and a path that never was stable has nothing to go on from.
             whole = path.sunion.whole_upto()
-            if (
-                path.running_upto is not None
-                or consistency.state is OutputState.STABILIZATION
-                or whole is None
-                or whole > path.position
-            ):
+            if path.running_upto is not None or whole is None or whole > path.position:
                 return []
             after = path.position
         overtaken = path.running_upto is not None and path.running_upto >= after

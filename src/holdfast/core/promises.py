@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 #: A promise that is not renewed ends after so long, and is renewed this often.
 PROMISE_US = 2_000_000
@@ -25,6 +25,23 @@ STALLED_US = 5_000_000
 #: `answering`: it goes on answering, for as long as a promise lasts. `refused`: it is suspended
 #: itself, or goes first. `away`: it has nothing to answer with, or cannot be reached.
 Answer = Literal["answering", "refused", "away"]
+
+
+class Question(Protocol):
+    """What a peer asks that corrects itself, or wants to."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def peer(self) -> str: ...
+    @property
+    def correction(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def started(self) -> bool: ...
+    @property
+    def done(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -96,23 +113,24 @@ class Promises:
 
     # -- for the one that goes on answering -----------------------------------------------------
 
-    def asked(
-        self, at: int, peer: str, correction: int, position: int, *, done: bool, able: bool
-    ) -> Answer:
-        """`able`: this replica gives results, stable or tentative, as they become due."""
-        if done:
+    def asked(self, question: Question, *, able: bool, wants: bool) -> Answer:
+        """`able`: this replica gives results, stable or tentative, as they become due. `wants`: it
+        has not begun to correct itself, and is about to."""
+        at, peer, grant = question.at, question.peer, self._grants.get(question.peer)
+        if question.done:
             self._grants.pop(peer, None)
             return "away"
         if not able:
             self._grants.pop(peer, None)
             return "refused" if self.covered(at) else "away"
-        if self.correction is not None and self.me < peer and peer not in self._grants:
-            return "refused"  # both want to
-        grant = self._grants.get(peer)
-        if grant is None or grant.correction != correction:
-            grant = self._grants[peer] = _Grant(correction, at, position, at)
-        elif position > grant.position:
-            grant.position, grant.advanced_at = position, at
+        held = grant is not None and grant.until > at
+        if wants and self.correction is not None and self.me < peer and not held:
+            return "refused"
+        if grant is None or grant.correction != question.correction:
+            grant = _Grant(question.correction, at, question.position, at)
+            self._grants[peer] = grant
+        elif question.position > grant.position or not question.started:
+            grant.position, grant.advanced_at = question.position, at
         if at - grant.advanced_at >= STALLED_US:
             grant.until = at
             return "refused"

@@ -64,6 +64,17 @@ class SUnion:
         #: Deadlines per input, `upto` and `until` both rising.
         self._held: dict[str, deque[_Held]] = {stream: deque() for stream in inputs}
         self._expired_upto: int | None = None
+        self._heard: set[str] = set()
+
+    @property
+    def heard_all(self) -> bool:
+        """Every input has said how far it is, since the node was started."""
+        return len(self._heard) == len(self.complete_upto)
+
+    @property
+    def lacks_since_start(self) -> bool:
+        """It was started from a durable version, and some input has not been heard of since."""
+        return self._resumed_at is not None and not self.heard_all
 
     def resume(self, bucket: int) -> None:
         """A durable version of this bucket was found: every input was complete up to it."""
@@ -82,6 +93,7 @@ class SUnion:
     ) -> None:
         """`spent_us` of what the buckets may wait on their whole way was spent upstream."""
         known = self.complete_upto[stream]
+        self._heard.add(stream)
         if ended:
             self._arrived(stream, upto, at, spent_us)
             self.ended_at[stream], upto = upto, FOREVER

@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.clock import now_us
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING
 from holdfast.core.subscription import Position, Subscription
-from holdfast.errors import TransportError
+from holdfast.errors import HoldfastError, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
 from holdfast.streams.delivery import Delivery
@@ -133,7 +133,7 @@ class Client:
                     if self._stop.is_set():
                         return
             except TransportError as err:  # files that went with the storage of whoever made them
-                self._lost(str(err))
+                self._lost(err)
                 self._stop.wait(RETRY_S)
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:
@@ -257,7 +257,7 @@ class Client:
     def _switched(self, replica: str, us: int) -> None:
         self.switches.append((replica, self._clock(), us))
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, err: HoldfastError) -> None:
         self.reconnects += 1
 
     def _open(self, info: StreamInfo) -> None:

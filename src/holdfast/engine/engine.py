@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,8 @@ class Engine:
             raise
         finally:
             for file in step.scratch:
-                os.unlink(file)
+                with suppress(OSError):  # what failed, or who deleted the storage, is told above
+                    os.unlink(file)
 
     def _undo(self, step: Step, known: frozenset[str]) -> None:
         """What a failed step wrote goes at once: on a full disk it is run again and again."""

@@ -28,7 +28,7 @@ import numpy as np
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.edge.client import BucketInfo
 from holdfast.engine import session
 from holdfast.errors import SetupError
@@ -207,10 +207,7 @@ class _Story:
 
     def _all_speak(self) -> bool:
         """Every host has told of itself since it was started."""
-        return all(
-            self._run.controller.speaks(host, now_us(), int(1e6 * OPTIONS.silence_s))
-            for host in self._run.layout
-        )
+        return all(self._run.controller.speaks(host, monotonic_us()) for host in self._run.layout)
 
     def _kill(
         self, host: str, why: str, *, wipe: bool = False, stand_in: bool = False

@@ -9,12 +9,15 @@ from typing import Any, Protocol
 
 from holdfast.core import moves as core
 from holdfast.core.promises import Answer
+from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.streams.calls import Moving
 
+#: What a newcomer is told: all paths as they are now, or why there is nothing to give.
+StateAnswer = tuple[Moving, ...] | BeganEmpty | NotReady
 #: What takes a step.
 Work = core.Run | core.RunTentative
 
@@ -52,15 +55,36 @@ class Asked:
     peer: str
     correction: int
     position: int
+    started: bool
     done: bool
     reply: Callable[[Answer], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The partner is being made anew, and asks for the state."""
+class StateAsked:
+    """A copy that is caught up asks for the state."""
 
-    reply: Callable[[list[Moving] | None], None]
+    newcomer: str
+    reply: Callable[[StateAnswer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRenewed:
+    """The newcomer is still fetching."""
+
+    newcomer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateReleased:
+    """The newcomer has all it wants, or gave up."""
+
+    newcomer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDue:
+    """Time to see who is still fetching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +106,10 @@ class Again:
     step: core.Run | None = None
 
 
-Event = Arrived | Finished | Refused | Again | Asked | Wanted | Woken | core.Event
+Event = (
+    Arrived | Finished | Refused | Again | Asked | StateAsked | StateRenewed | StateReleased
+    | LeaseDue | Woken | core.Event
+)  # fmt: skip
 
 
 class StepEngine(Protocol):

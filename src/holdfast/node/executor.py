@@ -9,19 +9,19 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from holdfast.config import Options
 from holdfast.core import moves as core
-from holdfast.core.policy import Policy
+from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.promises import Answer
 from holdfast.core.sunion import Partial
+from holdfast.core.transfer import BeganEmpty, Lending, NotReady
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Fragment, Path, is_pair
-from holdfast.model.network import Network
-from holdfast.model.trees import patience, tree_of
+from holdfast.model.trees import tree_of
 from holdfast.node.effects import (
     Again,
     Arrived,
@@ -29,16 +29,19 @@ from holdfast.node.effects import (
     Carrier,
     Event,
     Finished,
+    LeaseDue,
     Refused,
+    StateAnswer,
+    StateAsked,
+    StateReleased,
+    StateRenewed,
     StepEngine,
-    Wanted,
     Woken,
     Work,
 )
 from holdfast.node.input_index import Best, InputIndex
 from holdfast.node.state_transfer import describe
 from holdfast.storage import Ended, Log
-from holdfast.streams.calls import Moving
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
@@ -79,8 +82,9 @@ class Performer:
         self._tentative: dict[str, Version] = {}
         #: What tentative runs under way began from: a line may be over while one still runs.
         self._read: dict[tuple[str, int], Version] = {}
-        #: What a partner is being made from.
-        self._given: list[Version] = []
+        #: What others are being rebuilt from, by who fetches it.
+        self._lent: dict[str, list[Version]] = {}
+        self._lending = Lending()
         #: Paths whose stable version was not kept: it is rebuilt when needed.
         self._forgotten: set[str] = set()
         self.soutput = SOutput(log, engine.digest)
@@ -175,21 +179,38 @@ class Performer:
 
     # -- called by whoever carries --------------------------------------------------------------
 
-    def give(self) -> list[Moving] | None:
-        """All paths as they are now, to make the partner anew; None before they have begun. The
-        files stay until the next time, or until `given`."""
-        if any(state.position is None for state in self.core.paths.values()):
-            return None
-        self._given = list(self.versions.values())
-        found = [describe(self.log, v, self.paths[v.path].outputs) for v in self._given]
-        files = [os.path.join("state", name) for moving in found for name in moving.files]
-        files += [s.path for moving in found for r in moving.results for s in r.segments]
-        self._service.offered = {name: os.path.join(str(self.log.root), name) for name in files}
-        return found
+    def lend(self, newcomer: str) -> StateAnswer:
+        """All paths as they are now, to rebuild another copy. What is listed stays until the
+        newcomer has it, or has not been heard of for the time of a lease."""
+        opened = set(self.log.streams())
+        begun = self.versions.keys() == self.paths.keys() and opened >= set(self.fragment.outputs)
+        if not begun:
+            if not self.versions and not opened:
+                return BeganEmpty()
+            return NotReady(f"{self.name} has not opened all its inputs yet")
+        if self._forgotten:
+            return NotReady(f"{self.name} is correcting, and keeps no state meanwhile")
+        self._lent[newcomer] = list(self.versions.values())
+        lent = [describe(self.log, v, self.paths[v.path].outputs) for v in self._lent[newcomer]]
+        results = [r for moving in lent for r in moving.results]
+        files = [os.path.join("state", name) for moving in lent for name in moving.files]
+        files += [s.path for r in results for s in r.segments]
+        self._service.pins[newcomer] = {r.stream: r.trimmed_upto + 1 for r in results}
+        self._service.offered |= {name: os.path.join(str(self.log.root), name) for name in files}
+        self._check_leases_at(self._lending.lend(self._clock(), newcomer))
+        return tuple(lent)
 
-    def given(self) -> None:
-        self._given = []
-        self._service.offered = {}
+    def _return(self, newcomers: Iterable[str]) -> None:
+        """Nobody fetches it any more."""
+        for newcomer in newcomers:
+            self._lent.pop(newcomer, None)
+            self._service.pins.pop(newcomer, None)
+        if not self._lent:
+            self._service.offered = {}
+
+    def _check_leases_at(self, at: int | None) -> None:
+        if at is not None:
+            self._carrier.post(LeaseDue(), max(0.0, (at - self._clock()) / 1e6))
 
     def receive(self, delivery: Delivery) -> None:
         """Take what is new in a delivery; it counts once its rows are in the index."""
@@ -227,8 +248,8 @@ class Performer:
             if gone is None:
                 raise
             raise InputsLost(
-                f"{gone} is gone: the log it belongs to lost its storage; node {self.name!r} "
-                "follows its inputs anew when it is started again"
+                f"{gone}: a segment that node {self.name!r} was about to read is missing or "
+                "damaged; the node asks its producer for it again"
             ) from err
         self.jobs += result.jobs
         for output in path.outputs:
@@ -280,10 +301,22 @@ class Performer:
                 self._replies[ticket := next(self._tickets)] = event.reply
                 return self.core.handle(
                     core.Asked(at, ticket, event.path, event.peer, event.correction,
-                               event.position, event.done)
+                               event.position, event.started, event.done)
                 )  # fmt: skip
-            case Wanted():
-                event.reply(self.give())
+            case StateAsked():
+                event.reply(self.lend(event.newcomer))
+                return []
+            case StateRenewed():
+                self._lending.renew(at, event.newcomer)
+                return []
+            case StateReleased():
+                self._lending.end(event.newcomer)
+                self._return([event.newcomer])
+                return []
+            case LeaseDue():
+                gone, due = self._lending.expired(at)
+                self._return(gone)
+                self._check_leases_at(due)
                 return []
             case Woken():
                 return self.core.handle(core.Tick(at))
@@ -354,7 +387,7 @@ class Performer:
         kept = [self.versions[path.name]] if path.name not in self._forgotten else []
         kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
         kept += [version for (name, _), version in self._read.items() if name == path.name]
-        kept += [version for version in self._given if version.path == path.name]
+        kept += [v for lent in self._lent.values() for v in lent if v.path == path.name]
         self.engine.release(path, kept, tentative=tentative)
 
     def _wait_for_space(self, err: StorageFull) -> None:
@@ -456,16 +489,3 @@ class Performer:
 
     def _needs_from(self, version: Version) -> int:
         return self._plans[version.path].needs_from(version.bucket, version.needs_from)
-
-
-def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:
-    """How long buckets are held is counted from their beginning: they are one width old when the
-    first of them comes."""
-    protection, known = network.protection(fragment), patience(network)[fragment]
-    if known is None:
-        return Policy()
-    spare_us = int((1 - protection.alpha) * known.own_us) + network.width_us
-    return Policy(
-        protection.failure, protection.stabilization, protection.reconcile,
-        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
-    )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from holdfast.engine.inputs import InputFile
 from holdfast.storage.files import storage
@@ -63,10 +64,10 @@ class InputIndex:
         return found
 
     def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
-        """A file of somebody else's log that is gone, if there is one."""
+        """A file of somebody else's log that is gone or cannot be read, if there is one."""
         held = (file for stream in streams for file in self.files(stream, lo, hi))
-        others = (file.path for file in held if not file.path.startswith(self.folder))
-        return next((path for path in others if not self._there(path)), None)
+        others = (file for file in held if not file.path.startswith(self.folder))
+        return next((file.path for file in others if not self._readable(file)), None)
 
     def last(self, stream: str) -> int | None:
         """The newest bucket with rows."""
@@ -129,6 +130,12 @@ class InputIndex:
 
     def _there(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def _readable(self, file: InputFile) -> bool:
+        try:
+            return bool(pq.read_metadata(file.path).num_rows == file.rows)
+        except Exception:  # a damaged file may trip the reader in any way it likes
+            return False
 
     def table(self, path: str) -> Any:
         raise NotImplementedError("rows are in files")

@@ -18,32 +18,47 @@ from typing import Any
 from holdfast.clock import monotonic_us
 from holdfast.config import Options
 from holdfast.core import moves as core
-from holdfast.core.membership import Standing, dead_of
+from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
+from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
     InputError,
+    InputsLost,
+    LogCorrupted,
+    LogError,
     ProtocolViolation,
-    StorageFull,
+    SegmentLost,
     TransportError,
 )
 from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.model.trees import tolerance_buckets
-from holdfast.node.effects import Asked, Event, Finished, Refused, Wanted, Work
+from holdfast.node.effects import (
+    Asked,
+    Event,
+    Finished,
+    Refused,
+    StateAnswer,
+    StateAsked,
+    StateReleased,
+    StateRenewed,
+    Work,
+)
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
+from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (
     Done,
     GetState,
-    Moving,
     OfferedState,
     Postpone,
     Postponement,
     ReleaseState,
+    RenewState,
 )
 from holdfast.streams.serving import Service
 from holdfast.streams.subscribing import Makers, Subscriber
@@ -69,6 +84,7 @@ class Node:
         self.upstream, self._partners = upstream, partners or {}
         self._options, self._service = options, service
         self._pair = is_pair(engine.network, fragment.name)
+        self._sources = {op.name for op in engine.network.sources}
         self.switches: list[tuple[str, int]] = []
         #: What ended the node, if anything did.
         self.failure: BaseException | None = None
@@ -76,6 +92,10 @@ class Node:
         self._stop = threading.Event()
         self.ended = threading.Event()
         self._threads: list[threading.Thread] = []
+        service.on_damage.append(self._damaged)
+        #: Who is dead, as the controller says; None ends the thread that acts on it.
+        self._standings: queue.Queue[Mapping[str, Standing] | None] = queue.Queue()
+        self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         #: Questions to peers: one that does not answer holds up no other.
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._partners)), "ask")
@@ -86,26 +106,40 @@ class Node:
         )  # fmt: skip
         self._subscribers = {stream: self._subscriber(stream) for stream in fragment.inputs}
 
+    def _damaged(self, stream: str, err: LogCorrupted) -> None:
+        if stream in self.fragment.outputs:
+            self.post(Refused(err))
+
     def answer_calls(self) -> None:
         """Of other replicas. Only where the service is the node's own: nodes that share one have no
         other replicas."""
         self._service.handle(Postpone, self._postpone)
-        self._service.handle(GetState, self._state)
-        self._service.handle(ReleaseState, self._release)
+        self._service.handle(GetState, lambda ask: self._offer_state(ask.newcomer))
+        self._service.handle(RenewState, lambda ask: self._tell(StateRenewed(ask.newcomer)))
+        self._service.handle(ReleaseState, lambda ask: self._tell(StateReleased(ask.newcomer)))
 
     def start(self) -> None:
         self._thread(self._loop, "node")
         self.post(core.Began(monotonic_us()))
+        self._thread(self._give_up, "membership")
         for stream in self.fragment.inputs:
             self._thread(partial(self._subscribe, stream), f"subscribe-{stream}")
 
     def stop(self) -> None:
         self._stop.set()
         self._events.put(None)
+        self._standings.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=True)
+
+    @property
+    def position(self) -> int | None:
+        """The last bucket of its slowest path; None before all have begun."""
+        found = [state.position for state in self.performer.core.paths.values()]
+        begun = [position for position in found if position is not None]
+        return min(begun) if len(begun) == len(found) else None
 
     def status(self) -> dict[str, Any]:
         does = self.performer
@@ -168,11 +202,14 @@ class Node:
     def _subscriber(self, stream: str) -> Subscriber:
         said: str | None = None
 
-        def lost(why: str) -> None:
+        def lost(err: HoldfastError) -> None:
             nonlocal said
-            if why != said:
-                said = why
-                _log.info("node %s: input %s: %s", self.name, stream, why)
+            if str(err) != said:
+                said = str(err)
+                _log.info("node %s: input %s: %s", self.name, stream, err)
+            if isinstance(err, SegmentLost) and stream in self._sources:
+                # A node is rebuilt; what a source has lost, nobody has.
+                self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
         makers, options = self.upstream[stream], self._options
         home = home_of(self.name, tuple(makers)) if self._pair else None
@@ -196,17 +233,24 @@ class Node:
     def _postpone(self, ask: Postpone) -> Postponement:
         """By a partner, in one of the server's threads; the loop answers."""
         self._check_path(ask.path)
-        if ask.peer not in self._partners:
-            known = ", ".join(self._partners) or "none"
-            raise InputError(
-                f"node {self.name!r}: expected one of its replicas ({known}), found {ask.peer!r}"
-            )
+        self._check_replica(ask.peer)
         answers: queue.Queue[Answer] = queue.Queue()
-        self.post(Asked(ask.path, ask.peer, ask.correction, ask.position, ask.done, answers.put))
+        self.post(
+            Asked(
+                ask.path, ask.peer, ask.correction, ask.position, ask.started, ask.done, answers.put
+            )
+        )
         try:
             return Postponement(answers.get(timeout=self._options.silence_s))
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
+
+    def _check_replica(self, name: str) -> None:
+        if name not in self._partners:
+            known = ", ".join(self._partners) or "none"
+            raise InputError(
+                f"node {self.name!r}: expected one of its replicas ({known}), found {name!r}"
+            )
 
     def _check_path(self, path: str) -> None:
         """What another process names may not be here; the loop would end with it."""
@@ -215,31 +259,52 @@ class Node:
             known = ", ".join(names)
             raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
 
-    def _state(self, _: GetState) -> OfferedState:
-        """The partner is made anew, from what this one knows now."""
-        answers: queue.Queue[list[Moving] | None] = queue.Queue()
-        self.post(Wanted(answers.put))
+    def _offer_state(self, newcomer: str) -> OfferedState:
+        """Another copy is caught up, from what this one knows now. The loop goes on while the files
+        are read for their digests."""
+        self._check_replica(newcomer)
+        answers: queue.Queue[StateAnswer] = queue.Queue()
+        self.post(StateAsked(newcomer, answers.put))
         try:
-            found = answers.get(timeout=self._options.silence_s)
+            answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        return OfferedState(None if found is None else tuple(found))
+        match answer:
+            case BeganEmpty():
+                return OfferedState("began-empty")
+            case NotReady():
+                return OfferedState("not-ready", why=answer.why)
+            case _:
+                return OfferedState("state", answer, self._fingerprints.of(answer))
 
-    def _release(self, _: ReleaseState) -> Done:
-        self.performer.given()
+    def _tell(self, event: Event) -> Done:
+        self.post(event)
         return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
-        """What the controller says of those that are one of a pair."""
-        with suppress(StorageFull, TransportError):
-            self._service.lost(dead_of(standings))
+        """What the controller says of those that are one of a pair. Whoever tells sends the
+        heartbeats, so nothing here may wait for a disk."""
+        self._standings.put(standings)
         for partner in self._partners:
             known = standings.get(partner)
             if known is not None and known.gone is not self.performer.core.alone:
                 self.post(core.Alone(monotonic_us(), known.gone))
 
+    def _give_up(self) -> None:
+        """Readers that are dead are not waited for. What cannot be written now is said again."""
+        while (standings := self._standings.get()) is not None:
+            while not self._standings.empty():
+                newer = self._standings.get()
+                if newer is None:
+                    return
+                standings = newer
+            with suppress(LogError, TransportError):
+                self._service.lost(standings, monotonic_us())
+
     def _ask(self, action: core.Ask, peer: str) -> None:
-        ask = Postpone(action.path, self.name, action.correction, action.position, action.done)
+        ask = Postpone(
+            action.path, self.name, action.correction, action.position, action.started, action.done
+        )
         answer: Answer = "away"
         with suppress(HoldfastError):
             answer = self._partners[peer]().call(ask).answer

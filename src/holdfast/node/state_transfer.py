@@ -1,4 +1,4 @@
-"""State movement (Flux sections 3.3.1 and 5.3.1): one of a pair is made anew from the other.
+"""State movement (Flux sections 3.3.1 and 5.3.1): one copy of a pair is rebuilt from the other.
 
 The paper pauses the survivor and all its producers. Here a bucket boundary serves: the survivor
 gives the state after the last bucket it has done, which is immutable, and goes on. Before it is
@@ -6,26 +6,36 @@ asked, every producer has been told to keep what the newcomer may need (`Service
 bucket it is, the inputs behind it are there. What the survivor still keeps of its own results goes
 along: whoever reads may need them from the newcomer, should the survivor die.
 
-The newcomer writes all of it into an empty storage as if it had been there, a durable version in
-its own log, and from there on comes up like any node that was restarted. So moving again, after
-any failure in the middle, is starting again.
+The newcomer puts what it fetches beside its storage, makes a log of it as if it had been there, and
+only then puts that in the place of the old one. From there on it comes up like any node that was
+restarted, and moving again, after any failure in the middle, is starting again. `core.catch_up`
+decides about all of it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from holdfast.core.transfer import OwnPath, Piece
 from holdfast.engine.state import Version
-from holdfast.errors import InputsLost, StaleEpoch, TransportError, Trimmed
+from holdfast.errors import InputsLost, LogCorrupted, LogError, StaleEpoch, TransportError, Trimmed
 from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log
-from holdfast.streams.calls import Moving, Results
+from holdfast.storage.disk import OS_DISK, Disk
+from holdfast.storage.files import make_folder, storage
+from holdfast.storage.segment import PARQUET, Segments
+from holdfast.streams.calls import Moving, OfferedState, Results, StateFile
 from holdfast.types import Segment
 
-#: How one of a pair finds out that it was declared dead: it is then made anew.
+#: How one copy of a pair finds out that it was declared dead: it is then rebuilt.
 DECLARED_DEAD = (StaleEpoch, Trimmed, InputsLost)
+
+
+# -- the survivor ---------------------------------------------------------------------------------
 
 
 def describe(log: Log, version: Version, outputs: Sequence[str]) -> Moving:
@@ -46,12 +56,68 @@ def _kept(log: Log, stream: str) -> Results:
             )  # fmt: skip
 
 
-def check_offer(moving: Moving, paths: Iterable[Path]) -> None:
+class Fingerprints:
+    """Sizes and digests of state files, which never change. To read a large state takes a while:
+    whoever asks again in the meantime finds what was read so far."""
+
+    def __init__(self, folder: str, disk: Disk = OS_DISK) -> None:
+        self._folder, self._disk = folder, disk
+        self._known: dict[str, StateFile] = {}
+
+    def of(self, paths: Iterable[Moving]) -> tuple[StateFile, ...]:
+        names = list(dict.fromkeys(name for moving in paths for name in moving.files))
+        for name in names:
+            if name not in self._known:
+                file = f"{self._folder}/{name}"
+                with storage(file):
+                    self._known[name] = StateFile(name, *_fingerprint(file, self._disk))
+        found = {name: self._known[name] for name in names}
+        self._known = dict(found)
+        return tuple(found.values())
+
+
+def _fingerprint(path: str, disk: Disk) -> tuple[int, str]:
+    data = disk.read(path)
+    return len(data), hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+# -- the newcomer ---------------------------------------------------------------------------------
+
+
+def own_paths(
+    log: Log, paths: Iterable[Path], check: Callable[[Version], None]
+) -> dict[str, OwnPath]:
+    """What the copy's own disk has of each path; a version whose files are damaged is none."""
+    found = {}
+    for path in paths:
+        usable = None
+        for bucket, body in reversed(log.states(path.name)):
+            version = Version.of(path.name, bucket, body)
+            with suppress(LogError):
+                check(version)
+                usable = (bucket, version.needs_from)
+                break
+        found[path.name] = OwnPath(path.inputs, usable)
+    return found
+
+
+def check_offer(offered: OfferedState, paths: Sequence[Path]) -> None:
     """A peer says what it gives. It must be what was asked for, or files of others could be
     written, read and later deleted here."""
-    path = next((path for path in paths if path.name == moving.path), None)
-    if path is None:
-        raise _unfit(f"a path of this node, found {moving.path!r}")
+    if sorted(moving.path for moving in offered.paths) != sorted(path.name for path in paths):
+        raise _unfit(f"the paths {', '.join(path.name for path in paths)}, found others")
+    for moving, path in zip(
+        sorted(offered.paths, key=lambda moving: moving.path),
+        sorted(paths, key=lambda path: path.name),
+        strict=True,
+    ):
+        _check_path(moving, path)
+    named = {name for moving in offered.paths for name in moving.files}
+    if named != {file.name for file in offered.files}:
+        raise _unfit("sizes and digests of the files of the state, found those of others")
+
+
+def _check_path(moving: Moving, path: Path) -> None:
     streams = [results.stream for results in moving.results]
     of_others = [s.id for r in moving.results for s in r.segments if s.id.stream != r.stream]
     if sorted(streams) != sorted(path.outputs) or of_others:
@@ -68,15 +134,100 @@ def _unfit(text: str) -> TransportError:
     return TransportError(f"a state to rebuild from: expected {text}; run the same version")
 
 
-def install(log: Log, moving: Moving, rows: Callable[[Segment], Any]) -> None:
-    """Into an empty log; the files of the state are in their place already."""
-    for found in moving.results:
-        log.open_stream(
-            found.stream, found.schema, found.time, found.starts_at, gone_upto=found.trimmed_upto
+class Staging:
+    """Where a copy puts what it fetches: a folder beside its storage, which it replaces in the end.
+
+    A crash leaves the old storage or the new one; `settle` tidies up behind it.
+    """
+
+    def __init__(self, folder: str, disk: Disk = OS_DISK, segments: Segments = PARQUET) -> None:
+        self._folder, self._new, self._old = folder, f"{folder}.new", f"{folder}.old"
+        self._disk, self._encoding = disk, segments
+        self._offered = OfferedState("state")
+        #: Segments by the name of their piece; what is not here is a file of the state.
+        self._segments: dict[str, Segment] = {}
+        self._places: dict[str, str] = {}
+        self.bytes = 0
+
+    def settle(self) -> None:
+        """Before the storage is opened."""
+        with storage(self._folder):
+            if self._disk.exists(self._old) and not self._disk.exists(self._folder):
+                self._disk.rename_folder(self._old, self._folder)
+            self._disk.remove_folder(self._old)
+        self.discard()
+
+    def discard(self) -> None:
+        with storage(self._new):
+            self._disk.remove_folder(self._new)
+
+    def expect(self, offered: OfferedState) -> tuple[Piece, ...]:
+        """What is to be fetched of it."""
+        self._offered, self.bytes = offered, 0
+        kept = [s for m in offered.paths for results in m.results for s in results.segments]
+        self._segments = {segment.path: segment for segment in kept}
+        self._places = {name: f"fetched/{number}" for number, name in enumerate(self._segments)}
+        state = [Piece(f"state/{f.name}", f.size_bytes, f.digest) for f in offered.files]
+        return (*state, *(Piece(s.path, s.size_bytes, s.checksum) for s in kept))
+
+    def place(self, piece: Piece) -> str:
+        """Where the bytes of a piece are to be put; its folder is there."""
+        path = f"{self._new}/{self._places.get(piece.name, piece.name)}"
+        make_folder(os.path.dirname(path), fsync=False, disk=self._disk)
+        return path
+
+    def verify(self, piece: Piece) -> None:
+        """What was put there is what the peer listed; else `LogCorrupted`."""
+        if (segment := self._segments.get(piece.name)) is not None:
+            self._read(segment)
+        else:
+            path = self.place(piece)
+            with storage(path):
+                found = _fingerprint(path, self._disk)
+            if found != (piece.size_bytes, piece.digest):
+                raise LogCorrupted(
+                    f"{piece.name}: expected {piece.size_bytes} bytes with digest {piece.digest}, "
+                    f"found {found[0]} with {found[1]}; the piece is fetched again"
+                )
+        self.bytes += piece.size_bytes
+
+    def install(self, open_log: Callable[[str], Log], epoch: int) -> None:
+        """Make a log of all pieces, then put it in the place of the storage, which must be closed.
+        Whoever opens it next has `epoch`."""
+        for part in ("state", "fetched"):
+            make_folder(f"{self._new}/{part}", fsync=False, disk=self._disk)
+        log = open_log(self._new)
+        try:
+            log.raise_epoch(epoch - 1)
+            for moving in self._offered.paths:
+                self._install(log, moving)
+        finally:
+            log.close()
+        with storage(self._folder):
+            self._disk.remove_folder(f"{self._new}/fetched")
+
+    def replace(self) -> None:
+        with storage(self._folder):
+            if self._disk.exists(self._folder):
+                self._disk.rename_folder(self._folder, self._old)
+            self._disk.rename_folder(self._new, self._folder)
+            self._disk.remove_folder(self._old)
+
+    def _install(self, log: Log, moving: Moving) -> None:
+        for found in moving.results:
+            log.open_stream(
+                found.stream, found.schema, found.time, found.starts_at,
+                gone_upto=found.trimmed_upto,
+            )  # fmt: skip
+            written = [log.write(self._read(s), s.id, s.stability) for s in found.segments]
+            added = [Added(segment) for segment in written]
+            if found.complete_upto > found.trimmed_upto:
+                log.append(*added, Boundary(found.stream, found.complete_upto))
+        files = [f"state/{name}" for name in moving.files]
+        log.save_state(moving.path, moving.bucket, moving.body, files)
+
+    def _read(self, segment: Segment) -> Any:
+        path = f"{self._new}/{self._places[segment.path]}"
+        return self._encoding.read(
+            path, rows=segment.rows, checksum=segment.checksum, disk=self._disk
         )
-        written = [log.write(rows(s), s.id, s.stability) for s in found.segments]
-        added = [Added(segment) for segment in written]
-        if found.complete_upto > found.trimmed_upto:
-            log.append(*added, Boundary(found.stream, found.complete_upto))
-    files = [f"state/{name}" for name in moving.files]
-    log.save_state(moving.path, moving.bucket, moving.body, files)

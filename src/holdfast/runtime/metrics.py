@@ -19,6 +19,7 @@ from holdfast.cluster.supervisor import HostProcess
 from holdfast.edge.source import Source
 from holdfast.errors import SetupError
 from holdfast.runtime.contracts import Monitor
+from holdfast.runtime.parts import Parts
 from holdfast.types import OutputState
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ class Metrics(Collector):
         sources: Mapping[str, Source],
         nodes: Mapping[str, Node],
         processes: Mapping[str, HostProcess],
+        parts: Parts,
     ) -> None:
         self._monitor, self._sources = monitor, sources
-        self._nodes, self._processes = nodes, processes
+        self._nodes, self._processes, self._parts = nodes, processes, parts
         self.registry = CollectorRegistry()
         self.registry.register(self)
         #: Where it is served, when it is.
@@ -61,6 +63,7 @@ class Metrics(Collector):
         yield from self._of_outputs()
         yield from self._of_sources()
         yield from self._of_nodes()
+        yield from self._of_parts()
 
     def _of_outputs(self) -> Iterator[Metric]:
         kept = _gauge("contract_kept", "1 while all promises of the output are kept", "output")
@@ -105,6 +108,22 @@ class Metrics(Collector):
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
         return iter((steps, seconds, tentative, states, restarts))
+
+    def _of_parts(self) -> Iterator[Metric]:
+        unhealthy = _gauge(
+            "part_unhealthy", "1 for a host or node that is not healthy", "what", "part", "host",
+            "kind", "state",
+        )  # fmt: skip
+        failures = _gauge("part_failures", "Failures in a row without progress", "what", "part")
+        for told in self._parts.status():
+            labels = [told[name] for name in ("what", "part", "host", "kind", "state")]
+            unhealthy.add_metric(labels, 1)
+            failures.add_metric([told["what"], told["part"]], told["failures"])
+        gone = _gauge("output_stopped", "1 for an output without a replica left", "output")
+        stopped = self._parts.stopped()
+        for output in self._monitor.contracts():
+            gone.add_metric([output], output in stopped)
+        return iter((unhealthy, failures, gone))
 
 
 def _judged(told: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.controller import process_of
+from holdfast.core.membership import process_of
 from holdfast.errors import InputError
 from holdfast.model.fragments import pairs_of
 from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart, Restarted

@@ -26,7 +26,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
 from holdfast.cluster.controller_service import Presiding
 from holdfast.cluster.supervisor import HostProcess
@@ -55,6 +55,7 @@ from holdfast.model.partitions import one_of_each, physical
 from holdfast.model.trees import client_tolerance_buckets
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.metrics import Metrics
+from holdfast.runtime.parts import Parts
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
 from holdfast.streams.calls import (
@@ -143,7 +144,11 @@ class Run:
         self.monitor = Monitor(
             network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
         )
-        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes)
+        self.parts = Parts(
+            network, self.processes, lambda host: self.controller.assigned(host),
+            lambda host: self._presiding.unhealthy(host),
+        )  # fmt: skip
+        self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
     def start(self) -> Run:
         try:
@@ -160,8 +165,11 @@ class Run:
         self.controller = Controller(
             self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
             pairs,
-            now_us(),
+            monotonic_us(),
             self.layout,
+            silence_us=int(1e6 * self.options.silence_s),
+            rejoin_us=self.options.rejoin_us,
+            stall_us=self.options.stall_us,
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
@@ -178,6 +186,7 @@ class Run:
         self.service.handle(Retire, lambda ask: Retired(self.retire(ask.source, ask.why)))
         outputs = [op.name for op in self.network.outputs]
         self._presiding = Presiding(self.controller, self.service, outputs)
+        self._presiding.on_progress = lambda host, at: self.processes[host].progressed(at)
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
@@ -195,8 +204,7 @@ class Run:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
-            silence_us, stop = int(1e6 * self.options.silence_s), self._stop
-            judge = partial(self._presiding.judge, stop, self.options.heartbeat_s, silence_us)
+            judge = partial(self._presiding.judge, self._stop, self.options.heartbeat_s)
             self._thread(judge, "controller")
 
     def _start_local(self) -> None:
@@ -231,14 +239,22 @@ class Run:
         for host in self.layout:
             process = HostProcess(
                 self.app, host, self.storage, self.server.address, self.options,
-                self.failures.append, self.controller.ended,
+                self._presiding.ended,
             )  # fmt: skip
             self.processes[host] = process
             process.start()
         for host in self.layout:
             where = f"its log is in {os.path.join(self.storage, 'nodes')}"
-            up = partial(self._presiding.is_up, host)
-            self.wait_for(up, READY_S, f"host {host} to come up ({where})")
+            ready = partial(self._ready, host)
+            self.wait_for(ready, READY_S, f"host {host} to come up ({where})")
+        self._thread(partial(self.parts.watch, self._stop), "parts")
+
+    def _ready(self, host: str) -> bool:
+        """It is up, or not to be waited for because the outputs go on without it."""
+        stopped = self.parts.stopped()
+        if len(stopped) == len(self.network.outputs):
+            raise SetupError(f"nothing can be computed: {next(iter(stopped.values()))}")
+        return self._presiding.is_up(host) or self.parts.settled(host)
 
     # -- for the application ----------------------------------------------------------------------
 
@@ -335,6 +351,8 @@ class Run:
             },
             "contracts": self.monitor.contracts(),
             "failures": list(self.failures),
+            "unhealthy": self.parts.status(),
+            "stopped": self.parts.stopped(),
         }
 
     def asked(self, node: str) -> dict[str, Any]:
@@ -357,6 +375,9 @@ class Run:
                 raise node.failure
         if self.failures:
             raise HoldfastError(self.failures[0])
+        for_good = self.parts.stopped(final=True)
+        if len(for_good) == len(self.network.outputs):
+            raise HoldfastError(next(iter(for_good.values())))
 
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         """Until it is so; raises what stopped a node, or that it took too long."""
@@ -446,7 +467,7 @@ class Run:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""
         address: str | None = self.server.address
         if self.deployment == "processes" and ask.producer not in self.sources:
-            address = self.controller.address(ask.producer)
+            address = self.controller.address(ask.producer, catching_up=ask.catching_up)
         if address is not None and ask.reader is not None:
             address = self.route(ask.reader, ask.producer, address)
         return Location(address)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from typing import Protocol
 
@@ -41,6 +42,9 @@ class Disk(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
+    def size(self, path: str) -> int | None:
+        """Of a file; None: there is none."""
+
     def files(self, folder: str) -> dict[str, int]:
         """Sizes of all files below the folder, by their path below it, in its order."""
 
@@ -53,6 +57,12 @@ class Disk(Protocol):
 
     def delete(self, path: str) -> None:
         """Takes the file away. Its name may be back after a loss of power."""
+
+    def rename_folder(self, path: str, to: str) -> None:
+        """Gives the folder another name beside it, in one step, durable when it returns."""
+
+    def remove_folder(self, path: str) -> None:
+        """Takes away the folder and all in it, if it is there. A crash may leave a part of it."""
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
         """Opens a file that is there."""
@@ -84,6 +94,11 @@ class OsDisk:
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
+
+    def size(self, path: str) -> int | None:
+        with suppress(OSError):
+            return os.stat(path).st_size
+        return None
 
     def files(self, folder: str) -> dict[str, int]:
         found = {
@@ -127,6 +142,14 @@ class OsDisk:
 
     def delete(self, path: str) -> None:
         os.unlink(path)
+
+    def rename_folder(self, path: str, to: str) -> None:
+        os.rename(path, to)
+        _sync(os.path.dirname(to))
+
+    def remove_folder(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
         return _OsAppendFile(path, fsync=fsync)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.errors import LogError, StorageDenied, StorageFull
+from holdfast.errors import LogError, StorageDenied, StorageFull, StorageLost
 from holdfast.storage.disk import OS_DISK, Disk
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
 _DENIED |= {errno.EEXIST}  # a file where a folder should be
 
 
@@ -23,6 +24,8 @@ def storage_error(err: OSError, path: str | Path) -> LogError:
         return StorageFull(f"{path}: {why}. Free some space; nothing acknowledged is lost")
     if err.errno in _DENIED:
         return StorageDenied(f"{path}: {why}. Check the path, its owner and how it is mounted")
+    if err.errno in _GONE:
+        return StorageLost(f"{path}: {why}. Somebody deleted or unmounted the storage")
     return LogError(f"{path}: {why}. Check the device that holds the storage")
 
 

@@ -8,7 +8,7 @@ anything is written.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
@@ -83,10 +83,10 @@ class StreamState:
             self.spans[-1:], self.tentative[-1:], self.undos, self.retired,
         )  # fmt: skip
 
-    @property
-    def received(self) -> int:
-        """Every reader has had everything up to this bucket."""
-        return min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
+    def received(self, without: Collection[str] = ()) -> int:
+        """Every other reader has had everything up to this bucket."""
+        had = [ack.received for reader, ack in self.acks.items() if reader not in without]
+        return min(had, default=self.complete_upto if without else self.starts_at - 1)
 
     @property
     def trimmable(self) -> int:

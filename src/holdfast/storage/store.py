@@ -15,7 +15,7 @@ import itertools
 import json
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -338,6 +338,11 @@ class Log:
             self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
             raise
 
+    def check(self, segment: Segment) -> None:
+        """Raises what `read` would raise of a file that is missing or cut off, without reading."""
+        if self._disk.size(self.absolute(segment)) != segment.size_bytes:
+            self.read(segment)
+
     # Acknowledging and trimming
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
@@ -367,21 +372,25 @@ class Log:
         with self.changed:
             return list(self._stream(stream).acks)
 
-    def reader_epoch(self, stream: str, reader: str) -> int:
-        """Of the newest instance of a reader that spoke; 0 if none did."""
+    def position(self, stream: str, reader: str) -> tuple[int, int, int]:
+        """What a reader said last: received, no longer needed, and the epoch of the instance that
+        said it, 0 if none did."""
         with self.changed:
-            last = self._stream(stream).acks.get(reader)
-            return 0 if last is None else last.epoch
+            known = self._stream(stream)
+            before = known.starts_at - 1
+            last = known.acks.get(reader)
+            return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:
         """The last bucket that no reader that ever acknowledged anything still needs."""
         with self.changed:
             return self._stream(stream).trimmable
 
-    def received(self, stream: str) -> int:
-        """The last bucket that every reader that ever acknowledged anything has had."""
+    def received(self, stream: str, *, without: Collection[str] = ()) -> int:
+        """The last bucket that every reader that ever acknowledged anything has had, but for those
+        it is asked `without`."""
         with self.changed:
-            return self._stream(stream).received
+            return self._stream(stream).received(without)
 
     def trim(self, stream: str, upto: int) -> None:
         """Gives up the whole buckets up to `upto`: first the record, then the files."""
@@ -424,6 +433,10 @@ class Log:
     def retired(self, stream: str) -> Retired | None:
         with self.changed:
             return self._stream(stream).retired
+
+    def counters(self) -> dict[str, int]:
+        with self.changed:
+            return dict(self._state.counters)
 
     def counter(self, name: str) -> int:
         with self.changed:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
+from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
 from holdfast.streams import codec
 from holdfast.streams.codec import Count, FileName
@@ -79,14 +80,16 @@ class GetStreamStatus(Request[StreamStatus]):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    #: Nothing was ever deleted, so even an empty start would do.
-    complete: bool
+class Holding:
+    #: False: the stream is not opened yet, so nothing is held.
+    open: bool
+    starts_at: int = 0
+    trimmed_upto: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Request[Held]):
-    """Delete nothing that a new instance of `reader` may need."""
+class Hold(Request[Holding]):
+    """Delete nothing that a new instance of `reader` may need, for as long as it asks."""
 
     stream: str
     reader: str
@@ -107,9 +110,11 @@ class Postpone(Request[Postponement]):
 
     path: str
     peer: str
-    #: Number of the correction, how far the peer's stable results are, and whether it is over.
+    #: Number of the correction, how far the peer's stable results are, and whether the correction
+    #: is under way, or over.
     correction: int
     position: int
+    started: bool
     done: bool
 
 
@@ -140,20 +145,47 @@ class Moving:
 
 
 @dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file of the state, below the state folder."""
+
+    name: FileName
+    size_bytes: Count
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class OfferedState:
-    #: None before all paths have begun.
-    paths: tuple[Moving, ...] | None
+    """What a copy answers whose peer is caught up (`core.catch_up`)."""
+
+    answer: Literal["state", "waits", "began-empty", "not-ready"]
+    #: With `state`: all paths, and every file of their state once.
+    paths: tuple[Moving, ...] = ()
+    files: tuple[StateFile, ...] = ()
+    #: With `waits`: whether its own disk would do; None: not known yet.
+    own: bool | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GetState(Request[OfferedState]):
-    """The state of all paths, to rebuild the other replica. Its files are offered until the next
-    such request, or until `ReleaseState`."""
+    """The state of all paths, to rebuild `newcomer`. What is listed stays until `ReleaseState`, or
+    until nobody has asked for the time of a lease."""
+
+    newcomer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewState(Request[Done]):
+    """The files of the state are still being fetched."""
+
+    newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseState(Request[Done]):
-    """The files of the state were fetched."""
+    """The files of the state were fetched, or will not be."""
+
+    newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +228,17 @@ class GetAssignment(Request[Assignment]):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A node that is up, and where it listens."""
+    """A node that is up, or is being caught up, and where it listens."""
 
     node: str
     address: str
     epoch: Count
+    #: The last bucket of its slowest path; None before it has begun.
+    position: int | None = None
+    #: The same for each path.
+    positions: Mapping[str, int | None] = field(default_factory=dict)
+    #: False: it is being caught up, and does not count as alive yet.
+    up: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +254,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Register(Request[Registration]):
-    """The heartbeat of a host, with its nodes that are up."""
+    """The heartbeat of a host, with its nodes that are up, and those that are not healthy."""
 
     host: str
     epoch: Count
     nodes: tuple[Instance, ...]
+    unhealthy: Mapping[str, PartStatus] = field(default_factory=dict)
 
 
 # -- the run: nodes and commands ask --------------------------------------------------------------
@@ -238,6 +277,8 @@ class Locate(Request[Location]):
 
     producer: str
     reader: str | None = None
+    #: Also an instance that is being caught up, which nobody can read yet.
+    catching_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +364,10 @@ TABLE = (
     _call("streams", ListStreams, StreamList),
     _call("acknowledge", Acknowledge, Done),
     _call("stream-status", GetStreamStatus, StreamStatus),
-    _call("hold", Hold, Held),
+    _call("hold", Hold, Holding),
     _call("postpone", Postpone, Postponement),
     _call("state", GetState, OfferedState),
+    _call("renew-state", RenewState, Done),
     _call("release-state", ReleaseState, Done),
     _call("node-status", GetNodeStatus, NodeStatus),
     _call("next-epoch", NextEpoch, Epoch),

@@ -15,16 +15,28 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from holdfast.core.sunion import FOREVER
-from holdfast.errors import InputError, StorageFull, TransportError, Trimmed
+from holdfast.clock import monotonic_us
+from holdfast.core.membership import Standing
+from holdfast.core.retention import Position, position_of_gone
+from holdfast.core.transfer import Held, NotOpen
+from holdfast.errors import (
+    InputError,
+    LogCorrupted,
+    LogError,
+    SegmentLost,
+    StaleEpoch,
+    TransportError,
+    Trimmed,
+)
 from holdfast.storage import Log
+from holdfast.storage.segment import REMEDY
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,
     Done,
     GetStreamStatus,
-    Held,
     Hold,
+    Holding,
     ListStreams,
     Ping,
     Request,
@@ -43,11 +55,11 @@ HEARTBEAT_S = 0.1
 
 
 def answered(act: Callable[[], T]) -> T:
-    """Carry out what somebody asks. That our disk is full is not their fault: to them we are a peer
-    that cannot answer now, and is asked again."""
+    """Carry out what somebody asks. That our disk does not work is not their fault: to them we are
+    a peer that cannot answer now, and is asked again."""
     try:
         return act()
-    except StorageFull as err:
+    except LogError as err:
         raise TransportError(f"the peer cannot answer now: {err}") from err
 
 
@@ -62,6 +74,8 @@ class Service:
     #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
     #: where all of them have had it.
     on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
+    #: Told of which stream a segment turned out to be missing or damaged.
+    on_damage: list[Callable[[str, LogCorrupted], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat_s: float = HEARTBEAT_S
     #: How this replica stands with each of its outputs; a stream that is not here is stable.
@@ -70,8 +84,12 @@ class Service:
     spent_us: dict[str, int] = field(default_factory=dict)
     #: Files that may be fetched now, by the name they are asked for.
     offered: dict[str, str] = field(default_factory=dict)
+    #: First buckets of streams that are being fetched and stay until then, by who fetches.
+    pins: dict[str, Mapping[str, int]] = field(default_factory=dict)
     #: Trimming is a durable record of its own, so it is not done for every single bucket.
     trim_buckets: int = 8
+    #: New instances of readers that asked to hold a stream and have said nothing since, and when.
+    _holds: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
     _handlers: dict[type, Callable[[Any], object]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +97,19 @@ class Service:
         self.handle(ListStreams, lambda _: StreamList(tuple(self.streams())))
         self.handle(Acknowledge, self._acknowledge)
         self.handle(GetStreamStatus, self._status)
-        self.handle(Hold, lambda ask: Held(self.hold(ask.stream, ask.reader, ask.epoch)))
+        self.handle(Hold, self._hold)
 
     def _acknowledge(self, ask: Acknowledge) -> Done:
         self.acknowledge(ask.stream, ask.reader, ask.received, ask.needed, ask.epoch)
         return Done()
+
+    def _hold(self, ask: Hold) -> Holding:
+        held = self.hold(ask.stream, ask.reader, ask.epoch, monotonic_us())
+        return (
+            Holding(open=False)
+            if isinstance(held, NotOpen)
+            else Holding(True, held.starts_at, held.trimmed_upto)
+        )
 
     def _status(self, ask: GetStreamStatus) -> StreamStatus:
         if ask.position is not None:
@@ -107,13 +133,13 @@ class Service:
             if stop() or self.stopping.wait(0.05):  # declared, not opened yet
                 return
         first, cursor = begun
-        yield first
+        yield self._whole(log, first)
         if first.ended:
             return
         while not (stop() or self.stopping.is_set()):
             log.wait(stream, cursor.news, self.heartbeat_s)
             delivery = self.next(stream, cursor)
-            yield delivery
+            yield self._whole(log, delivery)
             if delivery.ended:
                 return
 
@@ -160,6 +186,22 @@ class Service:
             missing=missing, partial=partial, spent_us=self.spent_us.get(stream, 0),
         )  # fmt: skip
 
+    def _whole(self, log: Log, delivery: Delivery) -> Delivery:
+        """Whoever is given the path of a segment finds a file there, of the size it had."""
+        try:
+            for segment in delivery.segments:
+                log.check(segment)
+        except LogCorrupted as err:
+            raise self.damaged(delivery.stream, err) from None
+        return delivery
+
+    def damaged(self, stream: str, err: LogCorrupted) -> SegmentLost:
+        """Somebody asked for rows that are not there any more. Whose log it is has to know; whoever
+        asks may find them elsewhere."""
+        for told in self.on_damage:
+            told(stream, err)
+        return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
+
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
         """How this replica stands with the stream: its state, up to where it is stable, and up to
         where it is tentative. None while it is not opened yet."""
@@ -175,41 +217,59 @@ class Service:
         if stream not in log.streams():
             return
         answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
+        self._holds.pop((stream, reader), None)
         if self.all_spoke(stream):
             upto, info = log.trimmable(stream), log.info(stream)
             for told in self.on_ack:
-                told(stream, upto, log.received(stream))
+                told(stream, upto, self.received(stream))
+            pinned = [first[stream] for first in list(self.pins.values()) if stream in first]
+            upto = min([upto, *(first - 1 for first in pinned)])
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
-                with suppress(StorageFull):  # put off: what is kept too long does no harm
+                with suppress(LogError):  # put off: what is kept too long does no harm
                     log.trim(stream, upto)
 
-    def hold(self, stream: str, reader: str, epoch: int) -> bool:
-        """Fold-in (Flux section 5.3.2): a new instance of a reader is being made from its partner's
-        state; from now on nothing is deleted that it may need. True: nothing ever was, so even an
-        empty start would do. Of a stream that is not open yet nobody can tell."""
+    def hold(self, stream: str, reader: str, epoch: int, at: int) -> Held | NotOpen:
+        """Fold-in (Flux section 5.3.2): a new instance of a reader is being caught up; from now on
+        nothing is deleted that it may need. It stops nobody, either: what it has not had counts
+        only once it reads."""
         log = self._log(stream)
         if stream not in log.streams():
-            return False
+            return NotOpen()
         info = log.info(stream)
         upto = info.trimmed_upto
+        if epoch > log.position(stream, reader)[2] or (stream, reader) in self._holds:
+            self._holds[stream, reader] = at
         answered(lambda: log.acknowledge(stream, reader, upto, upto, epoch))
-        return upto < info.starts_at
+        return Held(info.starts_at, upto)
 
-    def lost(self, dead: Mapping[str, int]) -> None:
-        """Take-over (Flux section 3.2.2): readers whose instances up to an epoch are dead are not
-        waited for. Their successors say `hold`."""
+    def lost(self, standings: Mapping[str, Standing], at: int) -> None:
+        """Take-over (Flux section 3.2.2): readers that are dead are not waited for. What is kept
+        for them nevertheless, `core.retention` says."""
         for stream, readers in self.readers.items():
             log = self.logs.get(stream)
             if log is None or stream not in log.streams():
                 continue
-            for reader in sorted(readers & dead.keys()):
-                if log.reader_epoch(stream, reader) <= (epoch := dead[reader]):
-                    self.acknowledge(stream, reader, FOREVER, FOREVER, epoch)
+            for reader in sorted(readers & standings.keys()):
+                last = Position(*log.position(stream, reader))
+                held_at = self._holds.get((stream, reader))
+                if held_at is None and last.epoch > standings[reader].dead:
+                    # A predecessor of this process was asked to hold; it may be asked again.
+                    held_at = at
+                    if standings[reader].gone:
+                        self._holds[stream, reader] = at
+                trimmed_upto = log.info(stream).trimmed_upto
+                found = position_of_gone(standings[reader], last, trimmed_upto, held_at, at)
+                if found is not None:
+                    with suppress(StaleEpoch):  # its successor spoke just now
+                        self.acknowledge(stream, reader, *found)
 
     def received(self, stream: str) -> int:
-        """The last bucket of a stream that all its readers have had."""
+        """The last bucket of a stream that all its readers have had, but for those that are being
+        caught up."""
         log = self._log(stream)
-        return log.received(stream) if self.all_spoke(stream) else log.info(stream).starts_at - 1
+        if not self.all_spoke(stream):
+            return log.info(stream).starts_at - 1
+        return log.received(stream, without={r for s, r in list(self._holds) if s == stream})
 
     def all_spoke(self, stream: str) -> bool:
         """A reader that has not spoken yet needs everything."""

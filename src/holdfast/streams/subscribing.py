@@ -86,7 +86,7 @@ class Subscriber:
         makers: Makers,
         stop: threading.Event,
         *,
-        lost: Callable[[str], None] = lambda why: None,
+        lost: Callable[[HoldfastError], None] = lambda err: None,
         switched: Callable[[str, int], None] = lambda replica, us: None,
     ) -> None:
         self.stream, self.consumer, self.subscription = stream, consumer, subscription
@@ -117,7 +117,7 @@ class Subscriber:
             try:
                 take(delivery)
             except StorageFull as err:
-                self._lost(f"waits for space: {err}")
+                self._lost(err)
                 self._full = True
 
     def deliveries(self) -> Iterator[Delivery]:
@@ -205,9 +205,9 @@ class Subscriber:
                     assert delivery is not None
                     yield from self._take(action, delivery)
                 case core.Lost():
-                    why = self._last_error or f"{action.replica}: {action.why}"
-                    self._last_error = None
-                    self._lost(str(why))
+                    told = TransportError(f"{action.replica}: {action.why}")
+                    err, self._last_error = self._last_error or told, None
+                    self._lost(err)
                 case core.Switched():
                     self._switched(action.replica, action.us)
                 case core.Wake():

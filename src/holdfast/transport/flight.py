@@ -19,8 +19,16 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from holdfast.errors import HoldfastError, InputError, SetupError, TransportError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    LogCorrupted,
+    NotOffered,
+    SetupError,
+    TransportError,
+)
 from holdfast.model.schema import arrow_schema
+from holdfast.storage import Log
 from holdfast.storage.files import storage
 from holdfast.storage.rows import canonical, digest
 from holdfast.streams import codec
@@ -128,7 +136,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                         writer.begin(schema)
                     if len(delivery.segments) > 1 or segment.rows > LONG_READ_ROWS:
                         say("alive", {})
-                    for piece in _pieces(log.read(segment).cast(schema)):
+                    for piece in _pieces(self._rows(log, segment).cast(schema)):
                         writer.write_batch(piece)
                 arrival = wire.Arrival(segment, path if shared else None)
                 say("segment", codec.encode(arrival))
@@ -136,17 +144,23 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if delivery is None or not delivery.ended:
             raise TransportError(f"stream {stream!r} is closing")
 
+    def _rows(self, log: Log, segment: Segment) -> pa.Table:
+        try:
+            return log.read(segment)
+        except LogCorrupted as err:
+            raise self._service.damaged(segment.id.stream, err) from None
+
     def do_get(self, context: Any, ticket: Any) -> Any:
         """A file that is offered, as pieces of bytes."""
         with _refusals():
             name = wire.question_of(ticket.ticket, "file", wire.Fetch).name
             path = self._service.offered.get(name)
             if path is None:
-                raise TransportError(f"{name!r} is not offered here, or not any more")
+                raise NotOffered(f"{name!r} is not offered here, or not any more")
             try:
                 data = open(path, "rb")  # noqa: SIM115 - closed by whoever reads to its end
             except OSError as err:
-                raise TransportError(f"{name!r} is gone ({err.strerror})") from None
+                raise NotOffered(f"{name!r} is gone ({err.strerror})") from None
             return flight.GeneratorStream(_BYTES, _bytes_of(data))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

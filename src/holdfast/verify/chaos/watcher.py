@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from holdfast.clock import now_us
-from holdfast.cluster.supervisor import EXPLAINED
+from holdfast.core.quarantine import kind_of_exit
 from holdfast.edge.client import Client
 from holdfast.errors import HoldfastError
 from holdfast.runtime.running import Run
@@ -95,7 +95,7 @@ class Watcher:
             self._exits[name] = len(process.exits)
             for ended in process.exits[known:]:
                 if ended.code != -signal.SIGKILL:  # nobody but us sends that
-                    told = ended.replaced or ended.code in (0, EXPLAINED)
+                    told = ended.replaced or kind_of_exit(ended.code) != "crash"
                     whose = "world" if told else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
         for failure in self._run.failures[self._stopped :]:

@@ -26,7 +26,7 @@ class Cast:
         self.wire = Wire(world)
         parts = fragments(network)
         self.wire.controller = ControllerProcess(
-            world, self.wire, producers_of(network), pairs_of(network)
+            world, self.wire, producers_of(network), pairs_of(network), options
         )
         self.sources = [
             SourceProcess(world, self.wire, network, op, options, history) for op in network.sources

@@ -47,6 +47,9 @@ class MemoryInputs(InputIndex):
     def _there(self, path: str) -> bool:
         return path in self.tables
 
+    def _readable(self, file: InputFile) -> bool:
+        return self._there(file.path)
+
     def _put(self, table: Any, path: str, time: str) -> None:
         if self._disk.full and self._disk.lot():
             raise StorageFull(f"{path}: no space left")

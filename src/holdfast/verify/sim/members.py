@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from holdfast.cluster.controller import Controller
 from holdfast.config import Options
-from holdfast.core.membership import Standing, dead_of
+from holdfast.core.lag import Positions
+from holdfast.core.membership import Standing
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
 from holdfast.model.network import Network
 from holdfast.storage import Log
@@ -45,9 +46,9 @@ class _Alone:
         self._process.news = True
 
 
-def memory_log(process: Server, owner: str) -> Log:
+def memory_log(process: Server, owner: str, folder: str | None = None) -> Log:
     log = Log.open(
-        f"/{owner}", owner, fsync="always", archive=False,
+        folder or f"/{owner}", owner, fsync="always", archive=False,
         disk=process.disk, segments=RowSegments(),
     )  # fmt: skip
     log.changed = log._appending = _Alone(process)  # type: ignore[assignment]
@@ -63,9 +64,10 @@ class ControllerProcess(Server):
         wire: Wire,
         producers: dict[str, tuple[str, ...]],
         partners: dict[str, str],
+        options: Options,
     ) -> None:
         super().__init__(world, "controller", wire)
-        self._producers, self._partners = producers, partners
+        self._producers, self._partners, self._options = producers, partners, options
         self.controller: Controller | None = None
 
     def boot(self) -> None:
@@ -74,14 +76,18 @@ class ControllerProcess(Server):
         except StorageFull:
             self.after(FULL_US, self.boot)
             return
-        self.controller = Controller(log, self._partners, self.world.now)
+        self.controller = Controller(
+            log, self._partners, self.world.now, silence_us=DEAD_US,
+            rejoin_us=self._options.rejoin_us, stall_us=self._options.stall_us,
+        )  # fmt: skip
         self._judge()
 
     def _judge(self) -> None:
         assert self.controller is not None
         with suppress(StorageFull):
-            for name in self.controller.judge(self.world.now, DEAD_US):
-                self.world.say("controller", "declares dead", name)
+            for name in self.controller.judge(self.world.now)[0]:
+                why = self.controller.why_dead(name)
+                self.world.say("controller", "declares dead", name, f"({why})")
         self.after(HEARTBEAT_US, self._judge)
 
     def forget(self) -> None:
@@ -91,19 +97,24 @@ class ControllerProcess(Server):
     def next_epoch(self, name: str, at_least: int) -> int:
         return answered(lambda: self._up().next_epoch(name, at_least))
 
-    def register(self, name: str, address: str, epoch: int) -> dict[str, Standing] | None:
+    def register(
+        self, name: str, address: str, epoch: int, positions: Positions
+    ) -> dict[str, Standing] | None:
         """How those stand that are one of a pair; None for whoever was replaced."""
         at, known = self.world.now, self._up()
-        current = answered(lambda: known.register(name, address, epoch, at))
+        current = answered(lambda: known.register(name, address, epoch, at, positions))
         return known.standings() if current else None
+
+    def announce(self, name: str, address: str, epoch: int) -> bool:
+        return self._up().announce(name, address, epoch)
 
     def _up(self) -> Controller:
         if self.controller is None:
             raise TransportError("the controller is not up yet")
         return self.controller
 
-    def where(self, name: str) -> str | None:
-        return self._up().address(name)
+    def where(self, name: str, *, catching_up: bool = False) -> str | None:
+        return self._up().address(name, catching_up=catching_up)
 
     def locate(self, stream: str) -> dict[str, str | None]:
         known = self._up()
@@ -174,15 +185,19 @@ class Member(Server):
                 raise err
             self.after(REGISTER_US, self._register)
 
-        address, epoch = self.address, self.log.epoch
+        address, epoch, positions = self.address, self.log.epoch, self.positions()
         self.wire.ask_controller(
-            self, lambda c: c.register(self.name, address, epoch), told, failed
+            self, lambda c: c.register(self.name, address, epoch, positions), told, failed
         )
+
+    def positions(self) -> Positions:
+        """How far each path is, of a node."""
+        return {}
 
     def heard(self, standings: dict[str, Standing]) -> None:
         """From the controller: who is dead is not waited for."""
         with suppress(StorageFull, TransportError):
-            self.service.lost(dead_of(standings))
+            self.service.lost(standings, self.world.now)
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
         """How much of each stream the log holds, where a bound is promised."""

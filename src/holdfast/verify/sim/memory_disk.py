@@ -113,6 +113,11 @@ class MemoryDisk:
         self._alive()
         return path in self._nodes
 
+    def size(self, path: str) -> int | None:
+        self._alive()
+        found = self._nodes.get(path)
+        return len(found.data) if isinstance(found, _File) else None
+
     def is_folder(self, path: str) -> bool:
         self._alive()
         return type(self._nodes.get(path)) is _Folder
@@ -179,6 +184,38 @@ class MemoryDisk:
             self._name(folder, path, None)
         if dies:
             raise Crashed
+
+    def rename_folder(self, path: str, to: str) -> None:
+        parent = self._parent(path)
+        if not self.is_folder(path):
+            raise _error(errno.ENOTDIR, path) if self.exists(path) else self._missing(path)
+        if self.exists(to):
+            raise _error(errno.ENOTEMPTY, to)
+        dies = self._change()
+        if not (dies and self.lot()):
+            for name in [n for n in self._nodes if n == path or n.startswith(f"{path}/")]:
+                node = self._nodes.pop(name)
+                if isinstance(node, _Folder):
+                    before = node.before.items()
+                    node.before = {to + known[len(path) :]: file for known, file in before}
+                self._nodes[to + name[len(path) :]] = node
+            for name in (path, to):
+                parent.before.pop(name, None)
+        if dies:
+            raise Crashed
+
+    def remove_folder(self, path: str) -> None:
+        parent = self._parent(path)
+        if path not in self._nodes:
+            return
+        inside = sorted(n for n in self._nodes if n.startswith(f"{path}/"))
+        dies = self._change()
+        for name in inside[len(inside) - self._part(len(inside)) :] if dies else inside:
+            del self._nodes[name]
+        if dies:
+            raise Crashed
+        del self._nodes[path]
+        parent.before.pop(path, None)
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
         file = self._file(path)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.config import Options
 from holdfast.core import moves as core
-from holdfast.core.catch_up import CatchUp
+from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
+from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.state import Version
-from holdfast.errors import (
-    HoldfastError,
-    StorageFull,
-    TransportError,
-)
+from holdfast.errors import HoldfastError, NotOffered, TransportError
 from holdfast.model.fragments import (
     Fragment,
     home_of,
@@ -30,32 +27,17 @@ from holdfast.model.network import Network
 from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import Asked, Event, Finished, Work
 from holdfast.node.executor import Performer
-from holdfast.node.state_transfer import DECLARED_DEAD
-from holdfast.node.state_transfer import install as moved
-from holdfast.storage.files import put_file
-from holdfast.streams.calls import Moving
-from holdfast.types import Segment, SegmentId
+from holdfast.node.state_transfer import DECLARED_DEAD, Fingerprints, Staging
+from holdfast.storage import Log
+from holdfast.streams.calls import OfferedState
 from holdfast.verify.history import Held, History, Made
+from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Wire
-from holdfast.verify.sim.members import FULL_US, REGISTER_US, Member, kept_for_ever, memory_log
-from holdfast.verify.sim.tables import Rows
+from holdfast.verify.sim.members import REGISTER_US, Member, kept_for_ever
+from holdfast.verify.sim.tables import RowSegments
 from holdfast.verify.sim.world import World
-
-#: At most so long a state is on its way.
-MOVING_US = 1_500_000
-
-
-class Given(NamedTuple):
-    """A path on its way to a partner: all of it in one message."""
-
-    moving: Moving
-    state: dict[str, bytes]
-    rows: dict[SegmentId, Rows]
-
-    def read(self, segment: Segment) -> Rows:
-        return self.rows[segment.id]
 
 
 class NodeProcess(Member):
@@ -85,15 +67,15 @@ class NodeProcess(Member):
         self.pair = is_pair(network, fragment.name)
         #: A successor runs in its place.
         self.replaced = False
-        #: It has no state, and waits for its partner's.
-        self.moving = False
-        self._catching = CatchUp(0)
-        #: Since when it is being made anew, through however many beginnings.
+        #: While one of a pair is caught up.
+        self.rebuild: Rebuild | None = None
+        self._staging = Staging(f"/{name}", self.disk, RowSegments())
+        #: Since when it is being caught up, through however many beginnings.
         self.lost_at: int | None = None
 
     def forget(self) -> None:
         super().forget()
-        self.moving = False
+        self.rebuild = None
 
     def die(self, why: str, *, power: bool = False) -> None:
         super().die(why, power=power)
@@ -111,114 +93,69 @@ class NodeProcess(Member):
         else:
             super().give_up(err)
 
-    # -- one of a pair is made anew ---------------------------------------------------------------
+    # -- catch-up of one of a pair ----------------------------------------------------------------
+
+    def open_log(self) -> Log:
+        self._staging.settle()
+        return super().open_log()
 
     def _ready(self) -> None:
         if self.pair and self.log.epoch > 1:
-            self.moving, self._catching = True, CatchUp(self.clock())
+            self.rebuild = Rebuild(self, self._staging)
             self.lost_at = self.lost_at or self.world.now
-            self._hold()
+            self.rebuild.begin()
         else:
             super()._ready()
 
-    def _hold(self) -> None:
-        """Ask all producers to keep what may be needed, then the partner for its state."""
-        made_by = producers_of(self.network)
-        asked = [(stream, maker) for stream in self.fragment.inputs for maker in made_by[stream]]
-        waiting = set(asked)
-        whole: set[str] = set()
+    def caught_up(self, *, reopen: bool) -> None:
+        self.rebuild = None
+        if reopen:
+            self.retry_full(self._open, super()._ready)
+        else:
+            super()._ready()
 
-        def hold(stream: str, maker: str) -> None:
-            def over(answer: bool = False) -> None:
-                waiting.discard((stream, maker))
-                if answer:
-                    whole.add(stream)
-                if not waiting:
-                    self._ask_state(whole == set(self.fragment.inputs))
-
-            epoch = self.log.epoch
-            self._ask_node(maker, lambda s: s.service.hold(stream, self.name, epoch), over, over)
-
-        for stream, maker in asked:
-            hold(stream, maker)
-
-    def _ask_state(self, whole: bool) -> None:
-        (partner,) = partners_of(self.network, self.name)
-
-        def told(given: list[Given] | None) -> None:
-            if given is not None:
-                took_us = int(MOVING_US * self.chance.random() ** 2)
-                self.after(took_us, lambda: self._install(given))
-            else:
-                refused(waits=True)
-
-        def refused(*, waits: bool = False) -> None:
-            own = all(self.log.states(path.name) for path in self.fragment.paths)
-            match self._catching.refused(self.clock(), own=own or whole, waits=waits):
-                case "own":
-                    self.world.say(self.name, "comes back from its own disk")
-                    self.moving = False
-                    super(NodeProcess, self)._ready()
-                case "lost":
-                    raise HoldfastError(f"{self.name}: both of the pair are gone")
-                case "again":
-                    self.after(REGISTER_US, self._hold)
-
-        self._ask_node(partner, lambda node: node.give(), told, refused)
-
-    def give(self) -> list[Given] | None:
-        """To a partner that is made anew; None when this one waits for state itself."""
-        if self.moving:
-            return None
+    def offer_state(self, newcomer: str) -> OfferedState:
+        """To a copy that is caught up."""
+        if self.rebuild is not None:
+            return OfferedState("waits", own=self.rebuild.core.as_peer().own)
         if not self.is_up:
             raise TransportError(f"{self.name} is not up yet")
-        found = self.performer.give()
-        if found is None:
-            raise TransportError(f"{self.name} has not begun yet")
-        state = {
-            name: self.disk.read(f"/{self.name}/state/{name}")
-            for path in found
-            for name in path.files
-        }
-        rows = {s.id: self.log.read(s) for path in found for r in path.results for s in r.segments}
-        self.performer.given()
-        return [Given(path, state, rows) for path in found]
+        answer = self.performer.lend(newcomer)
+        match answer:
+            case BeganEmpty():
+                return OfferedState("began-empty")
+            case NotReady():
+                return OfferedState("not-ready", why=answer.why)
+        files = Fingerprints(f"/{self.name}/state", self.disk).of(answer)
+        return OfferedState("state", answer, files)
 
-    def _install(self, given: list[Given]) -> None:
-        epoch, crash_after = self.log.epoch, self.disk.crash_after
-        self.disk.wipe()
-        self.disk.crash_after = crash_after
+    def piece(self, name: str) -> bytes:
+        path = self.service.offered.get(name)
+        if path is None:
+            raise NotOffered(f"{name!r} is not offered here, or not any more")
+        if not self.disk.exists(path):
+            raise NotOffered(f"{name!r} is gone")
+        return self.disk.read(path)
 
-        try:
-            self.log = memory_log(self, self.name)
-            self.log.raise_epoch(epoch)
-            for path in given:
-                for name in path.moving.files:
-                    into = f"/{self.name}/state/{name}"
-                    put_file(into, path.state[name], fsync=False, disk=self.disk)
-                moved(self.log, path.moving, path.read)
-        except StorageFull:
-            self.after(FULL_US, lambda: self._install(given))
-            return
-        self.world.say(self.name, "has the state of its partner at", given[0].moving.bucket)
-        self.moving = False
-        super()._ready()
-
-    def _ask_node(
+    def ask_node(
         self,
         name: str,
         ask: Callable[[Any], Any],
         told: Callable[[Any], None],
-        failed: Callable[[], None],
+        failed: Callable[[HoldfastError], None],
+        *,
+        catching_up: bool = False,
     ) -> None:
         def located(address: str | None) -> None:
             server = self.wire.resolve(address)
             if server is None:
-                failed()
+                failed(TransportError(f"{name} is not there"))
             else:
-                self.wire.request(self, server, ask, told, lambda err: failed())
+                self.wire.request(self, server, ask, told, failed)
 
-        self.wire.ask_controller(self, lambda c: c.where(name), located, lambda err: failed())
+        self.wire.ask_controller(
+            self, lambda c: c.where(name, catching_up=catching_up), located, failed
+        )
 
     def up(self) -> None:
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
@@ -249,6 +186,9 @@ class NodeProcess(Member):
             tolerance_buckets=tolerance_buckets(self.network, self.fragment.name),
             heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
         )  # fmt: skip
+
+    def positions(self) -> Positions:
+        return {name: path.position for name, path in self.performer.core.paths.items()}
 
     def heard(self, standings: dict[str, Standing]) -> None:
         super().heard(standings)
@@ -318,8 +258,8 @@ class NodeProcess(Member):
         """By a peer."""
         answers: list[Answer] = []
         self.performer.take(
-            Asked(action.path, peer, action.correction, action.position, action.done,
-                  answers.append)
+            Asked(action.path, peer, action.correction, action.position, action.started,
+                  action.done, answers.append)
         )  # fmt: skip
         if not answers:  # a full disk holds up everything
             raise TransportError(f"{self.name} does not answer")
@@ -337,7 +277,7 @@ class NodeProcess(Member):
                 raise TransportError(f"{node.name} is not up yet")
             return ask(node)
 
-        self._ask_node(partner, asked, told, failed)
+        self.ask_node(partner, asked, told, lambda err: failed())
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1

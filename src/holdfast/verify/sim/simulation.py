@@ -8,7 +8,7 @@ from functools import partial
 
 from holdfast.config import Options
 from holdfast.core import monitor
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import HoldfastError, InputError, StateLost
 from holdfast.model import operators as ops
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
@@ -176,9 +176,11 @@ class Simulation:
     def _stopped(self, process: Process, err: BaseException) -> None:
         if process in self.cast.zombies and isinstance(err, HoldfastError):
             return  # as it should, however it found out
-        # Whatever is drawn should be survived, so nobody has a reason to give up.
+        # Whatever is drawn should be survived, so nobody has a reason to give up; but that all
+        # disks with a state are gone is no mistake of whoever says so.
         why = f"{type(err).__name__}: {err}"
-        self.history.add(Stopped(self.world.now, process.name, "ours", why))
+        fault_of = "world" if isinstance(err, StateLost) else "ours"
+        self.history.add(Stopped(self.world.now, process.name, fault_of, why))
 
     def _expect(self) -> None:
         """Looked at often: processes die, come back and connect whenever they like."""

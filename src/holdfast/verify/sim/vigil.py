@@ -35,7 +35,8 @@ class Vigil:
         self._broken: Counter[str] = Counter()
         #: When anybody was broken last who is not being made anew then, by name.
         self._last: dict[str, int] = {}
-        self._dead_since: dict[str, int] = {}
+        #: Dead for so long that nothing is kept for their disks any more.
+        self._released_since: dict[str, int] = {}
 
     def broke(self, on: str) -> None:
         self._broken[on] += 1
@@ -54,9 +55,11 @@ class Vigil:
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
                 node.lost_at = None
         controller = self._cast.wire.controller.controller
-        dead = dead_of(controller.standings()) if controller is not None else {}
-        self._dead_since = {name: self._dead_since.get(name, now) for name in dead}
-        late = [name for name, since in self._dead_since.items() if now - since > HEARD_US]
+        standings = controller.standings() if controller is not None else {}
+        dead = dead_of(standings)
+        released = [name for name, epoch in dead.items() if standings[name].released >= epoch]
+        self._released_since = {n: self._released_since.get(n, now) for n in released}
+        late = [name for name, since in self._released_since.items() if now - since > HEARD_US]
         # Whoever else is broken may have a reason to be waited for, and everybody a reason to wait.
         if late and broken <= dead.keys() and not self._recovering(now, broken):
             yield from self._kept(now, late)

@@ -136,8 +136,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
         last = self._stream(stream).acks.get(reader)
         acknowledge(self, stream, reader, received, needed, max(epoch, last.epoch if last else 0))
 
-    def welcoming(self: Controller, name: str, address: str, epoch: int) -> bool:
-        return register(self, name, address, 2**31)
+    def welcoming(self: Controller, name: str, address: str, epoch: int, at: int = 0) -> bool:
+        return register(self, name, address, 2**31, at)
 
     patch.setattr(Log, "acknowledge", gullible)
     patch.setattr(Controller, "register", welcoming)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.controller
 import pytest
+from holdfast.core.upstream import Upstream
 
 import holdfast.node.executor
 import holdfast.verify.sim.engine_twin
-from holdfast.core import progress
-from holdfast.core.upstream import Upstream
+from holdfast.core import membership, progress
+from holdfast.node.state_transfer import Staging
 from holdfast.streams.serving import Service
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.members import Member
-from holdfast.verify.sim.memory_disk import MemoryDisk
 from holdfast.verify.sim.nodes import NodeProcess
 from tests.verify.sim.mutations.planting import S, mutation
 
@@ -25,7 +24,7 @@ from tests.verify.sim.mutations.planting import S, mutation
     faults=(Fault(3 * S, "wipe", "lower.0@2", 35 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Service, "lost", lambda self, dead: None)
+    patch.setattr(Service, "lost", lambda self, standings, at: None)
 
 
 @mutation(
@@ -97,11 +96,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    def harsh(partners: Any, standings: Any, hearing: Any, at: int, silence_us: int) -> list[str]:
-        silent = [name for name in partners if hearing.silent(name, at, silence_us)]
+    def harsh(partners: Any, standings: Any, detector: Any, at: int) -> list[str]:
+        silent = [name for name in partners if detector.silent(name, at)]
         return [name for name in silent if standings[name].lives]
 
-    patch.setattr(holdfast.controller, "lost", harsh)
+    patch.setattr(membership, "lost", harsh)
 
 
 @mutation(
@@ -124,7 +123,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(3 * S, "kill", "lower.0@2", 4 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryDisk, "wipe", lambda self: None)
+    original = Staging.install
+
+    def beside(self: Staging, open_log: Any, epoch: int) -> None:
+        original(self, lambda folder: open_log(folder.removesuffix(".new")), epoch)
+
+    patch.setattr(Staging, "install", beside)
+    patch.setattr(Staging, "replace", lambda self: None)
 
 
 @mutation("move the state of one bucket and call it the next", "wrong", "alive", "lost", seed=10)
@@ -145,14 +150,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("delete the state that is on its way to a partner", "alive", "lost", seed=10)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = NodeProcess.give
+    original = NodeProcess.offer_state
 
-    def hasty(self: NodeProcess) -> Any:
+    def hasty(self: NodeProcess, newcomer: str) -> Any:
+        offered = original(self, newcomer)
         for path in self.fragment.paths if self.is_up else ():
             self.performer.engine.release(path, [])
-        return original(self)
+        return offered
 
-    patch.setattr(NodeProcess, "give", hasty)
+    patch.setattr(NodeProcess, "offer_state", hasty)
 
 
 @mutation("send a key to two partitions", "wrong", "doubled", seed=9)

@@ -1,0 +1,113 @@
+"""Hosts and nodes of a run that are not healthy, and the outputs that have no replica left.
+
+A host tells of its nodes with its heartbeats, the supervisor of the hosts. What follows from it is
+decided in `core.quarantine`; here it is put together for status, metrics and log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from holdfast.clock import monotonic_us
+from holdfast.cluster.supervisor import HostProcess
+from holdfast.core.quarantine import PartStatus, stopped
+from holdfast.model.fragments import fragments, replicas_of
+from holdfast.model.network import Network
+
+_log = logging.getLogger("holdfast.parts")
+LOOK_S = 0.5
+
+
+class Parts:
+    def __init__(
+        self,
+        network: Network,
+        processes: Mapping[str, HostProcess],
+        assigned: Callable[[str], list[str]],
+        told: Callable[[str], Mapping[str, PartStatus]],
+    ) -> None:
+        """`assigned` and `told`: the nodes of a host, and what it says of them."""
+        self._processes, self._assigned, self._told = processes, assigned, told
+        self._needs = {op.name: _needs(network, op.name) for op in network.outputs}
+
+    def hosts(self) -> dict[str, PartStatus]:
+        at = monotonic_us()
+        met = {host: process.condition for host, process in list(self._processes.items())}
+        return {host: one.status(at) for host, one in met.items() if one is not None}
+
+    def nodes(self) -> dict[str, PartStatus]:
+        return {
+            name: status
+            for host in list(self._processes)
+            for name, status in self._told(host).items()
+        }
+
+    def status(self) -> list[dict[str, Any]]:
+        """Everything that is not healthy, for people and programs."""
+        hosts = [_body("host", host, host, one) for host, one in self.hosts().items()]
+        nodes = [
+            _body("node", name, host, one)
+            for host in list(self._processes)
+            for name, one in self._told(host).items()
+        ]
+        return hosts + nodes
+
+    def stopped(self, *, final: bool = False) -> dict[str, str]:
+        """The outputs of which nothing is to be expected at the moment, and why; with `final` only
+        those that do not come back by themselves."""
+        nodes = self.nodes().items()
+        why = {name: f"node {name} {one.text}" for name, one in nodes if _out(one, final)}
+        for host, one in self.hosts().items():
+            if _out(one, final):
+                why |= dict.fromkeys(self._assigned(host), f"host {host} {one.text}")
+        return {
+            output: "; ".join(dict.fromkeys(why[name] for name in gone))
+            for output, gone in stopped(self._needs, why).items()
+        }
+
+    def settled(self, host: str) -> bool:
+        """Nothing is to be waited for: it, or each of its nodes, is out."""
+        met = self.hosts().get(host)
+        told = self._told(host)
+        nodes = self._assigned(host)
+        return (met is not None and met.out) or (
+            bool(nodes) and all(name in told and told[name].out for name in nodes)
+        )
+
+    def watch(self, stop: threading.Event) -> None:
+        """Say in the log which outputs stop, and which go on again."""
+        known: dict[str, str] = {}
+        while not stop.wait(LOOK_S):
+            found = self.stopped()
+            for output in found.keys() - known.keys():
+                _log.error("output %s stopped, no replica is left: %s", output, found[output])
+            for output in known.keys() - found.keys():
+                _log.warning("output %s goes on", output)
+            known = found
+
+
+def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
+    state = "quarantined" if status.quarantined else "restarting"
+    told = {"part": part, "what": what, "host": host, "state": state} | asdict(status)
+    return told | {"remedy": status.remedy.replace("HOST", host)}
+
+
+def _out(status: PartStatus, final: bool) -> bool:
+    return status.final if final else status.out
+
+
+def _needs(network: Network, output: str) -> list[tuple[str, ...]]:
+    """The replicas of every fragment on the way to an output."""
+    parts = fragments(network)
+    made_by = {stream: part for part in parts for stream in part.outputs}
+    found: dict[str, tuple[str, ...]] = {}
+    waiting = [output]
+    while waiting:
+        part = made_by.get(waiting.pop())
+        if part is not None and part.name not in found:
+            found[part.name] = replicas_of(network, part.name)
+            waiting += part.inputs
+    return list(found.values())

@@ -1,0 +1,183 @@
+"""Drives the catch-up of a simulated copy (`core.catch_up`) in virtual time, piece by piece, so
+that anything may fail between two of them. Nothing is decided here."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from holdfast.core import transfer as core
+from holdfast.core.catch_up import CatchUp, Phase
+from holdfast.errors import HoldfastError, NotOffered, StaleEpoch, StateLost, StorageFull
+from holdfast.model.fragments import partners_of, producers_of
+from holdfast.node.effects import StateReleased, StateRenewed
+from holdfast.node.state_transfer import Staging, own_paths
+from holdfast.storage.files import put_file
+from holdfast.streams.calls import OfferedState
+from holdfast.verify.sim.engine_twin import EngineTwin
+from holdfast.verify.sim.members import REGISTER_US, memory_log
+
+if TYPE_CHECKING:
+    from holdfast.verify.sim.nodes import NodeProcess
+
+#: At most so long all pieces together are on their way, beside what the links take.
+MOVING_US = 1_500_000
+
+
+class Rebuild:
+    def __init__(self, node: NodeProcess, staging: Staging) -> None:
+        self._node, self._staging = node, staging
+        made_by = producers_of(node.network)
+        engine = EngineTwin(node.network, node.disk, f"/{node.name}/state")
+        own = own_paths(node.log, node.fragment.paths, engine.check)
+        producers = {stream: made_by[stream] for stream in node.fragment.inputs}
+        self.core = CatchUp(node.name, partners_of(node.network, node.name), producers, own)
+        self._pieces = 1
+
+    def begin(self) -> None:
+        self._announce()
+        self._take(core.Begin(self._now))
+
+    @property
+    def _now(self) -> int:
+        return self._node.world.now
+
+    def _announce(self) -> None:
+        """Until it is over: the peer may ask what this copy has."""
+        node, epoch = self._node, self._node.log.epoch
+
+        def told(current: bool) -> None:
+            if not current:
+                raise StaleEpoch(f"{node.name} of epoch {epoch} was replaced; it stops")
+            again()
+
+        def again() -> None:
+            if self.core.phase is not Phase.OVER:
+                node.after(REGISTER_US, self._announce)
+
+        address = node.address
+        node.wire.ask_controller(
+            node, lambda c: c.announce(node.name, address, epoch), told, lambda err: again()
+        )
+
+    def _take(self, event: core.Event) -> None:
+        for action in self.core.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: core.Action) -> None:
+        node = self._node
+        match action:
+            case core.Wake():
+                node.after(max(0, action.at - self._now), lambda: self._take(core.Tick(self._now)))
+            case core.Hold():
+                self._hold(action)
+            case core.AskState():
+                self._ask_state(action)
+            case core.Fetch():
+                self._fetch(action)
+            case core.Renew():
+                self._tell(action.peer, StateRenewed(node.name))
+            case core.Release():
+                self._tell(action.peer, StateReleased(node.name))
+            case core.Install():
+                self._install(action)
+            case core.Discard():
+                self._staging.discard()
+            case core.ComeUp():
+                node.world.say(node.name, "comes up from", action.source, f"({action.why})")
+                node.caught_up(reopen=action.source == "peer")
+            case core.GiveUp():
+                raise (StaleEpoch if action.replaced else StateLost)(action.why)
+
+    def _hold(self, action: core.Hold) -> None:
+        node, epoch = self._node, self._node.log.epoch
+
+        def over(answer: core.HoldAnswer) -> None:
+            self._take(
+                core.HoldAnswered(self._now, action.round, action.stream, action.producer, answer)
+            )
+
+        def failed(err: HoldfastError) -> None:
+            stale = isinstance(err, StaleEpoch)
+            over(core.Replaced(str(err)) if stale else core.Unreachable(str(err)))
+
+        node.ask_node(
+            action.producer,
+            lambda server: server.service.hold(action.stream, node.name, epoch, server.world.now),
+            over,
+            failed,
+        )
+
+    def _ask_state(self, action: core.AskState) -> None:
+        node = self._node
+
+        def over(answer: core.PeerAnswer) -> None:
+            self._take(core.PeerAnswered(self._now, action.round, answer))
+
+        def told(offered: OfferedState) -> None:
+            match offered.answer:
+                case "waits":
+                    over(core.Waits(offered.own))
+                case "began-empty":
+                    over(core.BeganEmpty())
+                case "not-ready":
+                    over(core.NotReady(offered.why))
+                case "state":
+                    pieces = self._staging.expect(offered)
+                    self._pieces = max(1, len(pieces))
+                    over(core.HasState(max(m.bucket for m in offered.paths), pieces))
+
+        node.ask_node(
+            action.peer,
+            lambda peer: peer.offer_state(node.name),
+            told,
+            lambda err: over(core.Unreachable(str(err))),
+            catching_up=True,
+        )
+
+    def _fetch(self, action: core.Fetch) -> None:
+        node, piece = self._node, action.piece
+
+        def came(data: bytes) -> None:
+            try:
+                put_file(self._staging.place(piece), data, fsync=False, disk=node.disk)
+                self._staging.verify(piece)
+            except HoldfastError as err:
+                failed(err)
+            else:
+                self._take(core.Fetched(self._now, action.round, piece))
+
+        def failed(err: HoldfastError) -> None:
+            failure = core.Failure(
+                str(err), gone=isinstance(err, NotOffered), full=isinstance(err, StorageFull)
+            )
+            self._take(core.FetchFailed(self._now, action.round, piece, failure))
+
+        def told(data: bytes) -> None:
+            link = node.wire.link(action.peer, node.name)
+            if link.damage and node.wire.chance.random() < 0.3:
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            took_us = MOVING_US * node.chance.random() ** 2 / self._pieces
+            node.after(int(took_us), lambda: came(data))
+
+        node.ask_node(action.peer, lambda peer: peer.piece(piece.name), told, failed)
+
+    def _tell(self, peer: str, event: StateRenewed | StateReleased) -> None:
+        self._node.ask_node(
+            peer, lambda node: node.performer.take(event), lambda _: None, lambda err: None
+        )
+
+    def _install(self, action: core.Install) -> None:
+        node = self._node
+        try:
+            self._staging.install(
+                lambda folder: memory_log(node, node.name, folder), node.log.epoch
+            )
+        except HoldfastError as err:
+            failure = core.Failure(str(err), full=isinstance(err, StorageFull))
+            self._take(core.InstallFailed(self._now, action.round, failure))
+            return
+        with suppress(HoldfastError):
+            node.log.close()
+        self._staging.replace()
+        self._take(core.Installed(self._now, action.round))

@@ -1,0 +1,42 @@
+"""`holdfast status` of a run of which something is not healthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.cli.show import show_status
+
+STATUS: dict[str, Any] = {
+    "network": "netmon",
+    "deployment": "processes",
+    "sources": {},
+    "nodes": [{"node": "main@2", "host": "main@2"}],
+    "hosts": {"main@2": ["main@2"]},
+    "clients": {},
+    "contracts": {},
+    "failures": [],
+    "unhealthy": [
+        {
+            "part": "main@2", "what": "node", "host": "main@2", "state": "quarantined",
+            "kind": "storage", "reason": "nodes/main@2: Read-only [ext4].", "failures": 4,
+            "remedy": "free or repair the storage; it is tried again by itself",
+            "quarantined": True, "out": True, "final": False, "for_ms": 12_000,
+            "retry_in_ms": 4_200,
+        }
+    ],
+    "stopped": {"top": "node main@2 quarantined: nodes/main@2: Read-only"},
+}  # fmt: skip
+
+
+def test_a_bad_part_is_named_with_reason_next_try_and_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_status(STATUS, as_json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "node main@2 on main@2 quarantined for 12 s, 4 failures in a row, next try in 4 s: "
+        "nodes/main@2: Read-only [ext4]. To do: free or repair the storage" in out
+    )
+    assert "output top stopped, no replica is left: node main@2 quarantined" in out

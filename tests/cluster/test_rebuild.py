@@ -1,0 +1,171 @@
+"""A copy is caught up over Flight, with threads: from its peer, from its own disk, or not at all.
+What is decided is tried in `tests/core/test_catch_up.py`; here is that it is carried out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.cluster.rebuild import Rebuild
+from holdfast.core.transfer import ComeUp
+from holdfast.engine.state import Chunk, Version
+from holdfast.errors import StaleEpoch, StateLost, TransportError
+from holdfast.model.fragments import fragments
+from holdfast.node.state_transfer import Fingerprints, Staging, describe, own_paths
+from holdfast.storage import Log
+from holdfast.streams.calls import Done, GetState, OfferedState, ReleaseState
+from holdfast.streams.serving import Service
+from holdfast.transport.flight import FlightPeer, FlightServer
+from holdfast.types import SegmentId, Stability
+
+network = hf.Network("net", bucket="100ms")
+tap = network.source("tap", "ts timestamp, value long", time="ts")
+network.output("out", tap.filter("value > 0"))
+PATHS = fragments(network)[0].paths
+SCHEMA = "ts timestamp, value long"
+EPOCH = 5
+
+
+def rows(value: int) -> pa.Table:
+    return pa.table({"ts": pa.array([value], pa.timestamp("us", "UTC")), "value": [value]})
+
+
+def fill(log: Log, stream: str, upto: int, value: int = 0) -> Log:
+    log.open_stream(stream, SCHEMA, "ts", 0)
+    for bucket in range(upto + 1):
+        segment = log.write(rows(value + bucket), SegmentId(stream, 0, bucket), Stability.STABLE)
+        log.commit(stream, [segment], bucket)
+    return log
+
+
+class Station:
+    """A producer, and a peer that is asked for its state; both over Flight."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stop = folder, threading.Event()
+        self.producer = self._service("tap")
+        self.peer = self._service("main@2")
+        self.released = threading.Event()
+        self.peer.handle(ReleaseState, self._release)
+        self.answer: Callable[[], OfferedState] = lambda: OfferedState("not-ready", why="not yet")
+        self.peer.handle(GetState, lambda ask: self.answer())
+        self.servers = [FlightServer(self.producer), FlightServer(self.peer)]
+        fill(self.producer.logs["tap"], "tap", 9)
+        self.own = Log.open(folder / "main", "main", fsync="never")
+        self.own.raise_epoch(EPOCH)
+
+    def _service(self, name: str) -> Service:
+        return Service({name: Log.open(self.folder / name, name, fsync="never")})
+
+    def _release(self, _: ReleaseState) -> Done:
+        self.released.set()
+        return Done()
+
+    def give(self, upto: int = 6) -> None:
+        """The peer has a state after that bucket, and results up to there."""
+        log = fill(self.peer.logs["main@2"], "out", upto, 100)
+        (self.folder / "main@2" / "state" / "x").write_bytes(b"state")
+        version = Version("out", upto, edges={"w:0": (Chunk("x", 1, 2, 7),)}, needs_from=upto)
+        moving = describe(log, version, ["out"])
+        files = Fingerprints(str(self.folder / "main@2" / "state")).of([moving])
+        names = ["state/x", *(s.path for s in moving.results[0].segments)]
+        self.peer.offered = {name: str(self.folder / "main@2" / name) for name in names}
+        self.answer = lambda: OfferedState("state", (moving,), files)
+
+    def trim(self, upto: int) -> None:
+        self.producer.logs["tap"].trim("tap", upto)
+
+    def rebuild(self) -> ComeUp:
+        def connect(server: FlightServer) -> Callable[[], FlightPeer]:
+            return lambda: FlightPeer(server.address, silence_s=1.0)
+
+        producer, peer = self.servers
+        folder = str(self.folder / "main")
+        return Rebuild(
+            "main", EPOCH, PATHS, self.own, own_paths(self.own, PATHS, lambda version: None),
+            {"tap": {"tap": connect(producer)}}, {"main@2": connect(peer)},
+            Staging(folder), lambda inside: Log.open(inside, "main", fsync="never"),
+            listen_on="127.0.0.1", stop=self.stop,
+        ).run()  # fmt: skip
+
+    def end(self) -> None:
+        for server in self.servers:
+            server.stop()
+        for log in (self.own, *self.producer.logs.values(), *self.peer.logs.values()):
+            log.close()
+
+
+@pytest.fixture
+def station(tmp_path: Path) -> Iterator[Station]:
+    station = Station(tmp_path)
+    yield station
+    station.end()
+
+
+def test_a_copy_is_rebuilt_from_its_peer(station: Station) -> None:
+    station.trim(5)
+    station.give()
+    assert station.rebuild().source == "peer"
+    assert station.released.is_set()
+    with pytest.raises(StaleEpoch):  # the producer knows who it keeps its rows for
+        station.producer.hold("tap", "main", EPOCH - 1, 0)
+    station.own = log = Log.open(station.folder / "main", "main", fsync="never")
+    assert log.epoch == EPOCH
+    assert [log.read(s)["value"][0].as_py() for s in log.segments("out", 0, 9)] == [
+        *range(100, 107)
+    ]
+    assert [bucket for bucket, _ in log.states("out")] == [6]
+    assert (station.folder / "main" / "state" / "x").read_bytes() == b"state"
+    assert sorted(path.name for path in station.folder.iterdir()) == ["main", "main@2", "tap"]
+
+
+def test_a_piece_that_is_gone_makes_it_ask_again(station: Station) -> None:
+    station.trim(5)
+    station.give()
+    offered, answer = station.peer.offered, station.answer
+    asked = 0
+
+    def twice() -> OfferedState:
+        nonlocal asked
+        asked += 1
+        station.peer.offered = offered if asked > 1 else {"state/x": offered["state/x"]}
+        return answer()
+
+    station.answer = twice
+    assert station.rebuild().source == "peer"
+    assert asked == 2
+
+
+def test_without_a_peer_it_comes_back_from_its_own_disk(station: Station) -> None:
+    fill(station.own, "out", 6)
+    version = Version("out", 6, needs_from=6)
+    station.own.save_state("out", 6, version.body(), [])
+    station.trim(5)
+    station.servers[1].stop()
+    assert station.rebuild().source == "own"
+    assert station.own.info("out").complete_upto == 6, "it is as it was, and open"
+
+
+def test_where_both_have_lost_their_state_it_says_so_at_once(station: Station) -> None:
+    station.trim(5)
+    station.answer = lambda: OfferedState("waits", own=False)
+    with pytest.raises(StateLost, match=r"its own disk has no checkpoint of 'out'. Bring back"):
+        station.rebuild()
+
+
+def test_one_that_was_replaced_stops(station: Station) -> None:
+    station.producer.hold("tap", "main", EPOCH + 1, 0)
+    with pytest.raises(StaleEpoch, match="the older one must stop"):
+        station.rebuild()
+
+
+def test_it_can_be_stopped_while_it_waits(station: Station) -> None:
+    threading.Timer(0.3, station.stop.set).start()
+    station.trim(5)
+    with pytest.raises(TransportError, match="stopped before it was up"):
+        station.rebuild()

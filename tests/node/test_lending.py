@@ -1,0 +1,91 @@
+"""What a copy gives to another one that is caught up, in virtual time: the production executor, log
+and service on a network that goes on meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.config import Options
+from holdfast.core.transfer import LEASE_US, RENEW_US
+from holdfast.node.effects import StateReleased, StateRenewed
+from holdfast.streams.calls import Moving
+from holdfast.verify.scenario import Scenario
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulation import Simulation
+
+S = 1_000_000
+NEWCOMER = "lower.0@2"
+
+
+class Running:
+    """One pair on each of two levels."""
+
+    def __init__(self) -> None:
+        options = Options(checkpoint_buckets=3, recovery="checkpoint")
+        self.sim = Simulation(Scenario("lending", "pairs-1", 60), options)
+        for process in self.sim.cast.by_name.values():
+            process.start()
+        self.until(8)
+
+    def until(self, second: float) -> None:
+        self.sim.world.run_until(int(second * S))
+
+    @property
+    def node(self) -> NodeProcess:
+        found = self.sim.cast.by_name["lower.0"]
+        assert isinstance(found, NodeProcess)
+        return found
+
+    def listed(self, lent: Any) -> list[str]:
+        assert isinstance(lent, tuple) and all(isinstance(moving, Moving) for moving in lent)
+        segments = [s.path for moving in lent for r in moving.results for s in r.segments]
+        return [f"state/{name}" for moving in lent for name in moving.files] + segments
+
+    def there(self, names: list[str]) -> list[bool]:
+        return [self.node.disk.exists(f"/lower.0/{name}") for name in names]
+
+
+def test_what_was_listed_stays_while_consumers_acknowledge_it() -> None:
+    running = Running()
+    node = running.node
+    names = running.listed(node.performer.lend(NEWCOMER))
+    assert len(names) > 2 and all(running.there(names))
+    for _ in range(12):
+        running.until(running.sim.world.now / S + RENEW_US / S)
+        node.performer.take(StateRenewed(NEWCOMER))
+    for stream in node.fragment.outputs:
+        assert node.log.trimmable(stream) > node.log.info(stream).trimmed_upto + 40
+    assert all(running.there(names)) and all(node.piece(name) for name in names)
+    node.performer.take(StateReleased(NEWCOMER))
+    running.until(running.sim.world.now / S + 5)
+    assert not any(running.there(names)) and not node.service.offered
+
+
+def test_a_newcomer_that_died_does_not_pin_anything_for_ever() -> None:
+    running = Running()
+    names = running.listed(running.node.performer.lend(NEWCOMER))
+    running.until(8 + LEASE_US / S - 1)
+    assert all(running.there(names))
+    running.until(8 + LEASE_US / S + 5)
+    assert not any(running.there(names)) and not running.node.service.pins
+
+
+def test_a_survivor_that_has_not_opened_its_inputs_yet_has_state() -> None:
+    """After a full restart it was taken for one that began empty."""
+    running = Running()
+    cast = running.sim.cast
+    for name in ("ingress", "lower.0", "lower.0@2"):
+        cast.by_name[name].die("killed")
+    cast.by_name["ingress"].start()
+    running.node.start()
+    running.until(11)
+    cast.by_name["ingress"].die("killed")
+    running.node.die("killed")
+    running.until(12)
+    node = running.node
+    node.start()
+    node.rebuild = None
+    node.log.raise_epoch(node.log.epoch + 1)
+    node.up()  # without its producer
+    assert all(path.position is None for path in node.performer.core.paths.values())
+    assert running.listed(node.performer.lend(NEWCOMER))

@@ -1,0 +1,102 @@
+"""A run on real processes that is fed all the time, while one node of it is broken."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import Options
+from holdfast.engine.session import Sessions
+from holdfast.runtime.running import Run
+from holdfast.verify.audit import audit
+from tests.processes import kill_app
+from tests.processes.test_kill import push
+
+LIMIT_S = 180.0
+#: So far everything goes on while the bad part is looked at.
+FURTHER = 10
+
+
+class BrokenRun:
+    """`bad` is the node that is broken, and `host` runs it."""
+
+    def __init__(self, storage: Path, network: str, bad: str, host: str, **more: Any) -> None:
+        self.storage, self.bad, self.host = storage, bad, host
+        options = Options(
+            memory="1g", checkpoint_buckets=10, java_options="-XX:TieredStopAtLevel=1", **more
+        )
+        app = f"{Path(kill_app.__file__)}:{network}"
+        self.network = getattr(kill_app, network)
+        self.run = Run(
+            self.network, storage=str(storage), deployment="processes", options=options, app=app
+        )
+        nodes = storage / "nodes"
+        self.folder = nodes / bad if bad == host else nodes / host / bad
+        self._stop = threading.Event()
+
+    def begin(self) -> None:
+        self.run.start()
+        self.clients = [self.run.client(output.name) for output in self.network.outputs]
+        self._threads = [
+            threading.Thread(target=c.foreach_bucket, args=(lambda table, info: None,), daemon=True)
+            for c in self.clients
+        ]
+        self._threads.append(
+            threading.Thread(target=push, args=(self.run, self._stop), daemon=True)
+        )
+        for thread in self._threads:
+            thread.start()
+        self.until("both replicas to work", lambda: self.position(self.bad) > 5)
+
+    def judge(self, sessions: Sessions) -> None:
+        """Nothing was lost, doubled or changed."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=LIMIT_S)
+            assert not thread.is_alive()
+        self.run.stop()
+        report = audit(self.network, str(self.storage), sessions.large)
+        assert report.ok, report.text()
+
+    def until(self, what: str, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        until = time.monotonic() + limit_s
+        while not test():
+            assert time.monotonic() < until, f"{what}: not within {limit_s} s; {self.told()}"
+            time.sleep(0.05)
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the run says of its bad parts."""
+        self.run.raise_failure()
+        assert self.run.status()["stopped"] == {}
+        return self.run.parts.status()
+
+    def position(self, node: str) -> int:
+        paths = self.run.asked(node).get("paths", {})
+        found = [path["position"] for path in paths.values()]
+        return -1 if not found or None in found else min(found)
+
+    def given(self) -> int:
+        return min(-1 if client.position is None else client.position for client in self.clients)
+
+    def is_named(self, **wanted: object) -> Callable[[], bool]:
+        def named() -> bool:
+            return any(
+                one["part"] == self.bad and all(one[key] == value for key, value in wanted.items())
+                for one in self.told()
+            )
+
+        return named
+
+    def goes_on(self) -> None:
+        before = self.given()
+        self.until("outputs to go on", lambda: self.given() > before + FURTHER)
+
+    def heals(self) -> None:
+        at = self.given()
+        self.until("it to heal", lambda: not self.told() and self.position(self.bad) > at)
+
+    def kill(self, before_restart: Callable[[], None]) -> None:
+        self.run.processes[self.host].kill(before_restart=before_restart)

@@ -1,0 +1,64 @@
+"""The storage of one host of pairs is broken: its nodes are rebuilt from their peers (Flux section
+3.3), the rest goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.engine.session import Sessions
+from tests.processes.broken_run import BrokenRun
+
+BAD, HOST = "main.0", "host-1"
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenRun]:
+    made = BrokenRun(tmp_path_factory.mktemp("bad") / "storage", "paired", BAD, HOST, hosts=2)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.run.stop()
+
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -> None:
+    shutil.rmtree(story.folder.parent)
+    story.until("it to be named", lambda: bool(story.told()))
+    story.goes_on()
+    story.heals()
+
+
+def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
+    def damage() -> None:
+        manifest = story.folder / "manifest"
+        data = bytearray(manifest.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        manifest.write_bytes(data)
+
+    story.kill(damage)
+    story.until("it to be named", story.is_named(kind="damaged"))
+    story.goes_on()
+    story.heals()
+    assert list(story.folder.parent.glob(f"{BAD}.damaged-*"))
+
+
+def test_storage_that_cannot_be_written_is_waited_for_beside_the_others(story: BrokenRun) -> None:
+    away = story.folder.with_name("away")
+    story.folder.rename(away)
+    story.folder.touch()
+    story.until("it to be quarantined", story.is_named(kind="storage", state="quarantined"))
+    story.goes_on()
+    assert [told["part"] for told in story.told()] == [BAD], "the other node of the host works"
+    story.folder.unlink()
+    shutil.rmtree(away)
+    story.heals()
+
+
+def test_nothing_was_lost_doubled_or_changed(story: BrokenRun, sessions: Sessions) -> None:
+    story.judge(sessions)

@@ -1,0 +1,39 @@
+"""A node's log as others see it: take-over and fold-in of readers (Flux sections 3.2.2, 5.3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.core.membership import Standing
+from holdfast.storage import Boundary, Log
+from holdfast.streams.serving import Service
+
+
+class Interrupted(Log):
+    """Something happens just after it was asked for a reader's position."""
+
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def position(self, stream: str, reader: str) -> tuple[int, int, int]:
+        found = super().position(stream, reader)
+        then, self.then = self.then, lambda: None
+        then()
+        return found
+
+
+def test_a_successor_that_speaks_while_its_predecessor_is_given_up_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    """`lost` and `hold` run in threads of their own: whoever comes first, nobody fails."""
+    log = Interrupted.open(tmp_path, "maker", fsync="never")
+    assert isinstance(log, Interrupted)
+    log.open_stream("s", "ts timestamp", "ts", 0)
+    log.append(Boundary("s", 9))
+    service = Service(logs={"s": log}, readers={"s": {"r", "r@2"}})
+    for reader in ("r", "r@2"):
+        service.acknowledge("s", reader, 5, 5, 1)
+    log.then = lambda: service.hold("s", "r@2", 2, 0)
+    service.lost({"r@2": Standing(1, 1, 1)}, 0)
+    service.acknowledge("s", "r", 9, 9, 1)
+    assert log.trimmable("s") <= 5, "the successor has not had anything yet"

@@ -14,6 +14,7 @@
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
     └── SetupError                Java, ports, applications that cannot be loaded
+        └── IdentityMismatch      query, code or libraries are not those of the run or the storage
     ProtocolViolation             our bug: the node stops rather than give a wrong answer
 
 Command-line users see the message alone; `--debug` adds the stack trace.
@@ -84,6 +85,11 @@ class TransportError(HoldfastError):
 
 class SetupError(HoldfastError):
     """The machine or the application is not ready to run."""
+
+
+class IdentityMismatch(SetupError):
+    """Query, code or library versions differ from those that a run or a storage was started with:
+    results would not be the same to the bit."""
 
 
 class ProtocolViolation(Exception):

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.membership import Hearing, Standing, dead_of, lost, stand_ins
-from holdfast.errors import InputError, SetupError
+from holdfast.errors import IdentityMismatch, InputError, SetupError
+from holdfast.model.identity import Identity, differences, listed
 from holdfast.model.layout import Layout
 from holdfast.storage import Counter, Log
 
@@ -30,8 +31,13 @@ class Controller:
         partners: Mapping[str, str] | None = None,
         at: int = 0,
         layout: Layout | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self._log = log
+        #: Of the run; a host that differs is not let in. None: there are no hosts.
+        self._identity = identity
+        #: Why a host was refused, until a process of it is let in.
+        self._refused: dict[str, str] = {}
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
         #: The other one of each that is one of a pair (Flux section 2.2).
@@ -96,6 +102,28 @@ class Controller:
         }
 
     # -- hosts ------------------------------------------------------------------------------------
+
+    def admit(self, host: str, found: Identity | None) -> None:
+        """Refuse a process that would compute something else: before it has an epoch, and so before
+        anybody can read a row of it. The rest of the run goes on."""
+        if self._identity is None:
+            return
+        if found is None:
+            raise InputError(f"expected the identity of host {host!r}, found none")
+        changed = differences(self._identity, found)
+        with self._lock:
+            self._refused.pop(host, None)
+            if changed:
+                self._refused[host] = (
+                    f"host {host!r} is not what this run was started with{listed(changed, '; ')}. "
+                    "Put back what changed. To change it, stop the run: another query needs "
+                    "another --storage, other libraries a start with --accept-versions"
+                )
+                raise IdentityMismatch(self._refused[host])
+
+    def refused(self, host: str) -> str | None:
+        with self._lock:
+            return self._refused.get(host)
 
     def here(self, host: str, epoch: int, at: int) -> bool:
         """A host speaks; False for a process that was replaced."""
@@ -169,5 +197,13 @@ class Controller:
                 )
 
 
+_PROCESS = "process."
+
+
 def process_of(host: str) -> str:
-    return f"process.{host}"
+    return f"{_PROCESS}{host}"
+
+
+def host_of(name: str) -> str | None:
+    """The host whose process that is; None for the name of a node."""
+    return name.removeprefix(_PROCESS) if name.startswith(_PROCESS) else None

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from holdfast.clock import now_us
-from holdfast.cluster.controller import Controller, process_of
+from holdfast.cluster.controller import Controller, host_of, process_of
 from holdfast.core.membership import dead_of
 from holdfast.errors import StorageFull, TransportError
 from holdfast.streams.calls import (
@@ -52,6 +52,9 @@ class Presiding:
                     _log.warning("host %s stands in for %s", host, taken)
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
+        """The process of a host gets none before it was let in; its nodes are of the process."""
+        if (host := host_of(ask.name)) is not None:
+            self._controller.admit(host, ask.identity)
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
 
     def _assignment(self, ask: GetAssignment) -> Assignment:

@@ -23,8 +23,9 @@ from holdfast.config import Options
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
-from holdfast.errors import HoldfastError, StaleEpoch, TransportError
+from holdfast.errors import HoldfastError, InputError, StaleEpoch, TransportError
 from holdfast.model.fragments import fragment_of, fragments
+from holdfast.model.identity import identity_of
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
 from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register, Registration
@@ -32,12 +33,11 @@ from holdfast.transport.flight import SILENCE_S, FlightPeer
 
 
 def main(argv: list[str]) -> int:
-    app, host, folder, supervisor, options_json = argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        options = Options(**json.loads(options_json))
+        app, host, folder, supervisor, options = _given(argv)
         return _Host(app, host, folder, supervisor, options).run(stop)
     except TransportError as err:
         logging.getLogger("holdfast.node").warning("the supervisor is not there: %s", err)
@@ -47,11 +47,26 @@ def main(argv: list[str]) -> int:
         return EXPLAINED
 
 
+def _given(argv: list[str]) -> tuple[str, str, str, str, Options]:
+    """What the supervisor gave. It may be of another version than this code, which is on the disk:
+    starting again would not help then."""
+    try:
+        app, host, folder, supervisor, options_json = argv
+        return app, host, folder, supervisor, Options.of(json.loads(options_json))
+    except ValueError:
+        raise InputError(
+            f"expected APP HOST FOLDER SUPERVISOR OPTIONS, found {len(argv)} arguments of another "
+            "version of Holdfast; stop the run and start it again"
+        ) from None
+
+
 class _Host:
     def __init__(self, app: str, host: str, folder: str, supervisor: str, options: Options) -> None:
         self.name, self._folder = host, folder
         sessions = session.start(options, name=f"holdfast-{host}", jvm_log=f"{folder}.spark.log")
         network = physical(load(app))
+        #: Taken before any function of the application is called.
+        self._identity = identity_of(network)
         self._place = Place(
             network, sessions, compile_network(network, sessions.small), options,
             FlightPeer(supervisor, silence_s=max(1.0, options.silence_s / 2)),
@@ -88,8 +103,9 @@ class _Host:
     def _begin(self, stop: threading.Event) -> None:
         """An epoch for the process; and, on its first day, warm before anything counts. Who comes
         back has buckets waiting to warm up on."""
-        chief, process = self._place.chief, process_of(self.name)
-        self._epoch = patiently(lambda: chief.call(NextEpoch(process)).epoch, stop)
+        chief = self._place.chief
+        ask = NextEpoch(process_of(self.name), identity=self._identity)
+        self._epoch = patiently(lambda: chief.call(ask).epoch, stop)
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         if self._epoch == 1 or not assigned:
             self._warm_up(assigned)

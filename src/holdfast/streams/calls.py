@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from holdfast.core.consistency import Answer
 from holdfast.core.membership import Standing
 from holdfast.errors import InputError, TransportError
+from holdfast.model.identity import Identity
 from holdfast.streams import codec
 from holdfast.streams.codec import Count, FileName
 from holdfast.types import OutputState, Segment, StreamInfo
@@ -188,6 +189,8 @@ class NextEpoch(Request[Epoch]):
 
     name: str
     at_least: Count = 0
+    #: What a host process is about to run; None for a node.
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)

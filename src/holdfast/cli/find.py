@@ -37,17 +37,27 @@ def is_running(storage: str) -> bool:
 
 
 def running(storage: str) -> FlightPeer:
+    return FlightPeer(described(storage)["address"])
+
+
+def described(storage: str) -> dict[str, Any]:
+    """What a running network says of itself."""
     path = _described(storage)
     try:
         with open(path) as file:
-            told = json.load(file)
+            told: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         raise SetupError(
             f"nothing runs on {storage}: start it with `holdfast run APP --storage {storage}`"
         ) from None
     except ValueError:
         raise SetupError(f"{path} is damaged; stop the run and delete it") from None
-    return FlightPeer(told["address"])
+    if not isinstance(told, dict) or not {"address", "app", "cwd"} <= told.keys():
+        raise SetupError(
+            f"{path}: expected address, app and cwd; it was written by another version of "
+            "Holdfast: use that one, or stop the run and start it again"
+        )
+    return told
 
 
 def _described(storage: str) -> str:

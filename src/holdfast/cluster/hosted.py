@@ -39,6 +39,7 @@ from holdfast.model.fragments import (
     partners_of,
     readers_of,
 )
+from holdfast.model.identity import identity_of
 from holdfast.model.network import Network
 from holdfast.node.node import Node
 from holdfast.node.state_transfer import DECLARED_DEAD, check_offer, install
@@ -262,7 +263,8 @@ class Hosted:
         return whole == set(upstream)
 
     def _open(self) -> Log:
-        return Log.open(self._folder, self.name, fsync=self._place.options.fsync)
+        options, query = self._place.options, identity_of(self._place.network).digest
+        return Log.open(self._folder, self.name, fsync=options.fsync, query=query)
 
 
 def _fetch(path: Moving, peer: FlightPeer, log: Log) -> int:

@@ -167,6 +167,14 @@ print(json.dumps(identity_of(load(sys.argv[1])).body()))
 """
 
 
+PRINTS_ITSELF = """
+if __name__ == "__main__":
+    import json
+    from holdfast.model.identity import identity_of
+    print(json.dumps(identity_of(net).body()))
+"""
+
+
 def test_every_process_finds_the_same(tmp_path: Path) -> None:
     """Whatever the hash seed, and whether the code was compiled now or is cached."""
     (tmp_path / "lib_of_test_identity.py").write_text(FUNCTION)
@@ -179,8 +187,13 @@ def test_every_process_finds_the_same(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONHASHSEED": seed}, timeout=60, check=True,
         )  # fmt: skip
         found.add(done.stdout)
-    assert len(found) == 1
-    assert "fn #" in found.pop()
+    app.write_text(FUNCTION + QUERY)  # now all of it in the file that is run
+    loaded = identity_of(load(str(app))).body()
+    app.write_text(f"{FUNCTION}{QUERY}\n{PRINTS_ITSELF}")
+    done = subprocess.run(
+        [sys.executable, str(app)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(found) == 1 and json.loads(done.stdout) == json.loads(found.pop()) == loaded
 
 
 def test_code_without_a_source_counts_too() -> None:

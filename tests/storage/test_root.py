@@ -72,6 +72,18 @@ def test_a_marker_that_is_not_ours_is_told(text: str, message: str, tmp_path: Pa
     assert (tmp_path / MARKER).read_text() == text
 
 
+def test_a_storage_that_lost_its_marker_still_knows_its_query(tmp_path: Path) -> None:
+    take(tmp_path)
+    query = identity().digest
+    Log.open(tmp_path / "controller", "controller", fsync="never", query=query).close()
+    (tmp_path / MARKER).unlink()
+    with pytest.raises(IdentityMismatch, match=f"found {query}"):
+        take(tmp_path, identity("n > 1"))
+    assert not (tmp_path / MARKER).exists()
+    take(tmp_path)
+    assert read_marker(str(tmp_path)) == identity()
+
+
 def test_a_project_of_somebody_else_with_such_a_file_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text('{"nodes": [], "edges": []}')
     (tmp_path / "sources").mkdir()

@@ -22,8 +22,10 @@ from typing import Any
 
 from holdfast.errors import IdentityMismatch, SetupError, StorageDenied, StorageInUse
 from holdfast.model.identity import Identity, library_differences, listed, query_differences
+from holdfast.storage import folder
 from holdfast.storage.disk import OS_DISK, TEMPORARY
 from holdfast.storage.files import make_folder, put_file, storage
+from holdfast.storage.reading import read_only
 from holdfast.types import FORMAT
 
 MARKER = "network.json"
@@ -56,7 +58,9 @@ class StorageRoot:
         lock = _locked(path, LOCK)
         try:
             known = read_marker(path)
-            if known is not None:
+            if known is None:
+                _compare_log(path, identity)
+            else:
                 _compare(path, known, identity, accept_versions)
             if known != identity:
                 _write(path, identity.body(), fsync=fsync)
@@ -150,6 +154,18 @@ def _compare(path: str, known: Identity, identity: Identity, accept_versions: bo
         )
 
 
+def _compare_log(path: str, identity: Identity) -> None:
+    """A storage whose marker was lost still knows its query, though not in words."""
+    log = os.path.join(path, "controller")
+    if os.path.exists(os.path.join(log, folder.MANIFEST)):
+        if (query := read_only(log).state.query) not in ("", identity.digest):
+            raise IdentityMismatch(
+                f"{path} holds the results of another query: expected {identity.digest}, found "
+                f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
+                "another --storage"
+            )
+
+
 def _write(path: str, body: dict[str, Any], *, fsync: bool) -> None:
     text = json.dumps({"holdfast": FORMAT, **body}, indent=1)
     put_file(os.path.join(path, MARKER), text.encode(), fsync=fsync)
@@ -178,9 +194,9 @@ def _refused(path: str, why: str, names: list[str]) -> StorageDenied:
 
 def _inside(path: str) -> Iterator[str]:
     """Everything below the root; folders end with a slash. Links are named, not followed."""
-    for folder, folders, files in os.walk(path, onerror=_raise):
+    for inner, folders, files in os.walk(path, onerror=_raise):
         for name in sorted([*folders, *files]):
-            full = os.path.join(folder, name)
+            full = os.path.join(inner, name)
             own = os.path.relpath(full, path)
             if os.path.islink(full):
                 yield f"{own} is a link"

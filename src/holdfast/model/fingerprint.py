@@ -70,6 +70,8 @@ class Fingerprints:
         self._known: dict[int, tuple[Any, str]] = {}
 
     def text(self, value: Any) -> str:
+        if type(value) is bytes and len(value) > SHORT:
+            return f"bytes #{hashlib.sha256(value).hexdigest()[:16]}"
         if type(value) in _SCALARS:
             return _short(repr(value))
         if id(value) in self._known:

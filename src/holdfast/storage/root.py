@@ -157,13 +157,14 @@ def _compare(path: str, known: Identity, identity: Identity, accept_versions: bo
 def _compare_log(path: str, identity: Identity) -> None:
     """A storage whose marker was lost still knows its query, though not in words."""
     log = os.path.join(path, "controller")
-    if os.path.exists(os.path.join(log, folder.MANIFEST)):
-        if (query := read_only(log).state.query) not in ("", identity.digest):
-            raise IdentityMismatch(
-                f"{path} holds the results of another query: expected {identity.digest}, found "
-                f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
-                "another --storage"
-            )
+    if not os.path.exists(os.path.join(log, folder.MANIFEST)):
+        return
+    if (query := read_only(log).state.query) not in ("", identity.digest):
+        raise IdentityMismatch(
+            f"{path} holds the results of another query: expected {identity.digest}, found "
+            f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
+            "another --storage"
+        )
 
 
 def _write(path: str, body: dict[str, Any], *, fsync: bool) -> None:

@@ -37,11 +37,11 @@ def is_running(storage: str) -> bool:
 
 
 def running(storage: str) -> FlightPeer:
-    return FlightPeer(described(storage)["address"])
+    return FlightPeer(described(storage, "address")["address"])
 
 
-def described(storage: str) -> dict[str, Any]:
-    """What a running network says of itself."""
+def described(storage: str, *wanted: str) -> dict[str, Any]:
+    """What a running network says of itself, these things among it."""
     path = _described(storage)
     try:
         with open(path) as file:
@@ -52,9 +52,9 @@ def described(storage: str) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise SetupError(f"{path} is damaged; stop the run and delete it") from None
-    if not isinstance(told, dict) or not {"address", "app", "cwd"} <= told.keys():
+    if not isinstance(told, dict) or not told.keys() >= set(wanted):
         raise SetupError(
-            f"{path}: expected address, app and cwd; it was written by another version of "
+            f"{path}: expected {', '.join(wanted)} in it; the run is of another version of "
             "Holdfast: use that one, or stop the run and start it again"
         )
     return told

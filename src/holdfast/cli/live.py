@@ -203,7 +203,7 @@ def check_unchanged(storage: str) -> None:
     from holdfast.engine import session
     from holdfast.model.loading import load
 
-    known, told = read_marker(storage), described(storage)
+    known, told = read_marker(storage), described(storage, "app", "cwd")
     with chdir(told["cwd"]):
         try:
             network = load(told["app"])

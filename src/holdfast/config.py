@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from holdfast.errors import InputError
 
@@ -104,6 +104,20 @@ class Options:
     @property
     def stall_us(self) -> int:
         return duration_us(self.stall, of="stall")
+
+    @classmethod
+    def of(cls, plain: Any) -> Options:
+        """From what another process gives, which may be of another version."""
+        known = {it.name for it in fields(cls)}
+        given = set(plain) if isinstance(plain, dict) else set()
+        if given != known:
+            raise InputError(
+                "expected the options of this version of Holdfast, found those of another "
+                f"(unknown: {', '.join(sorted(given - known)) or 'none'}; "
+                f"missing: {', '.join(sorted(known - given)) or 'none'}); stop the run and start "
+                "it again, so that all its processes are of one version"
+            )
+        return cls(**plain)
 
     def __post_init__(self) -> None:
         if self.fsync not in ("always", "never"):

@@ -18,6 +18,7 @@
     │   ├── SegmentLost           a peer no longer has rows that its log holds
     │   └── NotOffered            a file is not offered to be fetched, or not any more
     └── SetupError                Java, ports, applications that cannot be loaded
+        └── IdentityMismatch      query, code or libraries are not those of the run or the storage
     ProtocolViolation             our bug: the node stops rather than give a wrong answer
 
 Command-line users see the message alone; `--debug` adds the stack trace.
@@ -104,6 +105,11 @@ class NotOffered(TransportError):
 
 class SetupError(HoldfastError):
     """The machine or the application is not ready to run."""
+
+
+class IdentityMismatch(SetupError):
+    """Query, code or library versions differ from those that a run or a storage was started with:
+    results would not be the same to the bit."""
 
 
 class ProtocolViolation(Exception):

@@ -61,6 +61,15 @@ def test_commands_say_what_to_do_next(
     assert message in told
 
 
+def test_a_run_of_another_version_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C14: what it says of itself has other fields."""
+    (tmp_path / "run.json").write_text('{"addresses": ["127.0.0.1:1"]}')
+    assert main(["status", "--storage", str(tmp_path)]) == 2
+    assert "expected address in it; the run is of another version" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["run", "check", "status", "tail", "audit", "experiment"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -39,6 +39,15 @@ def test_a_version_survives_the_manifest(tmp_path: Path) -> None:
     assert Version.of("p", 5, made.body()) == made
 
 
+@pytest.mark.parametrize("change", [{"panes": {"w": [["x"]]}}, {"shards": {"k": {"a": []}}}])
+def test_state_of_another_version_is_told(tmp_path: Path, change: dict[str, object]) -> None:
+    """C14: fields that are missing, or that this version does not know."""
+    body = version(tmp_path, 5, "p/a.parquet", "p/b.parquet").body()
+    for other in ({k: v for k, v in body.items() if k != "needs_from"}, body | change):
+        with pytest.raises(LogCorrupted, match="start this storage with the version that wrote it"):
+            Version.of("p", 5, other)
+
+
 def test_files_go_when_no_kept_version_refers_to_them(tmp_path: Path) -> None:
     old = version(tmp_path, 1, "p/a.parquet", "p/step.1/shard.parquet")
     new = version(tmp_path, 2, "p/a.parquet", "p/step.2/shard.parquet")

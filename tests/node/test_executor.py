@@ -264,7 +264,7 @@ def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> No
 def test_a_peer_that_asks_is_answered(node: Node) -> None:
     answers: list[Answer] = []
     for done in (False, True):
-        node.performer.take(Asked("merged", "main@2", 1, 4, done, answers.append))
+        node.performer.take(Asked("merged", "main@2", 1, 4, True, done, answers.append))
     assert answers == ["answering", "away"]
 
 
@@ -282,7 +282,7 @@ def restarted(*, checkpoint_buckets: int) -> Node:
 
 def test_a_node_restarted_while_an_input_is_away_goes_on_within_x_from_its_checkpoint() -> None:
     node = restarted(checkpoint_buckets=5)
-    assert node.state is OutputState.STABLE
+    assert node.state is OutputState.STABILIZATION
     node.gets("s1", 14)
     node.passes(HELD)
     assert node.state is OutputState.UP_FAILURE

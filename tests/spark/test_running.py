@@ -104,17 +104,22 @@ def test_a_run_that_is_stopped_goes_on_where_it_was(
 def test_code_that_changes_its_mind_after_a_restart_is_caught(
     tmp_path: Path, sessions: Sessions
 ) -> None:
-    def make(factor: int) -> hf.Network:
+    factor = tmp_path / "factor"  # which is no part of the code, so that nobody sees it change
+
+    def make(value: int) -> hf.Network:
+        factor.write_text(str(value))
         net = hf.Network("fickle", bucket="100ms")
         source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
-        net.output("out", source.apply(lambda df: df.selectExpr("ts", f"x * {factor} as x")))
+        scaled = source.apply(lambda df: df.selectExpr("ts", f"x * {factor.read_text()} as x"))
+        net.output("out", scaled)
         return net
 
     options = hf.Options(checkpoint_buckets=0)
-    with hf.run(make(1), storage=str(tmp_path), options=options) as run:
+    storage = str(tmp_path / "storage")
+    with hf.run(make(1), storage=storage, options=options) as run:
         push(run, 0, 3)
         wait_for(lambda: run.nodes["main"].performer.core.paths["out"].position == 2)
-    with hf.run(make(2), storage=str(tmp_path), options=options) as run:
+    with hf.run(make(2), storage=storage, options=options) as run:
         wait_for(lambda: run.nodes["main"].failure is not None)
         with pytest.raises(NotDeterministic, match="differs from what was logged"):
             run.raise_failure()

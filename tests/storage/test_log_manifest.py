@@ -26,6 +26,7 @@ from holdfast.storage.records import (
     Epoch,
     Note,
     Open,
+    Query,
     Record,
     Retired,
     State,
@@ -43,7 +44,7 @@ SEGMENT = Segment(
 )
 #: Every kind of record, in appends of one to three.
 APPENDS: list[list[Record]] = [
-    [Epoch(1, "node a")],
+    [Epoch(1, "node a"), Query("0123456789abcdef")],
     [Open("täp", "ts timestamp", "ts", -8), Note("two\nlines \0 and a \U0001f41a")],
     [Added(SEGMENT), Boundary("täp", -7), Token("täp", "offset 5")],
     [Ack("b", "täp", -7, -8, 2)],
@@ -215,7 +216,7 @@ def test_other_headers_are_refused(tmp_path: Path) -> None:
 )
 def test_records_of_the_future_are_refused(path: Path, payload: bytes) -> None:
     path.write_bytes(path.read_bytes() + frame(payload))
-    with pytest.raises(LogCorrupted, match="newer Holdfast"):
+    with pytest.raises(LogCorrupted, match="another version of Holdfast"):
         recover(path)
 
 

@@ -37,17 +37,27 @@ def is_running(storage: str) -> bool:
 
 
 def running(storage: str) -> FlightPeer:
+    return FlightPeer(described(storage, "address")["address"])
+
+
+def described(storage: str, *wanted: str) -> dict[str, Any]:
+    """What a running network says of itself, these things among it."""
     path = _described(storage)
     try:
         with open(path) as file:
-            told = json.load(file)
+            told: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         raise SetupError(
             f"nothing runs on {storage}: start it with `holdfast run APP --storage {storage}`"
         ) from None
     except ValueError:
         raise SetupError(f"{path} is damaged; stop the run and delete it") from None
-    return FlightPeer(told["address"])
+    if not isinstance(told, dict) or not told.keys() >= set(wanted):
+        raise SetupError(
+            f"{path}: expected {', '.join(wanted)} in it; the run is of another version of "
+            "Holdfast: use that one, or stop the run and start it again"
+        )
+    return told
 
 
 def _described(storage: str) -> str:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import chdir, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
 
-from holdfast.cli.find import running, storage_of
+from holdfast.cli.find import described, running, storage_of
 from holdfast.cli.show import show_report
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
 from holdfast.edge.client import BucketInfo
-from holdfast.errors import InputError, SetupError, TransportError
+from holdfast.errors import IdentityMismatch, InputError, SetupError, TransportError
+from holdfast.model.identity import differences, identity_of, listed
+from holdfast.model.partitions import physical
 from holdfast.runtime.rolling_restart import BACK_S
 from holdfast.runtime.running import Run
+from holdfast.storage.root import delete_storage, read_marker
 from holdfast.streams.calls import GetHosts, GetRestarted, Restart
 from holdfast.transport.flight import FlightPeer
 from holdfast.types import Stability
@@ -100,11 +102,12 @@ def run_live(
 
             network = load(args.app)
         storage = storage_of(args.storage, network, None)
-        if args.fresh:
-            shutil.rmtree(storage, ignore_errors=True)
+        if args.fresh and (gone := delete_storage(storage)):
+            console.print(f"deleted from {storage}: {', '.join(gone)}", highlight=False)
         run = Run(
-            network, storage=storage, deployment=args.deployment, options=options, app=args.app
-        )
+            network, storage=storage, deployment=args.deployment, options=options, app=args.app,
+            accept_versions=args.accept_versions,
+        )  # fmt: skip
         printer = Printer(console)
         if not args.quiet:
             # Said among the results; once is enough.
@@ -183,6 +186,7 @@ def restart(storage: str, host: str | None) -> int:
     hosts = chief.call(GetHosts()).names
     if not hosts:
         raise InputError("everything runs in one process; restart that one")
+    check_unchanged(storage)
     for number, one in enumerate([host] if host else hosts, 1):
         began = time.monotonic()
         chief.call(Restart(one))
@@ -194,6 +198,28 @@ def restart(storage: str, host: str | None) -> int:
                 time.sleep(0.5)
         console.print(f"host {one} is back after {time.monotonic() - began:.1f} s", highlight=False)
     return 0
+
+
+def check_unchanged(storage: str) -> None:
+    """A host that comes back with another query, other code or other libraries would be refused:
+    then none is ended."""
+    from holdfast.engine import session
+    from holdfast.model.loading import load
+
+    known, told = read_marker(storage), described(storage, "app", "cwd")
+    with chdir(told["cwd"]):
+        try:
+            network = load(told["app"])
+        except SetupError:  # it may build Columns
+            session.start(Options())
+            network = load(told["app"])
+    if known is not None and (changed := differences(known, identity_of(physical(network)))):
+        raise IdentityMismatch(
+            f"{told['app']} or the libraries are not what this run was started with:"
+            f"{listed(changed)}\n"
+            "No host was restarted. Put back what changed. To change it, stop the run: another "
+            "query needs another --storage, other libraries a start with --accept-versions"
+        )
 
 
 def _restarted(chief: FlightPeer, host: str) -> bool:

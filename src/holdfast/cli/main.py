@@ -75,7 +75,16 @@ def _parser() -> argparse.ArgumentParser:
         help="with hosts: N more that take over what a lost one ran (default: %(default)s)",
     )
     run.add_argument("--seconds", type=float, help="stop after so long")
-    run.add_argument("--fresh", action="store_true", help="delete the storage first")
+    run.add_argument(
+        "--fresh",
+        action="store_true",
+        help="delete the storage first: only one of Holdfast's own, and not one in use",
+    )
+    run.add_argument(
+        "--accept-versions",
+        action="store_true",
+        help="go on with a storage that other versions of Python, Spark or libraries have written",
+    )
     run.add_argument("--audit", action="store_true", help="audit after the run; 1 if it fails")
     run.add_argument("--quiet", action="store_true", help="do not print results")
     run.add_argument("--port", type=int, default=0, help="of the Flight server (default: any)")

@@ -32,7 +32,8 @@ from holdfast.core.membership import (
     Tick,
     process_of,
 )
-from holdfast.errors import InputError, SetupError
+from holdfast.errors import IdentityMismatch, InputError, SetupError
+from holdfast.model.identity import Identity, differences, listed
 from holdfast.model.layout import Layout
 from holdfast.storage import Counter, Log
 
@@ -49,12 +50,17 @@ class Controller:
         partners: Mapping[str, str] | None = None,
         at: int = 0,
         layout: Layout | None = None,
+        identity: Identity | None = None,
         *,
         silence_us: int = SILENCE_US,
         rejoin_us: int = 0,
         stall_us: int | None = None,
     ) -> None:
         self._log = log
+        #: Of the run; a host that differs is not let in. None: there are no hosts.
+        self._identity = identity
+        #: Why a host was refused, until a process of it is let in.
+        self._refused: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         #: Instances that are being caught up, and so do not count yet: epoch and address.
         self._catching_up: dict[str, tuple[int, str]] = {}
@@ -130,6 +136,28 @@ class Controller:
             return self._members.standings()
 
     # -- hosts ------------------------------------------------------------------------------------
+
+    def admit(self, host: str, found: Identity | None) -> None:
+        """Refuse a process that would compute something else: before it has an epoch, and so before
+        anybody can read a row of it. The rest of the run goes on."""
+        if self._identity is None:
+            return
+        if found is None:
+            raise InputError(f"expected the identity of host {host!r}, found none")
+        changed = differences(self._identity, found)
+        with self._lock:
+            self._refused.pop(host, None)
+            if changed:
+                self._refused[host] = (
+                    f"host {host!r} is not what this run was started with{listed(changed, '; ')}. "
+                    "Put back what changed. To change it, stop the run: another query needs "
+                    "another --storage, other libraries a start with --accept-versions"
+                )
+                raise IdentityMismatch(self._refused[host])
+
+    def refused(self, host: str) -> str | None:
+        with self._lock:
+            return self._refused.get(host)
 
     def here(self, host: str, epoch: int, at: int) -> bool:
         """The heartbeat of a host; False for a process that was replaced."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
-from holdfast.core.membership import process_of
+from holdfast.core.membership import host_of, process_of
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import LogError, TransportError
 from holdfast.streams.calls import (
@@ -74,6 +74,9 @@ class Presiding:
         self._service.lost(controller.standings(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
+        """The process of a host gets none before it was let in; its nodes are of the process."""
+        if (host := host_of(ask.name)) is not None:
+            self._controller.admit(host, ask.identity)
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
 
     def _assignment(self, ask: GetAssignment) -> Assignment:

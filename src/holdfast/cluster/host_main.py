@@ -43,6 +43,7 @@ from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError, InputError, TransportError
 from holdfast.model.fragments import fragment_of, fragments, is_pair
+from holdfast.model.identity import identity_of
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
 from holdfast.streams.calls import GetAssignment, NextEpoch, Register
@@ -52,12 +53,12 @@ _log = logging.getLogger("holdfast.host")
 
 
 def main(argv: list[str]) -> int:
-    app, host, folder, supervisor, options_json = argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        return _Host(app, host, folder, supervisor, _options(options_json)).run(stop)
+        app, host, folder, supervisor, options = _given(argv)
+        return _Host(app, host, folder, supervisor, options).run(stop)
     except (HoldfastError, OSError) as err:
         if stop.is_set():
             return 0
@@ -65,13 +66,16 @@ def main(argv: list[str]) -> int:
         return EXIT_CODES.get(kind_of(err), EXIT_CODES["crash"])
 
 
-def _options(text: str) -> Options:
+def _given(argv: list[str]) -> tuple[str, str, str, str, Options]:
+    """What the supervisor gave. It may be of another version than this code, which is on the disk:
+    starting again would not help then."""
     try:
-        return Options(**json.loads(text))
-    except TypeError as err:
+        app, host, folder, supervisor, options_json = argv
+        return app, host, folder, supervisor, Options.of(json.loads(options_json))
+    except ValueError:
         raise InputError(
-            f"the options of the run are not those of the Holdfast installed here ({err}); install "
-            "the same version for the run and its hosts, and start the run again"
+            f"expected APP HOST FOLDER SUPERVISOR OPTIONS, found {len(argv)} arguments of another "
+            "version of Holdfast; stop the run and start it again"
         ) from None
 
 
@@ -80,6 +84,8 @@ class _Host:
         self.name, self._folder = host, folder
         sessions = session.start(options, name=f"holdfast-{host}", jvm_log=f"{folder}.spark.log")
         network = physical(load(app))
+        #: Taken before any function of the application is called.
+        self._identity = identity_of(network)
         self._place = Place(
             network, sessions, compile_network(network, sessions.small), options,
             FlightPeer(supervisor, silence_s=max(1.0, options.silence_s / 2)),
@@ -109,8 +115,9 @@ class _Host:
     def _begin(self, stop: threading.Event) -> None:
         """An epoch for the process; and, on its first day, warm before anything counts. Who comes
         back has buckets waiting to warm up on."""
-        chief, process = self._place.chief, process_of(self.name)
-        self._epoch = patiently(lambda: chief.call(NextEpoch(process)).epoch, stop)
+        chief = self._place.chief
+        ask = NextEpoch(process_of(self.name), identity=self._identity)
+        self._epoch = patiently(lambda: chief.call(ask).epoch, stop)
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         if self._epoch == 1 or not assigned:
             self._warm_up(assigned)

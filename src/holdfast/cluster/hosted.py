@@ -36,6 +36,7 @@ from holdfast.model.fragments import (
     partners_of,
     readers_of,
 )
+from holdfast.model.identity import identity_of
 from holdfast.model.network import Network
 from holdfast.node.node import Node
 from holdfast.node.state_transfer import Staging, own_paths
@@ -222,7 +223,8 @@ class Hosted:
         return self._open_in(self._folder)
 
     def _open_in(self, folder: str) -> Log:
-        return Log.open(folder, self.name, fsync=self._place.options.fsync)
+        options, query = self._place.options, identity_of(self._place.network).digest
+        return Log.open(folder, self.name, fsync=options.fsync, query=query)
 
 
 def set_aside(folder: str) -> str | None:

@@ -46,9 +46,17 @@ def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
     return {name: known.dead for name, known in standings.items() if known.gone}
 
 
+_PROCESS = "process."
+
+
 def process_of(host: str) -> str:
     """The name under which the process of a host has its epochs: a node may have the host's."""
-    return f"process.{host}"
+    return f"{_PROCESS}{host}"
+
+
+def host_of(name: str) -> str | None:
+    """The host whose process that is; None for the name of a node."""
+    return name.removeprefix(_PROCESS) if name.startswith(_PROCESS) else None
 
 
 # -- events ---------------------------------------------------------------------------------------

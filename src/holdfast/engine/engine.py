@@ -32,6 +32,7 @@ from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS
 from holdfast.errors import HoldfastError, InputError, StorageFull
 from holdfast.model.fragments import Path
+from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.files import storage, storage_error
@@ -81,14 +82,12 @@ class Engine:
         check_files(version, self.folder)
 
     def plan_hash(self, path: Path) -> str:
-        """Changes when the query changes in a way the state can feel."""
-        text = [self.network.name, str(self.network.width_us), str(self.network.partitions)]
+        """Changes when the query changes in a way the state can feel, the code of its functions
+        included."""
+        network, schema = self.network, self.compiled.schema
+        text = [network.name, str(network.width_us), str(network.partitions)]
         for op in path.operators:
-            shape = [getattr(op, name, None) for name in
-                     ("size_us", "slide_us", "keys", "within_us", "on", "size", "slide", "state",
-                      "out", "timer")]  # fmt: skip
-            aggregates = {key: str(value) for key, value in getattr(op, "aggregates", {}).items()}
-            text.append(repr((op.name, op.kind, self.compiled.schema[op.name], shape, aggregates)))
+            text.append(f"{op.name} {schema[op.name]} {operator_digest(network, op)}")
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
     def empty(self, path: Path, bucket: int) -> Version:

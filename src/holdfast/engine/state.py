@@ -90,18 +90,24 @@ class Version:
 
     @staticmethod
     def of(path: str, bucket: int, body: Mapping[str, Any]) -> Version:
-        return Version(
-            path,
-            bucket,
-            panes={op: tuple(map(Chunk.of, held)) for op, held in body["panes"].items()},
-            edges={op: tuple(map(Chunk.of, held)) for op, held in body["edges"].items()},
-            shards={
-                op: {int(n): Shard(*shard) for n, shard in held.items()}
-                for op, held in body["shards"].items()
-            },
-            needs_from=body["needs_from"],
-            plan=body["plan"],
-        )
+        try:
+            return Version(
+                path,
+                bucket,
+                panes={op: tuple(map(Chunk.of, held)) for op, held in body["panes"].items()},
+                edges={op: tuple(map(Chunk.of, held)) for op, held in body["edges"].items()},
+                shards={
+                    op: {int(n): Shard(*shard) for n, shard in held.items()}
+                    for op, held in body["shards"].items()
+                },
+                needs_from=body["needs_from"],
+                plan=body["plan"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise LogCorrupted(
+                f"the state of path {path!r} after bucket {bucket} is not as this version of "
+                f"Holdfast writes it ({err!r}); start this storage with the version that wrote it"
+            ) from None
 
 
 def write_rows(table: pa.Table, path: str) -> None:

@@ -124,8 +124,8 @@ def _check_path(moving: Moving, path: Path) -> None:
         raise _unfit(f"the outputs {path.outputs} of path {path.name!r}, found {streams}")
     try:
         files = Version.of(moving.path, moving.bucket, moving.body).files()
-    except (AttributeError, KeyError, TypeError, ValueError) as err:
-        raise _unfit(f"a state version, found one without {err}") from None
+    except LogCorrupted as err:
+        raise _unfit(f"a state version: {err}") from None
     if sorted(files, key=str) != sorted(moving.files):
         raise _unfit("the files that the state version names, found others")
 

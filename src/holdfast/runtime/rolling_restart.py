@@ -1,6 +1,6 @@
 """A rolling restart (Flux section 3.4: end a replica, bring up a new one, repeat): every host of a
-running network is ended and started again, one after the other, while the rest goes on. A new
-version of the application is brought in like that, as long as it keeps the same state.
+running network is ended and started again, one after the other, while the rest goes on. A host that
+comes back with another query, other code or other libraries is refused by the controller.
 
 Where hosts stand by, they take over what an ended host ran, and that one stands by then.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.membership import process_of
-from holdfast.errors import InputError
+from holdfast.errors import IdentityMismatch, InputError
 from holdfast.model.fragments import pairs_of
 from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart, Restarted
 
@@ -68,6 +68,8 @@ class Rolling:
             raise InputError(f"host {host!r} was not asked to restart")
         epochs, reached = self._before[host]
         controller = self._run.controller
+        if (why := controller.refused(host)) is not None:
+            raise IdentityMismatch(why)
         if any(controller.epoch(name) <= epoch for name, epoch in epochs.items()):
             return False
         now = {name: position(self._run.asked(name)) for name in reached}

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
@@ -49,6 +50,7 @@ from holdfast.model.fragments import (
     producers_of,
     replicas_of,
 )
+from holdfast.model.identity import identity_of
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
@@ -58,6 +60,7 @@ from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.parts import Parts
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
+from holdfast.storage.root import StorageRoot
 from holdfast.streams.calls import (
     GetNodeStatus,
     GetProducers,
@@ -103,6 +106,7 @@ class Run:
         deployment: str = "local",
         options: Options | None = None,
         app: str | None = None,
+        accept_versions: bool = False,
     ) -> None:
         if deployment not in ("local", "processes"):
             raise InputError(f"deployment={deployment!r} is not one of 'local', 'processes'")
@@ -115,6 +119,9 @@ class Run:
             raise InputError("hosts: everything runs in one process; use deployment='processes'")
         network.check()
         network = physical(network)
+        #: Of what this process runs; taken before any function of the application is called.
+        self.identity = identity_of(network)
+        self._accept_versions = accept_versions
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
         self._temporary = storage is None
@@ -135,6 +142,8 @@ class Run:
         self.on_contract: list[Callable[[Action], None]] = []
         self.controller: Controller
         self.rolling: Rolling
+        self._root: StorageRoot | None = None
+        self._described = False
         self._logs: list[Log] = []
         self._clients: list[Client] = []
         self._sessions: Any = None
@@ -159,6 +168,10 @@ class Run:
         return self
 
     def _start(self) -> None:
+        self._root = StorageRoot.take(
+            self.storage, self.identity, fsync=self.options.fsync == "always",
+            accept_versions=self._accept_versions,
+        )  # fmt: skip
         if self.options.metrics_port is not None:
             self.metrics.serve(self.options.host, self.options.metrics_port)
         pairs = pairs_of(self.network)
@@ -167,6 +180,7 @@ class Run:
             pairs,
             monotonic_us(),
             self.layout,
+            self.identity,
             silence_us=int(1e6 * self.options.silence_s),
             rejoin_us=self.options.rejoin_us,
             stall_us=self.options.stall_us,
@@ -411,9 +425,11 @@ class Run:
             self.server.stop()
         for log in self._logs:
             log.close()
-        described = os.path.join(self.storage, "run.json")
-        if os.path.exists(described):
-            os.unlink(described)
+        if self._described:  # else it is that of another run
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.storage, "run.json"))
+        if self._root is not None:
+            self._root.release()
         if self._temporary:
             shutil.rmtree(self.storage, ignore_errors=True)
 
@@ -434,7 +450,9 @@ class Run:
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
     ) -> Log:
         keep = self.options.archive if archive is None else archive
-        log = Log.open(folder, owner, fsync=self.options.fsync, archive=keep)
+        log = Log.open(
+            folder, owner, fsync=self.options.fsync, archive=keep, query=self.identity.digest
+        )
         self._logs.append(log)
         if epoch:
             log.raise_epoch(self.controller.next_epoch(owner, log.epoch))
@@ -480,14 +498,17 @@ class Run:
             "pid": os.getpid(),
             "deployment": self.deployment,
             "app": self.app,
+            "cwd": os.getcwd(),
             "options": asdict(self.options),
         }
         path = os.path.join(self.storage, "run.json")
         with open(path + ".tmp", "w") as file:
             json.dump(told, file)
         os.replace(path + ".tmp", path)
+        self._described = True
 
 
 def run(network: Network, **how: Any) -> Run:
-    """A run of `network`, to be used with `with`. Takes storage, deployment, options and app."""
+    """A run of `network`, to be used with `with`. Takes storage, deployment, options, app and
+    accept_versions (go on with a storage that other library versions have written)."""
     return Run(network, **how)

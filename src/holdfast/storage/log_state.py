@@ -23,6 +23,7 @@ from holdfast.storage.records import (
     Epoch,
     Note,
     Open,
+    Query,
     Record,
     Retired,
     State,
@@ -100,6 +101,8 @@ class LogState:
     #: 0 before anybody opened the log.
     epoch: int = 0
     owner: str = ""
+    #: Digest of the query it belongs to; empty where nobody said.
+    query: str = ""
     streams: dict[str, StreamState] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -117,6 +120,9 @@ def fold(state: LogState, record: Record) -> None:
         case Epoch():
             _require(record.epoch > state.epoch, record, f"the epoch is already {state.epoch}")
             state.epoch, state.owner = record.epoch, record.owner
+        case Query():
+            _require(state.query in ("", record.digest), record, f"the query is {state.query}")
+            state.query = record.digest
         case Open():
             _require(record.stream not in state.streams, record, "the stream is open already")
             before = record.starts_at - 1
@@ -180,7 +186,7 @@ def rehearse(state: LogState, records: Iterable[Record]) -> None:
     It folds them onto copies of the streams they name, without the whole buckets, which no record
     may touch again: the cost does not grow with the log.
     """
-    draft = LogState(epoch=state.epoch, owner=state.owner, streams=dict(state.streams))
+    draft = LogState(state.epoch, state.owner, state.query, dict(state.streams))
     for record in records:
         name = getattr(record, "stream", "")
         stream = draft.streams.get(name)
@@ -192,6 +198,7 @@ def rehearse(state: LogState, records: Iterable[Record]) -> None:
 def snapshot(state: LogState) -> list[Record]:
     """The shortest story that folds to this state."""
     records: list[Record] = [Epoch(state.epoch, state.owner)] if state.epoch else []
+    records += [Query(state.query)] if state.query else []
     for stream in state.streams.values():
         records.append(Open(stream.name, stream.schema, stream.time, stream.starts_at))
         records += [Added(segment) for segment in stream.segments]

@@ -25,6 +25,13 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Query:
+    """The log belongs to the query with this digest (`model/identity.py`), and to no other."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A stream begins: its rows, and the first bucket it can have."""
 
@@ -153,10 +160,11 @@ class Note:
 
 
 _OfStreams = Open | Added | Boundary | Tentative | Undo | Ended | Retired | Trim | Ack | Token
-Record = Epoch | _OfStreams | Counter | State | DropState | Note
+Record = Epoch | Query | _OfStreams | Counter | State | DropState | Note
 
 _KINDS: dict[str, type[Record]] = {
     "epoch": Epoch,
+    "query": Query,
     "open": Open,
     "added": Added,
     "boundary": Boundary,
@@ -213,7 +221,7 @@ def from_json(plain: dict[str, Any]) -> Record:
     except (KeyError, TypeError, ValueError) as err:
         raise LogCorrupted(
             f"a record of kind {name!r} with fields {sorted(given)} is unknown: it was written by "
-            "a newer Holdfast; start this storage with that version"
+            "another version of Holdfast; start this storage with that version"
         ) from err
 
 

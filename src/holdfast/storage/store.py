@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from holdfast.config import FsyncPolicy
 from holdfast.errors import (
+    IdentityMismatch,
     InputError,
     LogCorrupted,
     LogError,
@@ -44,6 +45,7 @@ from holdfast.storage.records import (
     DropState,
     Epoch,
     Open,
+    Query,
     Record,
     Retired,
     State,
@@ -117,7 +119,9 @@ class Log:
         archive: bool = False,
         disk: Disk = OS_DISK,
         segments: Segments = PARQUET,
+        query: str = "",
     ) -> Log:
+        """`query`: digest of the query that the log is for, if it is to be refused to others."""
         root, sync = Path(root).absolute(), fsync == "always"
         base = str(root)
         for path in (base, f"{base}/{folder.SEGMENTS}", f"{base}/{folder.STATE}"):
@@ -141,6 +145,12 @@ class Log:
                     fold(state, record)
                 if records and state.owner != owner:
                     raise InputError(f"{root} is the log of {state.owner!r}, not of {owner!r}")
+                if query and state.query not in ("", query):
+                    raise IdentityMismatch(
+                        f"{root}: expected a log of query {query}, found one of query "
+                        f"{state.query}: it was written by another query; put it back where it "
+                        "came from, or delete it"
+                    )
                 sizes = {
                     segment.path: segment.size_bytes
                     for stream in state.streams.values()
@@ -154,7 +164,8 @@ class Log:
                     for stream in state.streams.values()
                     if stream.spans or stream.tentative
                 ]
-                log.append(Epoch(state.epoch + 1, owner), *undone)
+                named = [Query(query)] if query and not state.query else []
+                log.append(Epoch(state.epoch + 1, owner), *named, *undone)
             except BaseException:
                 manifest.close()
                 raise

@@ -16,6 +16,7 @@ from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
+from holdfast.model.identity import Identity
 from holdfast.streams import codec
 from holdfast.streams.codec import Count, FileName
 from holdfast.types import OutputState, Segment, StreamInfo
@@ -212,6 +213,8 @@ class NextEpoch(Request[Epoch]):
 
     name: str
     at_least: Count = 0
+    #: What a host process is about to run; None for a node.
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.cluster.supervisor import EXPLAINED
+from holdfast.core.quarantine import EXIT_CODES
 from holdfast.engine.session import Sessions
 from holdfast.types import Stability
 from holdfast.verify.chaos import SCENARIOS, find
@@ -55,7 +55,7 @@ class TestTwoNodesInARow:
         self, deployment: Deployment
     ) -> None:
         (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
-        assert ended.code == EXPLAINED
+        assert ended.code == EXIT_CODES["transport"]
         assert "was replaced" in ended.last_words or "the older one must stop" in ended.last_words
         assert deployment.run.failures == []
 

@@ -1,0 +1,290 @@
+"""Values and functions as text that is the same in every process, and differs when they differ.
+
+A function is its code and all it refers to: closure, defaults, and the globals it names, down to
+the functions and classes of the application that it calls. Code of installed libraries is not
+looked into: it goes by its name, and by the version of the library (`libraries`). Neither the hash
+seed, nor the order of sets, nor the name or the place of a file is part of the text.
+
+Long texts are cut to a digest, so that two of them can be compared and short ones can be read.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from holdfast.model.source_code import code_text, instructions, module_text, nested
+
+#: Texts up to this length are kept as they are.
+SHORT = 120
+_SCALARS = (type(None), type(...), bool, int, float, complex, str, bytes)
+_NAMED = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+#: Of a class: where it is, what it says, and what is made from the rest.
+_ABOUT = {
+    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__",
+    "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
+    "__dataclass_fields__", "__dataclass_params__", "__match_args__",
+}  # fmt: skip
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_DUNDER = re.compile(r"__\w+__")
+_OURS = str(Path(__file__).parents[1]) + os.sep
+#: Applications that come with us.
+_APPLICATIONS = tuple(f"{_OURS}{name}{os.sep}" for name in ("examples", "experiments", "verify"))
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+
+
+def digest(texts: Iterable[str]) -> str:
+    joined = "\x1e".join(texts).encode(errors="surrogatepass")
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+class Fingerprints:
+    """Texts of many values: what they share is looked at once."""
+
+    def __init__(self) -> None:
+        #: Packages whose code was taken by its name.
+        self.libraries: set[str] = set()
+        #: Values that are being described, outermost first, and the outermost of them that the
+        #: innermost refers to.
+        self._open: list[int] = []
+        self._outermost = 0
+        #: By id; the value is kept, because an id is free again when it is gone.
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def text(self, value: Any) -> str:
+        if type(value) is bytes and len(value) > SHORT:
+            return f"bytes #{hashlib.sha256(value).hexdigest()[:16]}"
+        if type(value) in _SCALARS:
+            return _short(repr(value))
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        depth = len(self._open)
+        if id(value) in self._open:
+            at = self._open.index(id(value))
+            self._outermost = min(self._outermost, at)
+            return f"^{depth - at}"
+        before, self._outermost = self._outermost, depth
+        self._open.append(id(value))
+        try:
+            found = _short(self._compound(value))
+        finally:
+            self._open.pop()
+            closed = self._outermost >= depth
+            self._outermost = min(before, self._outermost)
+        if closed:  # else it depends on where it was met
+            self._known[id(value)] = value, found
+        return found
+
+    def parts(self, fn: Callable[..., Any]) -> dict[str, str]:
+        """A function in pieces that can be named when one of them changes."""
+        if not isinstance(fn, types.FunctionType):
+            return {"function": self.text(fn)}
+        code, names = fn.__code__, fn.__code__.co_varnames
+        if _is_library(code.co_filename):
+            found = {"function": code.co_qualname}
+        else:
+            found = {"function": f"{fn.__name__} #{digest([code_text(code, self.text)])}"}
+        for name, value in (fn.__kwdefaults__ or {}).items():
+            found[f"default of {name}"] = self.text(value)
+        for number, value in enumerate(reversed(fn.__defaults__ or ()), 1):
+            name = names[fn.__code__.co_argcount - number]
+            found[f"default of {name}"] = self.text(value)
+        return found | {name: self.text(it) for name, it in self._refers_to(fn).items()}
+
+    def _compound(self, value: Any) -> str:
+        text = self.text
+        match value:
+            case type():
+                return self._class(value)
+            case types.FunctionType():
+                return self._function(value)
+            case types.ModuleType():
+                return self._module(value)
+            case types.MethodType():
+                return f"{text(value.__func__)} of {text(value.__self__)}"
+            case _ if isinstance(value, _NAMED):
+                owner = getattr(value, "__self__", None)
+                known = owner is None or isinstance(owner, types.ModuleType)
+                return value.__qualname__ + ("" if known else f" of {text(owner)}")
+            case staticmethod() | classmethod():
+                return f"{type(value).__name__} {text(value.__func__)}"
+            case property():
+                return f"property {self._all(value.fget, value.fset, value.fdel)}"
+            case enum.Enum():
+                return f"{type(value).__name__}.{value.name} = {text(value.value)}"
+            case logging.Logger():
+                return "Logger"
+            case types.CodeType():
+                return code_text(value, text)
+        kind = type(value)
+        if kind in (tuple, list):
+            return f"{kind.__name__}({self._all(*value)})"
+        if kind is dict:
+            return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, set | frozenset):
+            return f"{text(kind)}({', '.join(sorted(map(text, value)))})"
+        package = kind.__module__.partition(".")[0]
+        if package in ("pyspark", "py4j") and kind.__module__ != "pyspark.sql.types":
+            return self._of_spark(value)
+        return self._by_reduction(value)
+
+    def _all(self, *values: Any) -> str:
+        return ", ".join(map(self.text, values))
+
+    def _function(self, fn: types.FunctionType) -> str:
+        if not _is_library(fn.__code__.co_filename):
+            parts = self.parts(fn)
+            return f"{fn.__name__} #{digest(f'{name}={it}' for name, it in parts.items())}"
+        module = fn.__globals__.get("__name__", "")
+        self.libraries.add(module.partition(".")[0])
+        # What a decorator of a library was applied to is the application's again.
+        held = [fn.__wrapped__] if hasattr(fn, "__wrapped__") else list(_closure(fn).values())
+        return f"{module}.{fn.__code__.co_qualname}({self._all(*held)})"
+
+    def _class(self, cls: type) -> str:
+        module = sys.modules.get(cls.__module__)
+        if module is not None and _is_library(_file(module)):
+            self.libraries.add(cls.__module__.partition(".")[0])
+            return f"{cls.__module__}.{cls.__qualname__}"
+        held = {name: it for name, it in vars(cls).items() if name not in _ABOUT}
+        texts = [f"{name}={self.text(held[name])}" for name in sorted(held)]
+        return f"{cls.__name__} #{digest([self._all(*cls.__bases__), *texts])}"
+
+    def _module(self, module: types.ModuleType) -> str:
+        file = _file(module)
+        if _is_library(file):
+            self.libraries.add(module.__name__.partition(".")[0])
+            return f"module {module.__name__}"
+        return f"module #{digest([module_text(file) or ''])}"
+
+    def _of_spark(self, value: Any) -> str:
+        """Handles of the JVM are numbered, and made when they are first used: they are left out."""
+        name = type(value).__name__
+        if name in ("Column", "DataFrame"):
+            return f"{name} {value!r}"
+        if name == "UserDefinedFunction":
+            held = (value.func, str(value._returnType), value.evalType)
+            return f"{name}({self._all(*held)})"
+        return name
+
+    def _by_reduction(self, value: Any) -> str:
+        """Any other object is what `copy` would make it from. What cannot be copied is no data."""
+        name = self.text(type(value))
+        if (wrapped := getattr(value, "__wrapped__", None)) is not None:  # such as lru_cache
+            return f"{name}({self.text(wrapped)})"
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception:
+            return name
+        if isinstance(reduced, str):
+            return f"{name} {reduced}"
+        make, args, *rest = reduced
+        state, items, pairs = [*rest, None, None, None][:3]
+        if isinstance(state, dict):
+            state = dict(sorted(state.items(), key=lambda item: str(item[0])))
+        held = [make, args, state, list(items or ()), list(pairs or ())]
+        return f"{name}({self._all(*held)})"
+
+    # -- what a function refers to ----------------------------------------------------------------
+
+    def _refers_to(self, fn: types.FunctionType) -> dict[str, Any]:
+        """Closure and globals by name; what is used of the application's modules as `module.it`."""
+        closure = _closure(fn)
+        found: dict[str, Any] = {}
+        for code in nested(fn.__code__):
+            run = instructions(code)
+            for number, one in enumerate(run):
+                if one.opname == "IMPORT_NAME":
+                    level, wanted = run[number - 2].argval, run[number - 1].argval
+                    found |= self._imported(fn, one.argval, level or 0, wanted or ())
+                elif one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+                    known = closure if one.opname == "LOAD_DEREF" else fn.__globals__
+                    attributes = takewhile(lambda it: it.opname in _ATTRIBUTE, run[number + 1 :])
+                    if one.argval in known and not _DUNDER.fullmatch(one.argval):
+                        path = [it.argval for it in attributes]
+                        found |= self._followed(one.argval, known[one.argval], path)
+        return dict(sorted(found.items()))
+
+    def _followed(self, name: str, value: Any, attributes: Iterable[str]) -> dict[str, Any]:
+        """From a module of the application to what is used of it."""
+        for attribute in attributes:
+            if not isinstance(value, types.ModuleType) or _is_library(_file(value)):
+                break
+            if not hasattr(value, attribute):
+                break
+            name, value = f"{name}.{attribute}", getattr(value, attribute)
+        return {name: value}
+
+    def _imported(
+        self, fn: types.FunctionType, name: str, level: int, wanted: Iterable[str]
+    ) -> dict[str, Any]:
+        """What the function imports when it is called; it is imported now, and not looked into if
+        it is a library's."""
+        top = name.partition(".")[0]
+        try:
+            if not level and _is_library(_origin(importlib.util.find_spec(top))):
+                self.libraries.add(top)
+                return {}
+            package = fn.__globals__.get("__package__")
+            module = importlib.import_module("." * level + name, package)
+        except Exception:
+            return {}  # the call will tell
+        found: dict[str, Any] = {}
+        for attribute in wanted:
+            found |= self._followed(name, module, [attribute])
+        return found or {name: module}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT else f"{text[: SHORT // 3]}… #{digest([text])}"
+
+
+def _closure(fn: types.FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _file(module: types.ModuleType) -> str:
+    """Where a module is; empty for one that is built in."""
+    file = getattr(module, "__file__", None)
+    return file or _origin(getattr(module, "__spec__", None))
+
+
+def _origin(spec: ModuleSpec | None) -> str:
+    if spec is None:
+        return "<prompt>"
+    if spec.origin in ("built-in", "frozen"):
+        return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "<prompt>")
+
+
+def _is_library(file: str) -> bool:
+    path = "" if file.startswith("<frozen") else file and os.path.abspath(file)
+    return (
+        not path
+        or path.startswith(_STDLIB)
+        or (path.startswith(_OURS) and not path.startswith(_APPLICATIONS))
+        or not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+    )

@@ -1,0 +1,209 @@
+"""The folder of a run: whose it is, and what may be deleted of it.
+
+    <root>/network.json                 says that it is ours, and which query it belongs to
+    <root>/lock                         held by the run
+    <root>/run.json                     where the run is reached, while there is one
+    <root>/controller, sources/*, clients/*, nodes/HOST, nodes/HOST/NODE      logs (`store`)
+
+A query that is not the one of `network.json` is refused before anything is written: windows of two
+queries in one log would be the results of neither. The logs carry a digest of the query as well, so
+that one of them that comes from elsewhere is noticed too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from holdfast.errors import IdentityMismatch, SetupError, StorageDenied, StorageInUse
+from holdfast.model.identity import Identity, library_differences, listed, query_differences
+from holdfast.storage import folder
+from holdfast.storage.disk import OS_DISK, TEMPORARY
+from holdfast.storage.files import make_folder, put_file, storage
+from holdfast.storage.reading import read_only
+from holdfast.types import FORMAT
+
+MARKER = "network.json"
+LOCK = "lock"
+#: All that a run ever leaves in its storage; folders end with a slash.
+_OURS = re.compile(
+    r"""
+    (network|run)\.json(\.tmp)? | lock | spark\.log | (sources|clients|nodes)/
+    | nodes/[^/]+\.log | nodes/[^/]+\.warm(-warm)?/.*
+    | (controller | (sources|clients|nodes)/[^/]+ | nodes/[^/]+/[^/]+)/   # logs
+      (manifest[^/]* | lock | (segments|state|state-warm|inputs|read-stream)/.*)?
+    """,
+    re.VERBOSE,
+)
+
+
+class StorageRoot:
+    """The storage of one run, for as long as it is held."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def take(
+        cls, path: str, identity: Identity, *, fsync: bool, accept_versions: bool = False
+    ) -> StorageRoot:
+        """Takes the storage for a run of that identity, or says why not and leaves it as it was."""
+        make_folder(path, fsync=fsync)
+        lock = _locked(path, LOCK)
+        try:
+            known = read_marker(path)
+            if known is None:
+                _compare_log(path, identity)
+            else:
+                _compare(path, known, identity, accept_versions)
+            if known != identity:
+                _write(path, identity.body(), fsync=fsync)
+        except BaseException:
+            OS_DISK.unlock(lock)
+            raise
+        return cls(path, lock)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            OS_DISK.unlock(self._lock)
+            self._lock = None
+
+
+def read_marker(path: str) -> Identity | None:
+    """The identity that a storage belongs to; None if it is not one of ours, or not yet."""
+    told = _marker(path)
+    if told is not None and told.get("deleting"):
+        raise SetupError(
+            f"{path}: --fresh was interrupted while it deleted this storage; run with --fresh again"
+        )
+    return None if told is None else Identity.of(told, os.path.join(path, MARKER))
+
+
+def _marker(path: str) -> dict[str, Any] | None:
+    file = os.path.join(path, MARKER)
+    with storage(file):
+        if not os.path.exists(file):
+            return None
+        data = OS_DISK.read(file)
+    try:
+        told: dict[str, Any] = json.loads(data)
+        version = told.pop("holdfast")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise SetupError(
+            f"{file}: expected what Holdfast writes there, found something else or damage; put it "
+            "back from a backup, or delete it (the logs still know their query)"
+        ) from None
+    if version != FORMAT:
+        raise SetupError(
+            f"{file}: expected format {FORMAT}, found {version}; use the version of Holdfast that "
+            "wrote it"
+        )
+    return told
+
+
+def delete_storage(path: str) -> list[str]:
+    """Deletes a storage of ours that nobody uses; what was deleted, by the names in it.
+
+    The folder itself stays, with its lock. Nothing is deleted if anything in it is not ours.
+    """
+    if not os.path.lexists(path):
+        return []
+    if not os.path.isdir(path):
+        raise StorageDenied(f"--fresh: expected a folder, {path} is a file; nothing was deleted")
+    with storage(path):
+        names = sorted(os.listdir(path))
+        inside = list(_inside(path))
+    if set(names) <= {LOCK, MARKER + TEMPORARY}:
+        return []
+    if _marker(path) is None:
+        raise _refused(path, f"it has no {MARKER}", names)
+    if foreign := [name for name in inside if not _OURS.fullmatch(name)]:
+        raise _refused(path, "it holds what is not Holdfast's", foreign)
+    locks = [name for name in inside if os.path.basename(name) == LOCK]
+    with storage(path), ExitStack() as held:
+        for name in dict.fromkeys([LOCK, *locks]):
+            held.callback(OS_DISK.unlock, _locked(path, name))
+        _write(path, {"deleting": True}, fsync=True)
+        gone = [name for name in names if name not in (LOCK, MARKER)]
+        for name in gone:
+            inner = os.path.join(path, name)
+            shutil.rmtree(inner) if os.path.isdir(inner) else os.unlink(inner)
+        os.unlink(os.path.join(path, MARKER))
+    return gone
+
+
+def _compare(path: str, known: Identity, identity: Identity, accept_versions: bool) -> None:
+    if changed := query_differences(known, identity):
+        raise IdentityMismatch(
+            f"{path} holds the results of another query:{listed(changed)}\n"
+            "Go back to that query, give this one another --storage, or delete the old results "
+            "with --fresh"
+        )
+    changed = library_differences(known, identity)
+    if changed and not accept_versions:
+        raise IdentityMismatch(
+            f"{path} was written with other versions:{listed(changed)}\n"
+            "Results may differ in their last bits. Install the old versions, or start once with "
+            "--accept-versions to go on with these"
+        )
+
+
+def _compare_log(path: str, identity: Identity) -> None:
+    """A storage whose marker was lost still knows its query, though not in words."""
+    log = os.path.join(path, "controller")
+    if not os.path.exists(os.path.join(log, folder.MANIFEST)):
+        return
+    if (query := read_only(log).state.query) not in ("", identity.digest):
+        raise IdentityMismatch(
+            f"{path} holds the results of another query: expected {identity.digest}, found "
+            f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
+            "another --storage"
+        )
+
+
+def _write(path: str, body: dict[str, Any], *, fsync: bool) -> None:
+    text = json.dumps({"holdfast": FORMAT, **body}, indent=1)
+    put_file(os.path.join(path, MARKER), text.encode(), fsync=fsync)
+
+
+def _locked(path: str, name: str) -> int:
+    file = os.path.join(path, name)
+    with storage(file):
+        try:
+            return OS_DISK.lock(file)
+        except BlockingIOError:
+            pid = OS_DISK.read(file)[:32].decode(errors="replace").strip() or "unknown"
+            raise StorageInUse(
+                f"{path} is in use by process {pid} ({name}); stop that run, or use another "
+                "--storage. Hosts of a run that was killed end by themselves within 10 s"
+            ) from None
+
+
+def _refused(path: str, why: str, names: list[str]) -> StorageDenied:
+    found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return StorageDenied(
+        f"--fresh deletes storages of Holdfast only, and {path} is not: {why} (found: {found}); "
+        "nothing was deleted. Choose another --storage, or clear the folder by hand"
+    )
+
+
+def _inside(path: str) -> Iterator[str]:
+    """Everything below the root; folders end with a slash. Links are named, not followed."""
+    for inner, folders, files in os.walk(path, onerror=_raise):
+        for name in sorted([*folders, *files]):
+            full = os.path.join(inner, name)
+            own = os.path.relpath(full, path)
+            if os.path.islink(full):
+                yield f"{own} is a link"
+            else:
+                yield f"{own}/" if name in folders else own
+
+
+def _raise(err: OSError) -> None:
+    raise err

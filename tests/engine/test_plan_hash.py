@@ -1,0 +1,62 @@
+"""State is read only by the query that made it: its code is part of the plan. No JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import holdfast as hf
+from holdfast.engine.engine import Engine
+from holdfast.model.fragments import fragments
+from holdfast.model.partitions import physical
+
+Build = Callable[[hf.Stream], hf.Stream]
+
+
+def plan_hash(build: Build, *, bucket: str = "500ms") -> str:
+    net = hf.Network("n", bucket=bucket)
+    tap = net.source("tap", "ts timestamp, src string, n long", time="ts")
+    net.output("out", build(tap))
+    run = physical(net)
+    engine = Engine.__new__(Engine)
+    engine.network = run
+    engine.compiled = SimpleNamespace(schema={op.name: "same" for op in run.operators})  # type: ignore[assignment]
+    return engine.plan_hash(fragments(run)[-1].paths[0])
+
+
+def stateful(fn: Any) -> Build:
+    return lambda tap: tap.stateful(fn, key="src", state="src string, n long", out="ts timestamp")
+
+
+def test_another_function_is_another_plan() -> None:
+    one = plan_hash(stateful(lambda state, rows, info: (rows, state)))
+    assert plan_hash(stateful(lambda state, rows, info: (state, rows))) != one
+    assert plan_hash(stateful(lambda state, rows, info: (rows, state))) == one
+
+
+def test_another_condition_is_another_plan() -> None:
+    one = plan_hash(lambda tap: tap.filter("n > 0"))
+    assert plan_hash(lambda tap: tap.filter("n > 1000")) != one
+    assert plan_hash(lambda tap: tap.filter("n > 0")) == one
+
+
+def test_other_keys_of_an_exchange_are_another_plan() -> None:
+    def split(by: str) -> Build:
+        def build(tap: hf.Stream) -> hf.Stream:
+            split = tap.on("split", by=by, partitions=2)
+            return split.window("1s").group_by("src").agg(n=hf.count()).filter("n > 0")
+
+        return build
+
+    def routing(by: str) -> list[str]:
+        net = hf.Network("n")
+        net.output("out", split(by)(net.source("tap", "ts timestamp, src string", time="ts")))
+        run = physical(net)
+        engine = Engine.__new__(Engine)
+        engine.network = run
+        engine.compiled = SimpleNamespace(schema={op.name: "same" for op in run.operators})  # type: ignore[assignment]
+        return [engine.plan_hash(path) for f in fragments(run) for path in f.paths]
+
+    assert routing("src") == routing("src")
+    assert routing("src")[0] != routing("ts")[0]

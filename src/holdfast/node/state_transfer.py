@@ -125,7 +125,7 @@ def _check_path(moving: Moving, path: Path) -> None:
     try:
         files = Version.of(moving.path, moving.bucket, moving.body).files()
     except LogCorrupted as err:
-        raise _unfit(f"a state version: {err}") from None
+        raise _unfit(f"a state version, found another ({err})") from None
     if sorted(files, key=str) != sorted(moving.files):
         raise _unfit("the files that the state version names, found others")
 

@@ -97,7 +97,11 @@ class Process:
         self.gave_up = False
 
     def clock(self) -> int:
+        """The wall clock, which faults set ahead and back."""
         return self.world.now + self.offset_us
+
+    def monotonic(self) -> int:
+        return self.world.now
 
     def after(self, delay_us: int, fn: Callable[[], None]) -> None:
         self.world.at(self.world.now + delay_us, fn, self)

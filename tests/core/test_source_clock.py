@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.source_clock import (
     CONFIRM_US,
-    FOLLOW_US,
     SLOWER,
     STEP_US,
     Agreed,
@@ -46,37 +46,42 @@ def test_a_clock_that_nobody_sets_is_the_wall_clock() -> None:
 
 def test_a_day_ahead_for_one_tick_is_not_followed() -> None:
     clock = began()
-    assert read(clock, 1 * S, DAY) == ([Stepped(1 * S, DAY)], 1 * S)
-    assert read(clock, 2 * S, 0) == ([Stepped(2 * S, -DAY), Agreed(2 * S)], 2 * S)
+    assert read(clock, 1 * S, DAY) == ([Stepped(1 * S, DAY, -DAY)], 1 * S)
+    assert read(clock, 2 * S, 0) == ([Stepped(2 * S, -DAY, 0), Agreed(2 * S)], 2 * S)
     assert read(clock, 60 * S, 0) == ([], 60 * S)
     assert clock.steps == 2
 
 
-def test_a_step_ahead_is_followed_when_it_has_stood_for_long_enough() -> None:
+@pytest.mark.parametrize("step_us", [STEP_US, 3 * S, CONFIRM_US, HOUR, DAY])
+def test_a_step_ahead_is_followed_when_it_has_stood_for_as_long_as_it_is(step_us: int) -> None:
+    """At most `CONFIRM_US`."""
     clock = began()
-    read(clock, 1 * S, HOUR)
-    assert read(clock, 1 * S + CONFIRM_US - 1, HOUR) == ([], 1 * S + CONFIRM_US - 1)
-    at = 1 * S + CONFIRM_US
-    assert read(clock, at, HOUR) == ([Followed(at, HOUR), Agreed(at)], at + HOUR)
+    assert read(clock, 1 * S, step_us) == ([Stepped(1 * S, step_us, -step_us)], 1 * S)
+    at = 1 * S + min(step_us, CONFIRM_US)
+    assert read(clock, at - 1, step_us) == ([], at - 1)
+    assert read(clock, at, step_us) == ([Followed(at, step_us), Agreed(at)], at + step_us)
 
 
 def test_every_step_has_to_stand_by_itself() -> None:
     clock = began()
     read(clock, 1 * S, HOUR)
-    assert read(clock, 5 * S, DAY) == ([Stepped(5 * S, DAY - HOUR)], 5 * S)
-    assert read(clock, 7 * S, DAY) == ([], 7 * S)
-    assert read(clock, 10 * S, DAY)[1] == 10 * S + DAY
+    assert read(clock, 9 * S, DAY) == ([Stepped(9 * S, DAY - HOUR, -DAY)], 9 * S)
+    assert read(clock, 18 * S, DAY) == ([], 18 * S)
+    assert read(clock, 19 * S, DAY)[1] == 19 * S + DAY
 
 
-def test_a_short_step_ahead_is_followed_at_once() -> None:
+def test_a_wrong_clock_that_is_put_right_leaves_no_trace() -> None:
     clock = began()
-    assert read(clock, 1 * S, FOLLOW_US) == ([Stepped(1 * S, FOLLOW_US)], 1 * S + FOLLOW_US)
+    read(clock, 10 * S, -HOUR)
+    assert read(clock, 18 * S, -HOUR)[1] == 9 * S  # half speed
+    assert read(clock, 19 * S, 0)[1] == 10 * S
+    assert read(clock, 28 * S, 0)[1] == 28 * S
 
 
 def test_a_step_back_slows_the_clock_down_until_both_agree() -> None:
     clock = began()
     read(clock, 10 * S, 0)
-    assert read(clock, 11 * S, -2 * S) == ([Stepped(11 * S, -2 * S)], 10 * S + 500_000)
+    assert read(clock, 11 * S, -2 * S) == ([Stepped(11 * S, -2 * S, 2 * S)], 10 * S + 500_000)
     assert read(clock, 12 * S, -2 * S) == ([], 11 * S)
     assert read(clock, 14 * S, -2 * S) == ([Agreed(14 * S)], 12 * S)
     assert read(clock, 15 * S, -2 * S) == ([], 13 * S)
@@ -117,5 +122,5 @@ def test_it_never_goes_back_and_never_runs_at_less_than_half_speed(
         at += elapsed_us
         before, (actions, shown) = shown, read(clock, at, off_us)
         assert shown - before >= elapsed_us // SLOWER
-        jumped = shown - before > elapsed_us + FOLLOW_US
+        jumped = shown - before >= elapsed_us + STEP_US
         assert jumped == any(isinstance(action, Followed) for action in actions)

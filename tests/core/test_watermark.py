@@ -64,7 +64,7 @@ def test_a_bucket_is_closed_grace_after_its_end() -> None:
 
 def test_a_clock_that_is_a_day_ahead_for_one_tick_closes_nothing_more() -> None:
     watermark = opened(WALL)
-    assert tick(watermark, 3 * S, DAY) == [Stepped(3 * S, DAY), Close(NOW + 1 * S)]
+    assert tick(watermark, 3 * S, DAY) == [Stepped(3 * S, DAY, -DAY), Close(NOW + 1 * S)]
     assert watermark.future_after_us == NOW + 63 * S
     closed = [tick(watermark, at * S)[-1] for at in range(4, 10)]
     assert closed == [Close(NOW + at * S) for at in range(2, 8)]

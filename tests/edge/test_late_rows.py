@@ -353,6 +353,31 @@ def test_a_clock_a_day_ahead_for_one_tick_stops_nothing(
     assert any("stepped ahead by 86400.0 s" in text for text in warnings(caplog))
 
 
+def test_a_clock_that_is_ahead_and_put_right_stops_nothing(log: Log, clocks: Clocks) -> None:
+    source = make(log, clocks)
+    live(source, clocks, 5)
+    clocks.wall += 10 * MIN
+    live(source, clocks, 6)
+    clocks.wall -= 10 * MIN
+    live(source, clocks, 6)
+    assert 0 <= clocks.wall - closed_us(log) <= S
+    assert source.status()["late_rows"] == 0
+
+
+@pytest.mark.parametrize("ahead_us", [30 * S, HOUR])
+def test_a_clock_set_ahead_for_good_is_followed(log: Log, clocks: Clocks, ahead_us: int) -> None:
+    """A virtual machine that was suspended. Until then, only rows from beyond `ahead` are put
+    aside."""
+    source = make(log, clocks)
+    live(source, clocks, 5)
+    clocks.wall += ahead_us
+    live(source, clocks, 30)
+    assert 0 <= clocks.wall - closed_us(log) <= S
+    told = source.status()
+    assert told["late_rows"] == 0
+    assert told["future_rows"] == (0 if ahead_us < MIN else 20)
+
+
 @pytest.mark.parametrize("back_us", [10 * MIN, HOUR])
 def test_a_clock_set_back_does_not_stop_buckets_from_closing(
     log: Log, clocks: Clocks, back_us: int, caplog: pytest.LogCaptureFixture

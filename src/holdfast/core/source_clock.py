@@ -5,7 +5,8 @@ that is a day ahead for a moment would close a day of buckets for good, one that
 hour would close nothing for an hour. So the source clock runs with monotonic time, never goes back,
 never stops, and follows steps of the wall clock only like this:
 
-- a step ahead of up to `FOLLOW_US` at once, a longer one after it has stood for `CONFIRM_US`;
+- a step ahead when it has stood for as long as it is, at most `CONFIRM_US`: so one that is taken
+  back at once leaves no trace;
 - a step back at half speed, until both clocks agree: after twice the length of the step.
 """
 
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: From here on a change of the wall clock against monotonic time is a step, and reported.
+#: From here on a change of the wall clock against monotonic time is a step, and reported. What is
+#: less may as well be the pause between reading one clock and the other.
 STEP_US = 100_000
-FOLLOW_US = 1_000_000
-CONFIRM_US = 5_000_000
+CONFIRM_US = 10_000_000
 #: Ahead of the wall clock, the source clock takes so many times as long.
 SLOWER = 2
 
@@ -31,10 +32,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The wall clock was set, ahead or back (`by_us` < 0)."""
+    """The wall clock was set, ahead or back (`by_us` < 0); now the source clock is `apart_us` ahead
+    of it, or behind."""
 
     at: int
     by_us: int
+    apart_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class SourceClock:
         #: Difference to monotonic time: of the wall clock when last read, and of the source clock.
         self._wall = 0
         self._shown = 0
-        #: Since when the wall clock stands where it is, far ahead; None while it does not.
+        #: Since when the wall clock stands where it is, ahead; None while it does not.
         self._ahead_since: int | None = None
         self._apart = False
         self.steps = 0
@@ -100,14 +103,15 @@ class SourceClock:
         stepped = abs(step_us) >= STEP_US
         if stepped:
             self.steps += 1
-            actions.append(Stepped(event.at, step_us))
-        if wall <= self._shown + FOLLOW_US:
+            actions.append(Stepped(event.at, step_us, self.apart_us))
+        ahead_us = -self.apart_us
+        if ahead_us < STEP_US:
             self._ahead_since = None
             self._shown = max(wall, self._shown - elapsed_us // SLOWER)
         elif stepped or self._ahead_since is None:
             self._ahead_since = event.at
-        elif event.at - self._ahead_since >= CONFIRM_US:
-            actions.append(Followed(event.at, wall - self._shown))
+        elif event.at - self._ahead_since >= min(ahead_us, CONFIRM_US):
+            actions.append(Followed(event.at, ahead_us))
             self._shown, self._ahead_since = wall, None
         return actions + self._agreement(event.at)
 

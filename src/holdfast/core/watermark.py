@@ -7,9 +7,9 @@ A bucket that is closed never opens again, so this is where event time is kept o
   no row has come for `idle` and no feed is at work, the source clock closes, as with `wall`;
 - `live` and `manual`: by whoever calls `advance`, a feed or the application.
 
-A row of a closed bucket is late. A row further ahead of the source clock than `ahead` is of the
-future, and is put aside before it counts: one wrong time must not close the buckets before it. Both
-are reported at once, then in summaries.
+A row of a closed bucket is late. A row further ahead of the clock than `ahead` is of the future,
+and is put aside before it counts: one wrong time must not close the buckets before it. Both are
+reported at once, then in summaries.
 """
 
 from __future__ import annotations
@@ -180,9 +180,8 @@ class Watermark:
     @property
     def future_after_us(self) -> int:
         """Later rows are of the future. With a `manual` clock time need not be real."""
-        if self.plan.clock == "manual":
-            return NEVER_US
-        return self.clock.now_us + self.plan.ahead_us
+        manual = self.plan.clock == "manual"
+        return NEVER_US if manual else self.clock.now_us + self.plan.ahead_us
 
     def starts_us(self, oldest_us: int) -> int:
         """Where the stream begins, if these are its first rows."""

@@ -417,30 +417,33 @@ def _instant(us: int) -> str:
 
 def _set(action: source_clock.ClockAction) -> str:
     """What happened to the clock, and what that means for buckets."""
-    slowly = "buckets close at half speed until both clocks agree, for about"
     match action:
-        case source_clock.Stepped() if action.by_us > source_clock.FOLLOW_US:
-            stood = duration_text(source_clock.CONFIRM_US)
-            return (
-                f"the wall clock stepped ahead by {_seconds(action.by_us)}; buckets close as "
-                f"before, and follow it once it has stood there for {stood}"
-            )
-        case source_clock.Stepped() if action.by_us > 0:
-            return f"the wall clock stepped ahead by {_seconds(action.by_us)}"
         case source_clock.Stepped():
-            return (
-                f"the wall clock stepped back by {_seconds(-action.by_us)}; {slowly} "
-                f"{_seconds(-source_clock.SLOWER * action.by_us)}; rows stamped by it are late"
+            way = "ahead" if action.by_us > 0 else "back"
+            return f"the wall clock stepped {way} by {_seconds(abs(action.by_us))}; " + _goes_on(
+                action.apart_us
             )
         case source_clock.Behind():
-            return (
-                f"the wall clock is {_seconds(action.by_us)} behind what was closed before; "
-                f"{slowly} {_seconds(source_clock.SLOWER * action.by_us)}"
-            )
+            behind = f"the wall clock is {_seconds(action.by_us)} behind what was closed before"
+            return f"{behind}; {_goes_on(action.by_us)}"
         case source_clock.Followed():
             return f"the source clock follows the wall clock, {_seconds(action.by_us)} ahead"
         case source_clock.Agreed():
             return "the source clock agrees with the wall clock again"
+
+
+def _goes_on(apart_us: int) -> str:
+    """How the source clock goes on, so far ahead of the wall clock."""
+    if apart_us >= source_clock.STEP_US:
+        takes = _seconds(source_clock.SLOWER * apart_us)
+        return (
+            f"buckets close at half speed for {takes}, until both clocks agree, and rows that are "
+            "stamped by it are late"
+        )
+    if apart_us <= -source_clock.STEP_US:
+        stands = _seconds(min(-apart_us, source_clock.CONFIRM_US))
+        return f"buckets close as before, and follow it once it has stood there for {stands}"
+    return "buckets close as before"
 
 
 def _seconds(us: int) -> str:

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.edge import feeds
-from holdfast.edge.feeds import Generate, Replay, tick_wall
+from holdfast.edge.feeds import Generate, Replay, run_clock
 from holdfast.edge.source import Source
+from holdfast.errors import InputError
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.verify.sim.memory_disk import MemoryDisk
@@ -116,7 +117,7 @@ def test_a_clock_waits_and_goes_on(
 
     stop.on_wait = on_wait
     disk.full = True
-    tick_wall(source, stop)
+    run_clock(source, stop)
     assert closed == sorted(set(closed)) and len(closed) == 8
     assert stop.asked_for_space == 6
     assert len(warnings(caplog)) == 2
@@ -126,7 +127,7 @@ def test_who_waits_for_space_can_be_stopped(disk: MemoryDisk, stop: Stop) -> Non
     source = opened(disk, "wall")
     disk.full = True
     stop.set()
-    tick_wall(source, stop)
+    run_clock(source, stop)
     assert disk.full and not source.opened
 
 
@@ -141,3 +142,115 @@ def test_a_push_that_found_no_space_is_repeated_with_its_token(
     assert feeds._done(lambda: source.push(rows, token="1", flush=True), source, stop)
     assert values(source) == [7] and source.token == "1"
     assert stop.asked_for_space == 3
+
+
+class Set(threading.Event):
+    """A stop that never waits: time is two clocks, and the wall clock is set now and then."""
+
+    def __init__(self, until_us: int) -> None:
+        super().__init__()
+        self.wall, self.monotonic, self._until_us = 1_700_000_000_000_000, 0, until_us
+        #: By how much the wall clock is set, at which monotonic time.
+        self.steps: dict[int, int] = {}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.monotonic += int(timeout * 1e6)
+        self.wall += int(timeout * 1e6)
+        for at in [at for at in self.steps if at <= self.monotonic]:
+            self.wall += self.steps.pop(at)
+        return self.monotonic >= self._until_us
+
+    def source(self, disk: MemoryDisk, clock: str) -> Source:
+        op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock=clock)
+        return Source(
+            op, Log.open("/s", "s", fsync="always", disk=disk), 500_000,
+            clock=lambda: self.wall, monotonic=lambda: self.monotonic,
+        )  # fmt: skip
+
+
+S, HOUR = 1_000_000, 3_600_000_000
+
+
+@pytest.mark.parametrize("back_us", [HOUR, 600 * S])
+def test_a_generator_goes_on_when_the_clock_is_set_back(disk: MemoryDisk, back_us: int) -> None:
+    stop = Set(20 * S)
+    stop.steps = {5 * S: -back_us}
+    source = stop.source(disk, "live")
+    asked: list[tuple[int, int]] = []
+
+    def make(number: int, from_us: int, to_us: int) -> pa.Table:
+        asked.append((from_us, to_us))
+        return pa.table({"ts": pa.array([from_us], TIME), "value": [number]})
+
+    Generate(make).run(source, stop)
+    info = source.log.info("s")
+    assert info.complete_upto - info.starts_at >= 2 * (5 + 15 // 2) - 2
+    assert all(since < until for since, until in asked)
+    assert [until for _, until in asked[:-1]] == [since for since, _ in asked[1:]]
+    assert source.status()["late_rows"] == 0
+
+
+def test_a_generator_makes_up_no_rows_for_a_day_that_the_clock_jumped(
+    disk: MemoryDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Set(20 * S)
+    stop.steps = {5 * S: 24 * HOUR}
+    source = stop.source(disk, "live")
+    spans: list[int] = []
+
+    def make(number: int, from_us: int, to_us: int) -> pa.Table:
+        spans.append(to_us - from_us)
+        return pa.table({"ts": pa.array([from_us], TIME), "value": [number]})
+
+    Generate(make).run(source, stop)
+    assert max(spans) < S
+    assert any("no rows are made up for a gap" in text for text in warnings(caplog))
+    assert source.now_us() == stop.wall
+
+
+@pytest.mark.parametrize(("at_us", "step_us"), [(5 * S, -HOUR), (5 * S, 24 * HOUR)])
+def test_the_clock_thread_closes_buckets_whatever_the_wall_clock_does(
+    disk: MemoryDisk, at_us: int, step_us: int
+) -> None:
+    stop = Set(20 * S)
+    stop.steps = {at_us: step_us, at_us + S: -step_us}
+    source = stop.source(disk, "wall")
+    run_clock(source, stop)
+    info = source.log.info("s")
+    assert 30 <= info.complete_upto - info.starts_at <= 40
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_files_with_times_without_a_zone_are_replayed_in_the_zone_that_is_named(
+    disk: MemoryDisk, stop: Stop, tmp_path: Path, kind: str
+) -> None:
+    """Refused by `check` already, with advice that can be followed."""
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"ts": pa.array([0], pa.timestamp("us")), "value": [1]}), path)
+    elif kind == "csv":
+        path.write_text("ts,value\n1970-01-01 00:00:00,1\n")
+    else:
+        path.write_text('{"ts": "1970-01-01T00:00:00", "value": 1}\n')
+    source = opened(disk, "manual")
+    problem = Replay(str(path)).problem(source.op)
+    assert problem is not None and "hf.Replay(path, timezone='UTC')" in problem
+    with pytest.raises(InputError, match="without a zone"):
+        Replay(str(path)).run(source, stop)
+    replay = Replay(str(path), timezone="Europe/Berlin")
+    assert replay.problem(source.op) is None
+    replay.run(source, stop)
+    (segment,) = source.log.segments("s", -(2**62), 2**62)
+    assert [time.value for time in source.log.read(segment)["ts"]] == [-HOUR]
+
+
+def test_a_zone_for_times_that_have_one_is_refused(
+    disk: MemoryDisk, stop: Stop, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("ts,value\n1970-01-01T00:00:00Z,1\n")
+    source = opened(disk, "manual")
+    assert Replay(str(path)).problem(source.op) is None
+    problem = Replay(str(path), timezone="Europe/Berlin").problem(source.op)
+    assert problem is not None and "carry their own offset" in problem

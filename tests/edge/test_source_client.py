@@ -9,11 +9,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from holdfast.clock import now_us
 from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
-from holdfast.edge.source import Source, dead_letters
+from holdfast.edge.source import Source
 from holdfast.errors import InputError
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
@@ -67,43 +66,6 @@ def test_idle_sources_close_empty_buckets(log: Log) -> None:
     source.advance(50 * WIDTH)
     assert log.info("s").complete_upto == 49
     assert logged(log) == {}
-
-
-def test_late_rows_are_restamped_and_counted(log: Log) -> None:
-    source = make(log)
-    source.start(0)
-    source.advance(5 * WIDTH)
-    source.push([row(100, "late"), row(5_500, "fine")])
-    source.advance(6 * WIDTH)
-    assert logged(log) == {5: 2}
-    assert source.counters["late_restamped"] == 1
-    (segment,) = log.segments("s", 5, 5)
-    times = dict(zip(*[log.read(segment)[c].to_pylist() for c in ("key", "ts")], strict=True))
-    assert times["late"] == datetime.fromtimestamp(0.005, UTC)
-
-
-def test_late_rows_can_go_to_the_dead_letters_with_the_reason(log: Log) -> None:
-    source = make(log, late="reject")
-    source.start(0)
-    source.advance(5 * WIDTH)
-    source.push([row(100, "late"), row(5_500, "fine"), {**row(0), "ts": None}])
-    source.advance(6 * WIDTH)
-    assert logged(log) == {5: 1}
-    assert source.counters["late_rejected"] == 1
-    assert source.counters["null_time_rejected"] == 1
-    (segment,) = log.segments(dead_letters("s"), -(2**62), 2**62)
-    assert sorted(log.read(segment)["reason"].to_pylist()) == ["late", "null time"]
-
-
-def test_a_far_future_row_does_not_close_the_world(log: Log) -> None:
-    source = make(log, clock="wall", late="reject")
-    source.start(now_us())
-    far = now_us() + 1_000 * 365 * 86_400 * 1_000_000
-    source.push([row(far, "far"), row(now_us() + WIDTH, "near")])
-    source.advance(now_us() + 3 * WIDTH)
-    assert source.counters["ahead_rejected"] == 1
-    assert log.info("s").complete_upto < far // WIDTH
-    assert sum(logged(log).values()) == 1
 
 
 def test_negative_times_have_their_buckets(log: Log) -> None:

@@ -1,5 +1,5 @@
-"""`holdfast`: run, check, status, tail, restart, retire, audit, experiment, simulate, chaos,
-reliability, version.
+"""`holdfast`: run, check, status, tail, dead-letters, restart, retire, audit, experiment, simulate,
+chaos, reliability, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
 application or the machine is not right, with one message that says what to do. `--debug` adds stack
@@ -143,6 +143,16 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--json", action="store_true", help="one JSON object per row")
     tail.add_argument("-n", "--buckets", type=int, help="stop after N buckets with rows")
     tail.add_argument("--all", action="store_true", help="from the oldest bucket, not from now")
+
+    dead = _command(commands, "dead-letters", "rows that a source did not take, and why", _dead)
+    dead.add_argument("source", metavar="SOURCE")
+    dead.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    _storage(dead)
+    dead.add_argument("--json", action="store_true", help="one JSON object per row")
+    dead.add_argument(
+        "-n", "--rows", type=int, default=20, metavar="N",
+        help="the newest N (default: %(default)s); 0 for all",
+    )  # fmt: skip
 
     restart = _command(
         commands, "restart", "restart all hosts, one after the other, while the rest goes on",
@@ -293,6 +303,12 @@ def _tail(args: argparse.Namespace) -> int:
     from holdfast.cli.tail import tail
 
     return tail(_folder(args), args.output, args.json, args.buckets, args.all)
+
+
+def _dead(args: argparse.Namespace) -> int:
+    from holdfast.cli.list_dead_letters import dead_letters
+
+    return dead_letters(_folder(args), args.source, args.rows or None, as_json=args.json)
 
 
 def _retire(args: argparse.Namespace) -> int:

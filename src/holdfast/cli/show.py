@@ -42,15 +42,20 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     console = Console()
     console.print(f"network [bold]{told['network']}[/bold], deployment {told['deployment']}")
     sources = Table(title="sources")
-    for column in ("source", "complete up to", "rows", "late", "rejected"):
+    for column in ("source", "complete up to", "rows", "late", "future", "dead letters"):
         sources.add_column(column, justify="left" if column == "source" else "right")
     for name, source in told["sources"].items():
-        late = source["late_restamped"] + source["ahead_restamped"]
-        rejected = sum(source[key] for key in source if key.endswith("rejected"))
-        sources.add_row(
-            name, str(source["complete_upto"]), str(source["rows"]), str(late), str(rejected)
-        )
+        counts = (source[key] for key in ("rows", "late_rows", "future_rows", "dead_letter_rows"))
+        sources.add_row(name, str(source["complete_upto"]), *map(str, counts))
     console.print(sources)
+    for name, source in told["sources"].items():
+        if source["restamped_rows"]:
+            console.print(f"[yellow]source {name}: {source['restamped_rows']} rows were given "
+                          "another time (late='restamp')[/yellow]")  # fmt: skip
+        if source["clock_steps"] or abs(source["clock_apart_ms"]) > 100:
+            console.print(f"[yellow]source {name}: the wall clock was set {source['clock_steps']} "
+                          f"times; the source clock is {source['clock_apart_ms'] / 1_000:.1f} s "
+                          "ahead of it[/yellow]")  # fmt: skip
     nodes = Table(title="nodes")
     shared = any(node.get("host", node["node"]) != node["node"] for node in told["nodes"])
     for column in (

@@ -9,22 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
-import pyarrow.parquet as pq
-
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us
+from holdfast.edge.fitting import fit
 from holdfast.edge.source import Source
+from holdfast.edge.table_files import read_table
 from holdfast.errors import InputError, StorageFull
+from holdfast.model.operators import Source as SourceOperator
+from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import runs, times_us
 
 _log = logging.getLogger("holdfast.feeds")
+#: A generator that did not run for longer, or whose clock was set, makes up no rows for it.
+GAP_US = 10_000_000
 #: A full disk is asked again after so long.
 FULL_S = 1.0
 
@@ -40,26 +41,31 @@ class Generate:
     every_ms: int = 50
     clock: ClassVar[str] = "live"
 
-    def problem(self) -> str | None:
+    def problem(self, op: SourceOperator) -> str | None:
         return None if callable(self.fn) else "Generate wants a function(number, from_us, to_us)"
 
     def run(self, source: Source, stop: threading.Event) -> None:
-        number, since = 0, now_us()
+        number, since = 0, source.now_us()
         if not _done(partial(source.start, since), source, stop):
             return
         while not stop.is_set():
             # Wake at ticks, and exactly where a bucket ends.
-            now = now_us()
+            now = source.now_us()
             ends = (now // source.width_us + 1) * source.width_us
             if stop.wait(min(self.every_ms * 1_000, ends - now) / 1e6 + 0.0002):
                 return
-            until = now_us()
+            until = source.now_us()
             if since < ends <= until:
                 until = ends
-            source.push(self.fn(number, since, until))
+            if until - since > GAP_US:
+                _log.warning("source %s: no rows are made up for a gap of %.1f s in its clock",
+                             source.name, (until - since) / 1e6)  # fmt: skip
+                since = until - self.every_ms * 1_000
+            if until > since:
+                source.push(self.fn(number, since, until))
+                number, since = number + 1, until
             if not _done(partial(source.advance, until), source, stop):
                 return
-            number, since = number + 1, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +73,28 @@ class Replay:
     """Rows of a CSV, JSON-lines or Parquet file, in the order of their time column.
 
     `speed` 1.0 is as fast as it happened, 10.0 ten times faster, None as fast as possible.
+    `timezone` is the zone of times that are written without one, such as "UTC".
     """
 
     path: str
     speed: float | None = None
+    timezone: str | None = None
     clock: ClassVar[str] = "manual"
 
-    def problem(self) -> str | None:
+    def problem(self, op: SourceOperator) -> str | None:
         if not os.path.exists(self.path):
             return f"there is no file {self.path}"
         if self.speed is not None and self.speed <= 0:
             return f"speed={self.speed} must be positive, or None for as fast as possible"
+        try:
+            read_table(self.path, arrow_schema(op.schema), self.timezone, head=True)
+        except InputError as err:
+            return str(err)
         return None
 
-    def read(self, schema: pa.Schema) -> pa.Table:
-        try:
-            match os.path.splitext(self.path)[1].lower():
-                case ".parquet":
-                    table = pq.read_table(self.path)
-                case ".json" | ".jsonl" | ".ndjson":
-                    options = pa_json.ParseOptions(explicit_schema=schema)
-                    table = pa_json.read_json(self.path, parse_options=options)
-                case ".csv" | ".tsv":
-                    convert = pa_csv.ConvertOptions(
-                        column_types={field.name: field.type for field in schema},
-                        strings_can_be_null=True,
-                    )
-                    split = pa_csv.ParseOptions(
-                        delimiter="\t" if self.path.endswith("tsv") else ","
-                    )
-                    table = pa_csv.read_csv(self.path, convert_options=convert, parse_options=split)
-                case other:
-                    raise InputError(f"{self.path}: {other!r} is not one of .csv, .json, .parquet")
-            return table
-        except (pa.ArrowException, OSError, KeyError) as err:
-            raise InputError(f"{self.path} cannot be read: {err}") from None
-
     def run(self, source: Source, stop: threading.Event) -> None:
-        table = source._fit(self.read(source.schema))
+        table = read_table(self.path, source.schema, self.timezone)
+        table = fit(table, source.schema, source.name)
         column = table.column(source.op.time)
         source.push(table.filter(column.is_null()))  # counted and kept as dead letters
         table = table.filter(column.is_valid()).sort_by(source.op.time)
@@ -116,14 +106,14 @@ class Replay:
         if not _done(partial(source.start, int(times[0])), source, stop):
             return
         done = source.log.info(source.name).complete_upto if source.opened else None
-        began_us, origin_us = now_us(), int(times[0])
+        began_us, origin_us = monotonic_us(), int(times[0])
         for bucket, lo, hi in runs(times // source.width_us):
             if done is not None and bucket <= done:
                 continue  # replayed before a restart
             end_us = (bucket + 1) * source.width_us
             if self.speed is not None:
                 due_us = began_us + (end_us - origin_us) / self.speed
-                if stop.wait(max(0.0, (due_us - now_us()) / 1e6)):
+                if stop.wait(max(0.0, (due_us - monotonic_us()) / 1e6)):
                     return
             if stop.is_set():
                 return
@@ -136,13 +126,17 @@ class Replay:
 @dataclass(frozen=True, slots=True)
 class ReadStream:
     """Any Structured Streaming DataFrame: `fn(spark)` gives it. Each micro-batch is pushed durably
-    before Spark may forget it, and a batch that Spark repeats is recognised."""
+    before Spark may forget it, and a batch that Spark repeats is recognised.
+
+    Buckets close by the rows' own times, so that what waited while nobody ran, or is years old,
+    keeps its place.
+    """
 
     fn: Callable[[Any], Any]
     checkpoint: str | None = None
-    clock: ClassVar[str] = "wall"
+    clock: ClassVar[str] = "data"
 
-    def problem(self) -> str | None:
+    def problem(self, op: SourceOperator) -> str | None:
         return None if callable(self.fn) else "ReadStream wants a function(spark) -> DataFrame"
 
     def run(self, source: Source, stop: threading.Event) -> None:
@@ -150,16 +144,15 @@ class ReadStream:
 
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         checkpoint = self.checkpoint or os.path.join(str(source.log.root), "read-stream")
-        if not _opened(source, stop):
-            return
 
         def take(batch: Any, number: int) -> None:
             last = source.token
             if last is not None and number <= int(last):
                 return
-            # Repeated with the same token, so its rows are taken once.
+            # Repeated with the same token, so its rows are taken once. Closing waits while readers
+            # are too far behind, and Spark with it.
             push = partial(source.push, batch.toArrow(), token=str(number), flush=True)
-            if not _done(push, source, stop):
+            if not (_done(push, source, stop) and _done(source.tick, source, stop)):
                 raise InputError(f"source {source.name!r}: stopped before batch {number} was safe")
 
         query = (
@@ -169,8 +162,11 @@ class ReadStream:
             .start()
         )
         try:
+            waits = False
             while not stop.wait(0.1) and query.isActive:
-                pass
+                waits = _waits(query.status, waits)
+                if not waits:
+                    source.working()
             failed = query.exception()
             if failed is not None:
                 raise InputError(f"source {source.name!r}: its readStream failed: {failed}")
@@ -178,21 +174,19 @@ class ReadStream:
             query.stop()
 
 
-def tick_wall(source: Source, stop: threading.Event) -> None:
-    """Close the buckets of a live source as its clock passes them."""
-    if not _opened(source, stop):
-        return
-    while not stop.is_set():
-        width_us = source.width_us
-        clock_us = now_us() - source.op.grace_us
-        if stop.wait((width_us - clock_us % width_us) / 1e6 + 0.0002):
-            return
-        if not _done(lambda: source.advance(now_us() - source.op.grace_us), source, stop):
-            return
+def _waits(status: Mapping[str, Any], before: bool) -> bool:
+    """Whether Spark has asked for rows and found none since it last had some: not while it starts,
+    plans or runs a batch. It asks again and again, so the answer is remembered."""
+    if status["isDataAvailable"]:
+        return False
+    return before or status["message"] == "Waiting for data to arrive"
 
 
-def _opened(source: Source, stop: threading.Event) -> bool:
-    return _done(lambda: source.start(now_us() - source.op.grace_us), source, stop)
+def run_clock(source: Source, stop: threading.Event) -> None:
+    """Close the buckets of a source as time passes."""
+    while _done(source.tick, source, stop):
+        if stop.wait(source.due_in_us() / 1e6 + 0.0002):
+            return
 
 
 def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:

@@ -1,35 +1,51 @@
-"""A source: rows are logged durably before anybody sees them, and buckets are closed by a clock.
+"""A source: rows are logged durably before anybody sees them, in the buckets of their own times.
 
-Boundaries come from the source's clock, never from row times: one row of the year 3000 must not
-close the world. A row that comes after its bucket was closed is late: it is moved to the open
-bucket (`restamp`) or goes to the dead letters (`reject`); both are counted, none is dropped in
-silence. An idle source closes empty buckets, so it never holds anybody up.
+Which buckets are closed, and which rows are late or of the future, `core.watermark` decides; here
+it is carried out. Rows that are not taken as they are go to the dead letters with their times and
+the reason (`late="dead-letter"`), or are given another time on request (`late="restamp"`). Both are
+counted and reported, none is dropped in silence. An idle source closes empty buckets, so it never
+holds anybody up.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
+from holdfast.config import duration_text
+from holdfast.core import source_clock, watermark
+from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
+from holdfast.edge.dead_letters import DeadLetters
+from holdfast.edge.fitting import fit
 from holdfast.errors import InputError, LogError, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
-from holdfast.storage import Counter, Ended, Log, Retired, Token
-from holdfast.storage.rows import canonical, runs
+from holdfast.storage import Added, Boundary, Counter, Ended, Log, Retired, Token
+from holdfast.storage.rows import runs
 from holdfast.types import Segment, SegmentId, Stability, bucket_of
 
-COUNTERS = ("rows", "late_restamped", "late_rejected", "ahead_restamped", "ahead_rejected",
-            "null_time_rejected")  # fmt: skip
+#: `rows` were taken, restamped ones among them. Of the others, `restamped_rows` were given another
+#: time and the rest went to the dead letters.
+COUNTERS = ("rows", "late_rows", "future_rows", "null_time_rows", "restamped_rows")
+_COUNTER_OF: dict[Reason, str] = {
+    "late": "late_rows", "future": "future_rows", "null time": "null_time_rows",
+}  # fmt: skip
+#: What keeps late rows, by clock.
+_REMEDY = {
+    "wall": "; rows that take longer need a longer grace=, a backlog needs clock='data'",
+    "data": "; rows that are further out of order need a longer grace=, pauses a longer idle=",
+}
+#: Between reading one clock and the other; a longer pause would look like a step.
+_READ_US = 1_000
 
-
-def dead_letters(source: str) -> str:
-    """Name of the stream of rows a source refused, with the reason."""
-    return f"{source}-dead"
+_log = logging.getLogger("holdfast.source")
 
 
 class Source:
@@ -42,24 +58,33 @@ class Source:
         width_us: int,
         *,
         clock: Callable[[], int] = now_us,
+        monotonic: Callable[[], int] = monotonic_us,
         buffer_buckets: int | None = None,
         received: Callable[[], int] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         #: At most so many closed buckets wait for readers that have not had them.
         self._buffer_buckets, self._received = buffer_buckets, received
         self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
+        #: Takes what users should know at once: by default a warning in the log.
+        self._say = say or (lambda text: _log.warning("source %s: %s", op.name, text))
         self.schema = arrow_schema(op.schema)
         self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
         self._lock = threading.RLock()
         #: Rows of buckets that are not closed yet and not durable yet.
         self._pending: dict[int, list[pa.Table]] = {}
-        self._dead: list[pa.Table] = []
+        self._dead = DeadLetters(log, op.name, self.schema, width_us)
         #: Next part number of each open bucket that already has durable rows.
         self._parts: dict[int, int] = {}
         self._token: str | None = None
         self._dirty = False
-        if op.name in log.streams():
+        plan = WatermarkPlan(width_us, op.clock, op.grace_us, op.ahead_us, op.idle_us)
+        self._watermark = Watermark(plan, self._open_us() if self.opened else None)
+        #: Monotonic time when the clocks were last read.
+        self._at = 0
+        self._read()
+        if self.opened:
             info = log.info(op.name)
             for segment in log.segments(op.name, info.complete_upto + 1, 2**62):
                 bucket = segment.id.bucket
@@ -74,15 +99,38 @@ class Source:
         """The application's token of the last durable push, to resume from after a restart."""
         return self.log.token(self.name)
 
+    def dead_letters(self, last: int | None = None) -> pa.Table:
+        """Rows that were not taken, with `_rejected_at` and `_reason`, oldest first; the newest
+        `last` of them, or all that are kept. A row is here once its push is durable."""
+        with self._lock:
+            return self._dead.table(last)
+
+    def status(self) -> dict[str, Any]:
+        with self._lock:
+            put_aside = sum(self.counters[name] for name in _COUNTER_OF.values())
+            clock = self._watermark.clock
+            return {
+                "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
+                "clock": self.op.clock,
+                **self.counters,
+                "dead_letter_rows": put_aside - self.counters["restamped_rows"],
+                "clock_steps": clock.steps,
+                "clock_apart_ms": clock.apart_us / 1_000,
+            }
+
+    def now_us(self) -> int:
+        """The source clock: the wall clock, unless that was set (`core.source_clock`)."""
+        with self._lock:
+            self._read()
+            return self._watermark.clock.now_us
+
     def start(self, at_us: int) -> None:
         """Open the stream: nothing will ever be before the bucket of `at_us`."""
         with self._lock:
             if not self.opened:
-                ddl = schema_ddl(self.schema)
                 first = bucket_of(at_us, self.width_us)
-                dead = f"rejected_at timestamp, reason string, {ddl}"
-                self.log.open_stream(dead_letters(self.name), dead, "rejected_at", first)
-                self.log.open_stream(self.name, ddl, self.op.time, first)
+                self.log.open_stream(self.name, schema_ddl(self.schema), self.op.time, first)
+                self._handle(watermark.Closed(self._at, self._open_us()))
 
     def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
         """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
@@ -91,11 +139,12 @@ class Source:
         last push, if it failed or was not answered, may be repeated with the same `token`: rows
         that are here already are not taken twice.
         """
-        table = self._fit(data)
+        table = fit(data, self.schema, self.name)
         with self._lock:
             last = self.token if self._token is None else self._token
             repeated = token is not None and token == last
             if table.num_rows and not repeated:
+                self._read()
                 self._place(table)
             if token is not None and not repeated:
                 self._token = token
@@ -106,24 +155,36 @@ class Source:
         """`push` as the transport calls it."""
         self.push(table, token=token, flush=flush)
 
+    def working(self) -> None:
+        """The feed is about to bring rows: until then nothing is closed because none come."""
+        with self._lock:
+            self._read()
+            self._handle(watermark.Working(self._at))
+
+    def tick(self) -> None:
+        """Time has passed: close what is due by the source clock or by the rows that came."""
+        with self._lock:
+            at, wall_us = self._clocks()
+            self._at = at
+            self._handle(watermark.Tick(at, wall_us))
+
+    def due_in_us(self) -> int:
+        """When to `tick` again."""
+        with self._lock:
+            self._read()
+            return self._watermark.due_in_us()
+
     def advance(self, to_us: int) -> None:
         """The clock stands at `to_us`: close every bucket that ended before."""
         with self._lock:
-            self.start(to_us)
-            upto, info = bucket_of(to_us, self.width_us) - 1, self.log.info(self.name)
-            if upto > info.complete_upto and not info.ended:
-                room_upto = self._room_upto()
-                if min(upto, room_upto) > info.complete_upto:
-                    self._close(min(upto, room_upto))
-                if upto > room_upto:
-                    raise self._no_room()
+            self._read()
+            self._advance(to_us)
 
     def flush(self) -> None:
         """Make everything pushed so far durable, without closing a bucket."""
         with self._lock:
-            if not self.opened:
-                return
-            self._commit(sorted(self._pending), self.log.info(self.name).complete_upto)
+            upto = self.log.info(self.name).complete_upto if self.opened else None
+            self._commit(sorted(self._pending), upto)
 
     def end(self) -> None:
         """No row will come any more: close the buckets that have rows and end the stream."""
@@ -137,7 +198,7 @@ class Source:
 
     def _end(self, retired: str | None) -> int:
         with self._lock:
-            self.start(self._clock())
+            self.start(self.now_us())
             info = self.log.info(self.name)
             if not info.ended:
                 upto = max([info.complete_upto, *self._pending, *self._parts])
@@ -145,6 +206,143 @@ class Source:
                 over = Ended(self.name)
                 self.log.append(over if retired is None else Retired(self.name, upto + 1, retired))
             return self.log.info(self.name).complete_upto + 1
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def _clocks(self) -> tuple[int, int]:
+        """Monotonic time and the wall clock of one moment, as far as the machine lets us."""
+        for _ in range(3):
+            at, wall_us = self._monotonic(), self._clock()
+            if self._monotonic() - at <= _READ_US:
+                break
+        return at, wall_us
+
+    def _read(self) -> None:
+        self._at, wall_us = self._clocks()
+        self._handle(source_clock.Read(self._at, wall_us))
+
+    def _handle(self, event: watermark.Event) -> None:
+        for action in self._watermark.handle(event):
+            match action:
+                case watermark.Close():
+                    self._advance(action.to_us)
+                case watermark.Report():
+                    self._say(self._reported(action))
+                case watermark.Idled():
+                    assert self.op.idle_us is not None
+                    _log.info("source %s: idle for %s, closes buckets by the clock", self.name,
+                              duration_text(self.op.idle_us))  # fmt: skip
+                case (
+                    source_clock.Stepped()
+                    | source_clock.Behind()
+                    | source_clock.Followed()
+                    | source_clock.Agreed()
+                ):
+                    self._say(_set(action))
+                case _:
+                    assert_never(action)
+
+    def _reported(self, report: watermark.Report) -> str:
+        """What came, why it is not part of the results, and what to do."""
+        done = "given another time (late='restamp')"
+        if self.op.late != "restamp" or report.reason == "null time":
+            done = "not taken and put among the dead letters"
+        rows = "row was" if report.rows == 1 else "rows were"
+        more = "" if report.total == report.rows else f" ({report.total} so far)"
+        text = f"{report.rows} {report.reason} {rows} {done}{more}"
+        time = self.op.time
+        if report.reason == "null time":
+            return f"{text}: {time} is null"
+        assert report.example_us is not None
+        text = f"{text}, such as {time}={_instant(report.example_us)}"
+        if report.reason == "future":
+            bound = duration_text(self.op.ahead_us)
+            now = _instant(self._watermark.clock.now_us)
+            return f"{text}: more than ahead={bound} after the source clock, {now}"
+        assert report.closed_upto_us is not None
+        closed = _instant(report.closed_upto_us)
+        return f"{text}: buckets are closed up to {closed}{_REMEDY.get(self.op.clock, '')}"
+
+    # -- placing rows ---------------------------------------------------------------------------
+
+    def _place(self, table: pa.Table) -> None:
+        time_at = self.schema.get_field_index(self.op.time)
+        column = table.column(time_at)
+        if column.null_count:
+            self._exclude("null time", table.filter(column.is_null()), None)
+            table = table.filter(column.is_valid())
+            column = table.column(time_at)
+        if not table.num_rows:
+            return
+        times = column.combine_chunks().to_numpy(zero_copy_only=False).view(np.int64)
+        restamps, limit_us = self.op.late == "restamp", self._watermark.future_after_us
+        future = times > limit_us
+        if not self.opened and (restamps or not future.all()):
+            now = self._watermark.clock.now_us
+            self.start(self._watermark.starts_us(int(np.where(future, now, times).min())))
+        open_us = limit_us
+        if self.opened:
+            self._refuse_after_end()
+            open_us = self._open_us()
+        late = (times < open_us) & ~future
+        reasons: list[tuple[Reason, Any]] = [("late", late), ("future", future)]
+        for reason, excluded in reasons:
+            if excluded.any():
+                rows = table.filter(pa.array(excluded))
+                self._exclude(reason, rows, int(times[excluded][0]), restamps=restamps)
+        taken = ~(late | future)
+        if not taken.all() and restamps:
+            stamp_us = max(open_us, self._watermark.clock.now_us)
+            times = np.where(future, stamp_us, np.where(late, open_us, times))
+            stamped = pa.array(times).cast(self.schema.field(time_at).type)
+            table = table.set_column(time_at, self.schema.field(time_at), stamped)
+        elif not taken.all():
+            table, times = table.filter(pa.array(taken)), times[taken]
+        if table.num_rows:
+            self._take(table, times)
+
+    def _take(self, table: pa.Table, times: Any) -> None:
+        self.counters["rows"] += table.num_rows
+        self._handle(watermark.Arrived(self._at, int(times.max())))
+        buckets = times // self.width_us
+        if buckets.min() != buckets.max():
+            order = np.argsort(buckets, kind="stable")
+            table, buckets = table.take(pa.array(order)), buckets[order]
+        for bucket, lo, hi in runs(buckets):
+            self._pending.setdefault(bucket, []).append(table.slice(lo, hi - lo))
+
+    def _exclude(
+        self, reason: Reason, rows: pa.Table, example_us: int | None, *, restamps: bool = False
+    ) -> None:
+        self._dirty = True
+        self.counters[_COUNTER_OF[reason]] += rows.num_rows
+        if restamps:
+            self.counters["restamped_rows"] += rows.num_rows
+        else:
+            self._dead.add(rows, reason)
+        self._handle(watermark.Excluded(self._at, reason, rows.num_rows, example_us))
+
+    def _refuse_after_end(self) -> None:
+        if self.log.info(self.name).ended:
+            retired = self.log.retired(self.name)
+            how = "has ended" if retired is None else f"was retired ({retired.why})"
+            raise InputError(f"source {self.name!r} {how}; it takes no more rows")
+
+    # -- closing buckets ------------------------------------------------------------------------
+
+    def _open_us(self) -> int:
+        """First instant that is not closed."""
+        return (self.log.info(self.name).complete_upto + 1) * self.width_us
+
+    def _advance(self, to_us: int) -> None:
+        self.start(to_us)
+        upto, info = bucket_of(to_us, self.width_us) - 1, self.log.info(self.name)
+        if upto > info.complete_upto and not info.ended:
+            room_upto = self._room_upto()
+            if min(upto, room_upto) > info.complete_upto:
+                self._close(min(upto, room_upto))
+            if upto > room_upto:
+                raise self._no_room()
 
     def _room_upto(self) -> int:
         """The last bucket that may be closed before the slowest reader has had an older one."""
@@ -159,86 +357,6 @@ class Source:
             "source that is, or raise buffer_buckets"
         )
 
-    # -- placing rows ---------------------------------------------------------------------------
-
-    def _fit(self, data: Any) -> pa.Table:
-        try:
-            table = _table(data, self.schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
-            raise InputError(f"source {self.name!r}: rows do not fit ({err})") from None
-        unknown = [name for name in table.column_names if name not in self.schema.names]
-        missing = [name for name in self.schema.names if name not in table.column_names]
-        if unknown or missing:
-            problem = " and ".join(
-                text for text in (
-                    f"unknown column {', '.join(unknown)}" if unknown else "",
-                    f"missing column {', '.join(missing)}" if missing else "",
-                ) if text
-            )  # fmt: skip
-            raise InputError(
-                f"source {self.name!r}: {problem}; it was declared as ({schema_ddl(self.schema)})"
-            )
-        try:
-            if table.schema != self.schema:
-                table = table.select(self.schema.names).cast(self.schema)
-            return canonical(table)
-        except pa.ArrowException as err:
-            raise InputError(
-                f"source {self.name!r}: rows do not fit ({schema_ddl(self.schema)}): {err}"
-            ) from None
-
-    def _place(self, table: pa.Table) -> None:
-        time_at = self.schema.get_field_index(self.op.time)
-        column = table.column(time_at)
-        if column.null_count:
-            self._reject(table.filter(column.is_null()), "null time", "null_time_rejected")
-            table = table.filter(column.is_valid())
-            column = table.column(time_at)
-        if not table.num_rows:
-            return
-        times = column.combine_chunks().to_numpy(zero_copy_only=False).view(np.int64)
-        wall = self.op.clock == "wall"
-        if not self.opened:
-            self.start(self._clock() if wall else int(times.min()))
-        info = self.log.info(self.name)
-        if info.ended:
-            retired = self.log.retired(self.name)
-            how = "has ended" if retired is None else f"was retired ({retired.why})"
-            raise InputError(f"source {self.name!r} {how}; it takes no more rows")
-        open_us = (info.complete_upto + 1) * self.width_us
-        clock_us = self._clock() if wall else None
-        limit_us = 2**62 if clock_us is None else clock_us + self.op.ahead_us
-        if times.min() < open_us or times.max() > limit_us:
-            late, ahead = times < open_us, times > limit_us
-            if self.op.late == "reject":
-                self._reject(table.filter(pa.array(late)), "late", "late_rejected")
-                self._reject(table.filter(pa.array(ahead)), "ahead of the clock", "ahead_rejected")
-                table, times = table.filter(pa.array(~(late | ahead))), times[~(late | ahead)]
-            else:
-                self.counters["late_restamped"] += int(late.sum())
-                self.counters["ahead_restamped"] += int(ahead.sum())
-                stamp_us = open_us if clock_us is None else max(open_us, clock_us)
-                times = np.where(ahead, stamp_us, np.where(late, open_us, times))
-                stamped = pa.array(times).cast(self.schema.field(time_at).type)
-                table = table.set_column(time_at, self.schema.field(time_at), stamped)
-            self._dirty = True
-        self.counters["rows"] += table.num_rows
-        buckets = times // self.width_us
-        if len(buckets) and buckets.min() != buckets.max():
-            order = np.argsort(buckets, kind="stable")
-            table, buckets = table.take(pa.array(order)), buckets[order]
-        for bucket, lo, hi in runs(buckets):
-            self._pending.setdefault(bucket, []).append(table.slice(lo, hi - lo))
-
-    def _reject(self, rows: pa.Table, reason: str, counter: str) -> None:
-        if rows.num_rows:
-            self.counters[counter] += rows.num_rows
-            self._dirty = True
-            rows = rows.add_column(0, "reason", pa.array([reason] * rows.num_rows))
-            self._dead.append(rows)
-
-    # -- closing buckets ------------------------------------------------------------------------
-
     def _close(self, upto: int) -> None:
         """A token is durable with its rows or not at all, so with it go the open buckets too."""
         due = sorted(self._pending)
@@ -246,66 +364,87 @@ class Source:
             due = [bucket for bucket in due if bucket <= upto]
         self._commit(due, upto)
         self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
+        self._handle(watermark.Closed(self._at, self._open_us()))
 
-    def _commit(self, buckets: list[int], upto: int) -> None:
-        """Files first, then one append with everything. What was pending stays so if it fails."""
+    def _commit(self, buckets: list[int], upto: int | None) -> None:
+        """Files first, then one append with everything. What was pending stays so if it fails.
+        `upto` is None before the stream is open: then there are only dead letters."""
         written: list[Segment] = []
+        extra: list[Any] = []
         try:
-            if self._dead:
-                dead = self._write_dead()
-                self.log.commit(dead.id.stream, [dead], dead.id.bucket)
-                self._dead = []
+            dead = self._dead.write(self._watermark.clock.now_us)
+            if dead is not None:
+                written.append(dead)
+                extra += [Added(dead), Boundary(dead.id.stream, dead.id.bucket)]
             for bucket in buckets:
                 table = pa.concat_tables(self._pending[bucket])
                 id = SegmentId(self.name, 0, bucket, part=self._parts.get(bucket, 0))
                 written.append(self.log.write(table, id, Stability.STABLE))
-            extra: list[Any] = []
-            if self._token is not None:
-                extra.append(Token(self.name, self._token))
             if buckets or self._dirty:
                 extra += [
                     Counter(f"{self.name}.{name}", value)
                     for name, value in self.counters.items()
                     if value
                 ]
-            self.log.commit(self.name, written, upto, *extra)
+            if upto is None:
+                self.log.append(*extra)
+            else:
+                if self._token is not None:
+                    extra.append(Token(self.name, self._token))
+                rows = [segment for segment in written if segment is not dead]
+                self.log.commit(self.name, rows, upto, *extra)
         except LogError:
             self.log.discard(written)
             raise
         for bucket in buckets:
             del self._pending[bucket]
-            if bucket > upto:
+            if upto is None or bucket > upto:
                 self._parts[bucket] = self._parts.get(bucket, 0) + 1
-        self._token, self._dirty = None, False
-
-    def _write_dead(self) -> Segment:
-        stream = dead_letters(self.name)
-        info = self.log.info(stream)
-        rows = pa.concat_tables(self._dead)
-        bucket = max(info.complete_upto + 1, bucket_of(self._clock(), self.width_us))
-        stamped = pa.array(np.full(rows.num_rows, bucket * self.width_us))
-        table = rows.add_column(0, "rejected_at", stamped.cast(pa.timestamp("us", tz="UTC")))
-        return self.log.write(table, SegmentId(stream, 0, bucket), Stability.STABLE)
+        if upto is not None:
+            self._token = None
+        self._dirty = False
+        if dead is not None:
+            self._dead.written()
 
 
-def _table(data: Any, schema: pa.Schema) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if hasattr(data, "iloc"):
-        return pa.Table.from_pandas(data, preserve_index=False)
-    if isinstance(data, Mapping):
-        return pa.table({name: _column(name, values, schema) for name, values in data.items()})
-    if isinstance(data, Iterable):
-        rows = list(data)
-        names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
-        return _table({name: [row.get(name) for row in rows] for name in names}, schema)
-    raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")
+def _instant(us: int) -> str:
+    """As text; times that no calendar holds as a number."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
+    except OverflowError:
+        return f"{us} us"
 
 
-def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:
-    """Arrays keep their type until the cast to the schema; Python values are given its type."""
-    if isinstance(values, np.ndarray) or name not in schema.names:
-        return pa.array(values)
-    return pa.array(list(values), schema.field(name).type)
+def _set(action: source_clock.ClockAction) -> str:
+    """What happened to the clock, and what that means for buckets."""
+    match action:
+        case source_clock.Stepped():
+            way = "ahead" if action.by_us > 0 else "back"
+            return f"the wall clock stepped {way} by {_seconds(abs(action.by_us))}; " + _goes_on(
+                action.apart_us
+            )
+        case source_clock.Behind():
+            behind = f"the wall clock is {_seconds(action.by_us)} behind what was closed before"
+            return f"{behind}; {_goes_on(action.by_us)}"
+        case source_clock.Followed():
+            return f"the source clock follows the wall clock, {_seconds(action.by_us)} ahead"
+        case source_clock.Agreed():
+            return "the source clock agrees with the wall clock again"
+
+
+def _goes_on(apart_us: int) -> str:
+    """How the source clock goes on, so far ahead of the wall clock."""
+    if apart_us >= source_clock.STEP_US:
+        takes = _seconds(source_clock.SLOWER * apart_us)
+        return (
+            f"buckets close at half speed for {takes}, until both clocks agree, and rows that are "
+            "stamped by it are late"
+        )
+    if apart_us <= -source_clock.STEP_US:
+        stands = _seconds(min(-apart_us, source_clock.CONFIRM_US))
+        return f"buckets close as before, and follow it once it has stood there for {stands}"
+    return "buckets close as before"
+
+
+def _seconds(us: int) -> str:
+    return f"{us / 1e6:.1f} s"

@@ -46,19 +46,36 @@ class Network:
         *,
         time: str,
         feed: Any = None,
-        late: str = "restamp",
+        late: str = "dead-letter",
         ahead: str = "1min",
         grace: str | None = None,
+        idle: str | None = None,
         clock: str | None = None,
     ) -> Stream:
         """A stream of rows from outside. `feed` brings them by itself (a generator, a replay, a
-        Structured Streaming query); without one the application pushes."""
-        if late not in ("restamp", "reject"):
-            raise InputError(f"source {name!r}: late={late!r} is not one of 'restamp', 'reject'")
-        clock = clock or getattr(feed, "clock", "wall")
-        if clock not in ("wall", "live", "manual"):
+        Structured Streaming query); without one the application pushes.
+
+        `clock` says which time closes buckets: "wall" (default), "data" (default of `ReadStream`),
+        "manual" or "live"; `grace` how long after its end a bucket is closed; `late` what becomes
+        of rows that come later still, or from further ahead than `ahead`; `idle` (with "data") when
+        the clock goes on without rows, or "never". See docs/event-time.md."""
+        if late not in ("dead-letter", "restamp"):
             raise InputError(
-                f"source {name!r}: clock={clock!r} is not one of 'wall', 'live', 'manual'"
+                f"source {name!r}: late={late!r} is not one of 'dead-letter', 'restamp'"
+            )
+        clock = clock or getattr(feed, "clock", "wall")
+        if clock not in ops.GRACE_US:
+            known = ", ".join(map(repr, ops.GRACE_US))
+            raise InputError(f"source {name!r}: clock={clock!r} is not one of {known}")
+        if grace is not None and clock not in ("wall", "data"):
+            raise InputError(
+                f"source {name!r}: grace={grace!r} has no effect with clock={clock!r}, where "
+                "advance() says what is closed; leave it out"
+            )
+        if idle is not None and clock != "data":
+            raise InputError(
+                f"source {name!r}: idle={idle!r} has no effect with clock={clock!r}; only buckets "
+                "that are closed by the data wait for rows; leave it out"
             )
         return self._add(
             ops.Source(
@@ -68,7 +85,8 @@ class Network:
                 feed=feed,
                 late=late,
                 ahead_us=duration_us(ahead, of=f"source {name!r} ahead"),
-                grace_us=0 if grace is None else duration_us(grace, of=f"source {name!r} grace"),
+                grace_us=ops.GRACE_US[clock] if grace is None else _grace_us(grace, name),
+                idle_us=_idle_us(idle, name) if clock == "data" else None,
                 clock=clock,
             )
         )
@@ -380,6 +398,16 @@ class CountWindowed:
                 aggregates=dict(aggregates),
             )
         )
+
+
+def _grace_us(grace: str, source: str) -> int:
+    return 0 if grace in ("0", "0s", "0ms") else duration_us(grace, of=f"source {source!r} grace")
+
+
+def _idle_us(idle: str | None, source: str) -> int | None:
+    if idle == "never":
+        return None
+    return ops.IDLE_US if idle is None else duration_us(idle, of=f"source {source!r} idle")
 
 
 def _same(df: Any) -> Any:

@@ -12,6 +12,11 @@ from typing import Any
 
 from holdfast.model.contract import Contract
 
+#: By clock, how long after its end a bucket is closed unless `grace` says otherwise: an application
+#: takes a while from stamp to push, and rows of several files or partitions are not in order.
+GRACE_US = {"wall": 200_000, "data": 1_000_000, "live": 0, "manual": 0}
+IDLE_US = 10_000_000
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Operator:
@@ -45,14 +50,17 @@ class Source(Operator):
     schema: str
     time: str
     feed: Any = None
-    #: `restamp` moves a late row to the start of the open bucket, `reject` to the dead letters.
-    late: str = "restamp"
-    #: Rows further ahead of the source's clock than this are treated like late ones.
+    #: What becomes of rows whose bucket is closed, or that are too far ahead: `dead-letter` puts
+    #: them aside with their times and the reason, `restamp` moves them to the open bucket.
+    late: str = "dead-letter"
+    #: Rows further ahead of the source clock than this are put aside before they count.
     ahead_us: int = 60_000_000
-    #: A live bucket is closed this long after it ended, for rows that take a while to be pushed.
+    #: A bucket is closed so long after its end, for rows that are late or out of order.
     grace_us: int = 0
-    #: `wall`: buckets are closed by the system clock; `live`: by a feed that follows it; `manual`:
-    #: by `advance()`, whose time need not be real.
+    #: With clock `data`: the source clock closes when no row has come for so long; None: never.
+    idle_us: int | None = None
+    #: Which time closes buckets. `wall`: the system clock; `data`: the rows themselves; `live`: a
+    #: feed that follows the system clock; `manual`: `advance()`, whose time need not be real.
     clock: str = "wall"
 
 

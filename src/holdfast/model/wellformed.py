@@ -177,7 +177,7 @@ def _schemas(network: Network) -> list[str]:
                     if problem:
                         found.append(problem)
         if isinstance(op, ops.Source):
-            problem = getattr(op.feed, "problem", lambda: None)()
+            problem = getattr(op.feed, "problem", lambda op: None)(op)
             if problem:
                 found.append(f"{op.name}, feed: {problem}")
     return found

@@ -41,7 +41,7 @@ class _Watched:
     fragment: str
     path: str
     sources: tuple[str, ...]
-    #: Every source has a real clock, so that delays say something.
+    #: Every source closes buckets by a real clock, so that delays say something.
     real_time: bool
     watched: bool = False
     #: Where its slowest reader is, or the node while nobody reads.
@@ -211,13 +211,13 @@ class Monitor:
         if output.op.contract.within is None:
             return "no delay is promised"
         if not output.real_time:
-            return "a source's clock is manual"
+            return "a source's clock is manual or data"
         return None if output.watched else "nobody reads it in this process"
 
 
 def _watched(op: Output, fragment: str, path: str) -> _Watched:
     above = sources_of(op)
-    real_time = all(source.clock != "manual" for source in above)
+    real_time = all(source.clock in ("wall", "live") for source in above)
     return _Watched(op, fragment, path, tuple(source.name for source in above), real_time)
 
 

@@ -83,12 +83,30 @@ class Metrics(Collector):
 
     def _of_sources(self) -> Iterator[Metric]:
         closed = _gauge("source_closed_bucket", "The last bucket the source has closed", "source")
-        rows = _counter("source_rows", "Rows the source has taken", "source")
+        counted = {
+            "rows": _counter("source_rows", "Rows the source has taken", "source"),
+            "late_rows": _counter("source_late_rows", "Rows of closed buckets", "source"),
+            "future_rows": _counter("source_future_rows", "Rows too far ahead", "source"),
+            "null_time_rows": _counter("source_null_time_rows", "Rows without a time", "source"),
+            "restamped_rows": _counter(
+                "source_restamped_rows", "Of late and future rows, those given another time",
+                "source",
+            ),
+            "clock_steps": _counter(
+                "source_clock_steps", "Steps of the wall clock the source has seen", "source"
+            ),
+        }  # fmt: skip
+        apart = _gauge(
+            "source_clock_apart_seconds", "The source clock less the wall clock", "source"
+        )
         for name, source in list(self._sources.items()):
-            rows.add_metric([name], source.counters["rows"])
-            if source.opened:
-                closed.add_metric([name], source.log.info(name).complete_upto)
-        return iter((closed, rows))
+            told = source.status()
+            for key, metric in counted.items():
+                metric.add_metric([name], told[key])
+            apart.add_metric([name], told["clock_apart_ms"] / 1_000)
+            if told["complete_upto"] is not None:
+                closed.add_metric([name], told["complete_upto"])
+        return iter((closed, *counted.values(), apart))
 
     def _of_nodes(self) -> Iterator[Metric]:
         steps = _counter("node_steps", "Steps of the node", "node")

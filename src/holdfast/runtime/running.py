@@ -34,7 +34,7 @@ from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
 from holdfast.core.monitor import Action
 from holdfast.edge.client import Client
-from holdfast.edge.feeds import tick_wall
+from holdfast.edge.feeds import run_clock
 from holdfast.edge.source import Source
 from holdfast.errors import (
     HoldfastError,
@@ -212,8 +212,8 @@ class Run:
             self._start_processes()
         for source in self.sources.values():
             feed = source.op.feed
-            if source.op.clock == "wall":
-                self._thread(partial(tick_wall, source, self._stop), f"clock-{source.name}")
+            if source.op.clock in ("wall", "data"):
+                self._thread(partial(run_clock, source, self._stop), f"clock-{source.name}")
             if feed is not None:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
         self._thread(partial(self.monitor.run, self._stop), "monitor")
@@ -341,13 +341,7 @@ class Run:
         return {
             "network": self.network.name,
             "deployment": self.deployment,
-            "sources": {
-                name: {
-                    "complete_upto": source.log.info(name).complete_upto if source.opened else None,
-                    **source.counters,
-                }
-                for name, source in self.sources.items()
-            },
+            "sources": {name: source.status() for name, source in self.sources.items()},
             "nodes": nodes,
             "hosts": {host: self.controller.assigned(host) for host in self.processes},
             "clients": {

@@ -70,6 +70,15 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
+class PutAside:
+    """Rows among the dead letters of a source: safe, but no part of the network's input."""
+
+    at: int
+    source: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """A source said that its buckets up to this one are whole."""
 
@@ -245,16 +254,16 @@ class Finished:
 
 
 Event = (
-    Began | Promised | Accepted | Logged | Closed | Made | Given | Told | Hinted | Expected
-    | Deserted | Restored | Outlived | Undone | Held | Broke | Healed | Stopped | Reported | Ideal
-    | Finished
+    Began | Promised | Accepted | Logged | PutAside | Closed | Made | Given | Told | Hinted
+    | Expected | Deserted | Restored | Outlived | Undone | Held | Broke | Healed | Stopped
+    | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Began, Promised, Accepted, Logged, Closed, Made, Given, Told, Hinted, Expected,
-                 Deserted, Restored, Outlived, Undone, Held, Broke, Healed, Stopped, Reported,
-                 Ideal, Finished)
+    for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, Made, Given, Told, Hinted,
+                 Expected, Deserted, Restored, Outlived, Undone, Held, Broke, Healed, Stopped,
+                 Reported, Ideal, Finished)
 }  # fmt: skip
 
 

@@ -185,7 +185,7 @@ def test_a_silent_source_pushes_nothing_of_its_silence(tmp_path: Path) -> None:
         buckets = {segment.id.bucket for segment in log.segments("s", first, 2**62)}
         assert not buckets & set(range(silent_from + 1, spoke_at - 1))
         assert spoke_at in buckets
-        assert source.counters["late_restamped"] == 0
+        assert source.counters["late_rows"] == 0
         accepted = [row for event in recorder.take() if isinstance(event, Accepted)
                     for row in event.rows]  # fmt: skip
         assert len(accepted) == source.counters["rows"]

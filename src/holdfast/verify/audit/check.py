@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.edge.client import RECEIVED_AT
-from holdfast.edge.source import dead_letters
+from holdfast.edge.dead_letters import stream_of
+from holdfast.edge.source import COUNTERS
 from holdfast.errors import HoldfastError, InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
@@ -162,7 +163,9 @@ def _output(
     stream, log = client.stream, client.log
     first, upto = max(stream.starts_at, stream.trimmed_upto + 1), stream.complete_upto
     above = ops.sources_of(op)
-    notes, broken = [], []
+    told = [_source(source.name, sources[source.name]) for source in above]
+    notes = [text for source in told for text in source.not_as_pushed()]
+    broken = []
     start = _first_whole(op, above, sources, network.width_us)
     if start is None:
         return replace(
@@ -203,9 +206,9 @@ def _output(
     found = compare(
         ideal, received, time=made.time, width_us=network.width_us, tolerance=made.tolerance
     )
-    wall_clock = all(source.clock != "manual" for source in above)
+    wall_clock = all(source.clock in ("wall", "live") for source in above)
     if not wall_clock:
-        notes.append("a source's clock is manual: delays say nothing and are not judged")
+        notes.append("a source's clock is manual or data: delays say nothing and are not judged")
     notes += _blurred(ideal, made.tolerance)
     tentative, replaced, standing = (
         log.state.counters.get(f"{op.name}.{name}", 0)
@@ -266,20 +269,16 @@ def _reach_us(op: ops.Operator) -> int | None:
 
 def _source(name: str, kept: _Kept) -> SourceReport:
     if kept.stream is None or kept.log is None:
-        return SourceReport(name, None, False, 0, 0, 0, 0)
+        return SourceReport(name, None, False)
     state = kept.log.state
-    count = {key: state.counters.get(f"{name}.{key}", 0) for key in
-             ("rows", "late_restamped", "ahead_restamped", "late_rejected", "ahead_rejected",
-              "null_time_rejected")}  # fmt: skip
-    dead = state.streams.get(dead_letters(name))
+    counted = {key: state.counters.get(f"{name}.{key}", 0) for key in COUNTERS}
+    dead = state.streams.get(stream_of(name))
     return SourceReport(
         name,
         kept.stream.complete_upto,
         kept.stream.ended,
-        rows=count["rows"],
-        restamped=count["late_restamped"] + count["ahead_restamped"],
-        rejected=count["late_rejected"] + count["ahead_rejected"] + count["null_time_rejected"],
         dead_letters=sum(segment.rows for segment in dead.segments) if dead else 0,
+        **counted,
     )
 
 

@@ -81,11 +81,34 @@ class SourceReport:
     name: str
     complete_upto: int | None
     ended: bool
-    rows: int
-    #: Rows given another time, rows refused, and those that lie among the dead letters.
-    restamped: int
-    rejected: int
-    dead_letters: int
+    #: Taken, restamped ones among them.
+    rows: int = 0
+    late_rows: int = 0
+    future_rows: int = 0
+    null_time_rows: int = 0
+    #: Of the late and future ones, those that were given another time instead of being put aside.
+    restamped_rows: int = 0
+    #: Rows that still lie among the dead letters.
+    dead_letters: int = 0
+
+    def not_as_pushed(self) -> list[str]:
+        """What the ideal does not have, or not at its own time, in a sentence each."""
+        counts = ((self.late_rows, "late"), (self.future_rows, "future"),
+                  (self.null_time_rows, "timeless"))  # fmt: skip
+        kinds = " and ".join(f"{count} {kind}" for count, kind in counts if count)
+        put_aside = sum(count for count, _ in counts) - self.restamped_rows
+        told = []
+        if put_aside:
+            told.append(
+                f"source {self.name}: {put_aside} rows ({kinds}) were put among the dead letters "
+                "and are not part of the ideal"
+            )
+        if self.restamped_rows:
+            told.append(
+                f"source {self.name}: {self.restamped_rows} rows were restamped and are not at "
+                "their own times"
+            )
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +129,16 @@ class Report:
         return self.verdict == "ok"
 
     @property
+    def not_as_pushed(self) -> list[str]:
+        """Rows that no comparison can miss, because sources did not take them as they came."""
+        return [text for source in self.sources for text in source.not_as_pushed()]
+
+    @property
+    def headline(self) -> str:
+        """The verdict, never without the rows it does not speak of."""
+        return "; ".join([self.verdict, *self.not_as_pushed])
+
+    @property
     def levels(self) -> tuple[str, ...]:
         """The levels that all outputs reach together: only here order between them shows."""
         found = {output.name: output.found for output in self.outputs if output.found}
@@ -121,6 +154,7 @@ class Report:
         told = {
             "network": self.network,
             "verdict": self.verdict,
+            "not_as_pushed": self.not_as_pushed,
             "levels": list(self.levels),
             "outputs": [output.json() for output in self.outputs],
             "sources": [asdict(source) for source in self.sources],
@@ -129,7 +163,7 @@ class Report:
         return plain
 
     def text(self) -> str:
-        lines = [f"audit of {self.network}: {self.verdict}", ""]
+        lines = [f"audit of {self.network}: {self.headline}", ""]
         lines += _table(
             ["output", "verdict", "buckets", "ideal", "received", "missing", "wrong", "duplicated",
              "levels"],
@@ -141,7 +175,8 @@ class Report:
         if delays:
             lines += ["", *_table(["delay", "since", "p50", "p95", "p99", "max"], delays)]
         if self.sources:
-            head = ["source", "rows", "restamped", "rejected", "dead letters", "closed up to"]
+            head = ["source", "rows", "late", "future", "no time", "restamped", "dead letters",
+                    "closed up to"]  # fmt: skip
             lines += ["", *_table(head, [_source_row(source) for source in self.sources])]
         for output in self.outputs:
             said = [*([output.unknown] if output.unknown else []), *output.broken, *output.notes]
@@ -215,7 +250,8 @@ def _delay_rows(output: OutputReport) -> list[list[str]]:
 
 
 def _source_row(source: SourceReport) -> list[str]:
-    counts = (source.rows, source.restamped, source.rejected, source.dead_letters)
+    counts = (source.rows, source.late_rows, source.future_rows, source.null_time_rows,
+              source.restamped_rows, source.dead_letters)  # fmt: skip
     upto = "-" if source.complete_upto is None else str(source.complete_upto)
     return [source.name, *map(str, counts), upto + (" (ended)" if source.ended else "")]
 

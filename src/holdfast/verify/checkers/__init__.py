@@ -1,4 +1,4 @@
-"""Did a run keep what it promised? A dozen questions, answered from nothing but the history of the
+"""Did a run keep what it promised? Sixteen questions, answered from nothing but the history of the
 run, so that the simulator and chaos on real processes are held to the same.
 
     lost       every row arrives                     delay     in time while nothing is broken
@@ -8,7 +8,7 @@ run, so that the simulator and chaos on real processes are held to the same.
     corrected  tentative is not                      alive     nobody stops without need
     order      buckets rise                          contract  the levels of ECOC section 2.5
     available  something, while anything is          reported  broken promises are noticed
-    paired     a pair is soon one again
+    paired     a pair is soon one again              closing   whatever clocks do, buckets close
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.verify.checkers.given import (
 )
 from holdfast.verify.checkers.inside import accepted, alive, converge
 from holdfast.verify.checkers.story import Story
-from holdfast.verify.checkers.timing import available, bounded, delay, paired, reported
+from holdfast.verify.checkers.timing import available, bounded, closing, delay, paired, reported
 from holdfast.verify.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
 from holdfast.verify.history import History, Reported
 
@@ -34,8 +34,8 @@ __all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_ve
 
 #: In the order of the verdicts.
 CHECKERS: tuple[Callable[[Story], Verdict], ...] = (
-    lost, doubled, wrong, undone, corrected, order, delay, available, bounded, paired, converge,
-    accepted, alive, contract, reported,
+    lost, doubled, wrong, undone, corrected, order, delay, available, bounded, paired, closing,
+    converge, accepted, alive, contract, reported,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from holdfast.types import Stability
 from holdfast.verify.checkers.story import Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Accepted, Broke, Logged, Made, Row, Stopped
+from holdfast.verify.history import Accepted, Broke, Logged, Made, PutAside, Row, Stopped
 
 
 def converge(story: Story) -> Verdict:
@@ -25,7 +25,8 @@ def converge(story: Story) -> Verdict:
 
 
 def accepted(story: Story) -> Verdict:
-    """Rows that a source said are safe are in its log, and not more often than they were pushed. Of
+    """Rows that a source said are safe are in its log, be it among the dead letters, and not more
+    often than they were pushed. Of
     rows that were never called safe nothing can be told: they may have been logged before the crash
     that kept the answer back."""
     safe: dict[str, list[Row]] = defaultdict(list)
@@ -36,6 +37,8 @@ def accepted(story: Story) -> Verdict:
         last_us[event.source] = event.at
     for found in story.of(Logged):
         logged[found.source] += found.rows
+    for put_aside in story.of(PutAside):
+        logged[put_aside.source] += put_aside.rows
     faults = []
     for source, rows in safe.items():
         if same(tuple(rows), tuple(logged[source])):

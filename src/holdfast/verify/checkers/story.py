@@ -82,9 +82,17 @@ class Story:
     def trouble(self) -> list[tuple[int, int]]:
         """From and to when nothing is demanded: while something is broken, and as long after as
         it may take to recover. What never heals is trouble for ever."""
+        return self._spans(self.changes)
+
+    @cached_property
+    def trouble_beside_clocks(self) -> list[tuple[int, int]]:
+        """The same without wrong clocks, of which sources make something at once."""
+        return self._spans([event for event in self.changes if event.fault != "skew"])
+
+    def _spans(self, changes: list[Broke | Healed]) -> list[tuple[int, int]]:
         open_since: dict[tuple[str, str], list[int]] = defaultdict(list)
         spans = []
-        for event in self.changes:
+        for event in changes:
             since = open_since[event.fault, event.on]
             if isinstance(event, Broke):
                 since.append(event.at)

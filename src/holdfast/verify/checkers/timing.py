@@ -12,7 +12,21 @@ from holdfast.model.levels import Ints
 from holdfast.model.trees import Kind
 from holdfast.verify.checkers.story import NEVER_US, Story
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Deserted, Expected, Held, Outlived, Promised, Reported, Restored
+from holdfast.verify.history import (
+    Deserted,
+    Expected,
+    Held,
+    Outlived,
+    Promised,
+    Reported,
+    Restored,
+)
+
+#: A source closes a bucket at least this often, in widths of one: half speed, and a late timer.
+CLOSING_WIDTHS = 4
+#: A clock that was set is no reason to run ahead, by more than a timer may be late, before it has
+#: stood for as long as the step is, at most ten seconds.
+AHEAD_US, STANDS_US_MAX = 1_500_000, 10_000_000
 
 
 def delay(story: Story) -> Verdict:
@@ -111,6 +125,37 @@ def bounded(story: Story) -> Verdict:
             if held.buckets > bound and not story.troubled(held.at, held.at)
         ],
     )
+
+
+def closing(story: Story) -> Verdict:
+    """A source closes buckets whatever is done to its clock: at half speed at least, not far ahead
+    because of a clock that was set a moment ago, and soon at their time again."""
+    faults = []
+    width_us = story.began.width_us
+    for source, closings in story.closings.items():
+        set_at = [e.at for e in story.changes if (e.fault, e.on) == ("skew", source)]
+        for last, closed in pairwise(closings):
+            trouble = [
+                until
+                for since, until in story.trouble_beside_clocks
+                if since <= closed.at and last.at <= until
+            ]
+            passed_us = closed.at - max([last.at, *trouble])
+            if passed_us > CLOSING_WIDTHS * width_us:
+                why = f"source {source} closed nothing for {passed_us / 1e6:g}s"
+                faults.append(Fault(closed.at, why))
+            behind_us = closed.at - (closed.upto + 1) * width_us
+            late = behind_us > CLOSING_WIDTHS * width_us
+            if late and not story.troubled(last.at, closed.at):
+                why = f"source {source} closed {closed.upto} {behind_us / 1e6:g}s after its end"
+                faults.append(Fault(closed.at, why))
+            ahead_us = (closed.upto - last.upto) * width_us - passed_us
+            stands_us = min(ahead_us, STANDS_US_MAX) - AHEAD_US
+            lately = any(closed.at - stands_us < at <= closed.at for at in set_at)
+            if lately and not trouble and closed.upto < NEVER_US and ahead_us > AHEAD_US:
+                why = f"source {source} ran {ahead_us / 1e6:g}s ahead when its clock was just set"
+                faults.append(Fault(closed.at, why))
+    return judged("closing", faults)
 
 
 def paired(story: Story) -> Verdict:

@@ -17,6 +17,7 @@ from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.networks import NETWORKS
 
 MS = 1_000
+HOUR_MS = 3_600_000.0
 #: A third of the lot; how many partitions is drawn apart.
 PAIRS = "pairs"
 LOT = [name for name in sorted(NETWORKS) if not name.startswith(PAIRS)]
@@ -138,7 +139,7 @@ def _fault(chance: random.Random, targets: _Targets, until_s: float) -> Fault:
         case "slow":
             value = chance.choice([3.0, 10.0, 40.0])
         case "skew":
-            value = chance.choice([-3_000.0, -400.0, 300.0, 2_000.0])
+            value = chance.choice([-HOUR_MS, -3_000.0, -400.0, 300.0, 2_000.0, HOUR_MS])
         case "delay":
             value = chance.choice([20.0, 200.0, 900.0])
         case "throttle":

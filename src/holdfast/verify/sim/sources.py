@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.config import Options
+from holdfast.edge.dead_letters import stream_of
 from holdfast.edge.source import Source
 from holdfast.errors import StorageFull
 from holdfast.model import operators as ops
 from holdfast.model.fragments import readers_of
 from holdfast.model.network import Network
 from holdfast.types import bucket_of
-from holdfast.verify.history import Accepted, Closed, History, Logged
+from holdfast.verify.history import Accepted, Closed, History, Logged, PutAside
 from holdfast.verify.sim.links import Wire
 from holdfast.verify.sim.members import FOREVER, FULL_US, Member, kept_for_ever
 from holdfast.verify.sim.tables import Row
@@ -62,12 +63,15 @@ class SourceProcess(Member):
         #: Rows of all closed buckets: what the network's input really was.
         self.logged: list[Row] = []
         self._logged_upto = bucket_of(EPOCH_US, network.width_us) - 1
+        self._put_aside_upto = -FOREVER
 
     def up(self) -> None:
         self.source = Source(
-            self.op, self.log, self.network.width_us, clock=self.clock,
+            self.op, self.log, self.network.width_us,
+            clock=self.clock, monotonic=self.monotonic,
             buffer_buckets=self._buffer_buckets,
             received=lambda: self.service.received(self.name),
+            say=lambda text: self.world.say(self.name, text),
         )  # fmt: skip
         self.source.start(EPOCH_US)
         self.service.logs[self.name] = self.log
@@ -115,8 +119,7 @@ class SourceProcess(Member):
         self._plan_push()
 
     def _plan_tick(self) -> None:
-        width = self.network.width_us
-        self.after(width - self.clock() % width, self._tick)
+        self.after(self.source.due_in_us(), self._tick)
 
     def _tick(self) -> None:
         if not self.silent:
@@ -126,7 +129,7 @@ class SourceProcess(Member):
                 elif self.ending:
                     self.source.end()
                 else:
-                    self.source.advance(self.clock())
+                    self.source.tick()
             except StorageFull:
                 self._note()
                 self.after(FULL_US, self._tick)
@@ -164,11 +167,21 @@ class SourceProcess(Member):
             )
             self.history.add(logged)
         self._logged_upto = info.complete_upto
+        self._note_dead_letters()
         upto = FOREVER if info.ended else info.complete_upto
         if upto != self._closed_upto:
             self._closed_upto = upto
             self.history.add(Closed(self.world.now, self.name, upto))
             self.world.say(self.name, "closed", info.complete_upto, "ended" if info.ended else "")
+
+    def _note_dead_letters(self) -> None:
+        stream = stream_of(self.name)
+        if stream not in self.log.streams():
+            return
+        for segment in self.log.segments(stream, self._put_aside_upto + 1, FOREVER):
+            rows = tuple((row[-1],) for row in self.log.read(segment).rows)
+            self.history.add(PutAside(self.world.now, self.name, rows))
+            self._put_aside_upto = segment.id.bucket
 
     @property
     def ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rows in the simulator: tuples of whole numbers, the first of which is the time.
+"""Rows in the simulator: tuples of plain values, the first of which is the time.
 
 They stand where Arrow tables stand in production, and are stored in a form that is as easy to tear
 and damage as Parquet and a hundred times faster.
@@ -16,8 +16,8 @@ from holdfast.errors import LogCorrupted
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.segment import SegmentFile
 
-#: time in microseconds, key, value ...
-Row = tuple[int, ...]
+#: time in microseconds, key, value ...; only dead letters have text, the reason
+Row = tuple[Any, ...]
 
 
 class Rows:
@@ -39,8 +39,9 @@ def rows_of(table: Any) -> Rows:
     """An Arrow table of a source as rows."""
     if isinstance(table, Rows):
         return table
-    columns = (column.to_numpy().view(np.int64).tolist() for column in table.columns)
-    return Rows(list(zip(*columns, strict=True)))
+    columns = (column.to_numpy() for column in table.columns)
+    plain = (c.tolist() if c.dtype == object else c.view(np.int64).tolist() for c in columns)
+    return Rows(list(zip(*plain, strict=True)))
 
 
 def _encode(rows: Rows) -> bytes:

@@ -97,6 +97,7 @@ class Process:
         self.gave_up = False
 
     def clock(self) -> int:
+        """The wall clock, which faults set ahead and back."""
         return self.world.now + self.offset_us
 
     def monotonic(self) -> int:

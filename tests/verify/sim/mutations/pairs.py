@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from holdfast.core.upstream import Upstream
 
+import holdfast.cluster.controller
 import holdfast.node.executor
 import holdfast.verify.sim.engine_twin
 from holdfast.core import membership, progress

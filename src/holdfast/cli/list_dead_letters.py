@@ -1,0 +1,33 @@
+"""`dead-letters`: what a source did not take, whether it runs or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from holdfast.edge.dead_letters import read_dead_letters
+from holdfast.errors import InputError
+from holdfast.runtime.running import source_folder
+from holdfast.storage import read_only
+
+
+def dead_letters(storage: str, source: str, last: int | None, *, as_json: bool) -> int:
+    folder = source_folder(storage, source)
+    if not os.path.isdir(folder):
+        above = os.path.dirname(folder)
+        known = sorted(os.listdir(above)) if os.path.isdir(above) else []
+        raise InputError(
+            f"there is no source {source!r} in {storage} (sources: {', '.join(known) or 'none'})"
+        )
+    table = read_dead_letters(read_only(folder), source, last)
+    rows = [] if table is None else table.to_pylist()
+    for row in rows:
+        text = {name: str(value) for name, value in row.items() if value is not None}
+        print(json.dumps(row, default=str) if as_json else
+              "  ".join(f"{name}={value}" for name, value in text.items()))  # fmt: skip
+    if not rows:
+        print(f"source {source}: no dead letters", file=sys.stderr)
+    elif last is not None and len(rows) == last:
+        print(f"the newest {last}; -n 0 shows all", file=sys.stderr)
+    return 0

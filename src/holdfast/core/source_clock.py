@@ -1,0 +1,128 @@
+"""The clock by which a source closes buckets: monotonic time, anchored to the wall clock. Pure.
+
+Rows carry times of the wall clock, so buckets must close by it; but a wall clock can be set. One
+that is a day ahead for a moment would close a day of buckets for good, one that is set back by an
+hour would close nothing for an hour. So the source clock runs with monotonic time, never goes back,
+never stops, and follows steps of the wall clock only like this:
+
+- a step ahead when it has stood for as long as it is, at most `CONFIRM_US`: so one that is taken
+  back at once leaves no trace;
+- a step back at half speed, until both clocks agree: after twice the length of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: From here on a change of the wall clock against monotonic time is a step, and reported. What is
+#: less may as well be the pause between reading one clock and the other.
+STEP_US = 100_000
+CONFIRM_US = 10_000_000
+#: Ahead of the wall clock, the source clock takes so many times as long.
+SLOWER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Both clocks were read. `at` is monotonic time and never falls."""
+
+    at: int
+    wall_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The wall clock was set, ahead or back (`by_us` < 0); now the source clock is `apart_us` ahead
+    of it, or behind."""
+
+    at: int
+    by_us: int
+    apart_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """At the start the wall clock is behind what the source has closed before. Followed like a step
+    back."""
+
+    at: int
+    by_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A step ahead has stood long enough: the source clock has jumped."""
+
+    at: int
+    by_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The source clock shows the time of the wall clock again."""
+
+    at: int
+
+
+ClockAction = Stepped | Behind | Followed | Agreed
+
+
+class SourceClock:
+    def __init__(self, not_before_us: int | None = None) -> None:
+        """`not_before_us`: what the source has closed already; the clock starts there if the wall
+        clock is behind it."""
+        self._not_before_us = not_before_us
+        self._at: int | None = None
+        #: Difference to monotonic time: of the wall clock when last read, and of the source clock.
+        self._wall = 0
+        self._shown = 0
+        #: Since when the wall clock stands where it is, ahead; None while it does not.
+        self._ahead_since: int | None = None
+        self._apart = False
+        self.steps = 0
+
+    @property
+    def now_us(self) -> int:
+        """The time of the source clock when the clocks were last read."""
+        assert self._at is not None, "the clocks were not read yet"
+        return self._shown + self._at
+
+    @property
+    def apart_us(self) -> int:
+        """By how much the source clock is ahead of the wall clock."""
+        return self._shown - self._wall
+
+    def handle(self, event: Read) -> list[ClockAction]:
+        wall = event.wall_us - event.at
+        if self._at is None:
+            return self._begin(event.at, wall)
+        elapsed_us, step_us = event.at - self._at, wall - self._wall
+        assert elapsed_us >= 0, f"monotonic time went from {self._at} to {event.at}"
+        self._at, self._wall = event.at, wall
+        actions: list[ClockAction] = []
+        stepped = abs(step_us) >= STEP_US
+        if stepped:
+            self.steps += 1
+            actions.append(Stepped(event.at, step_us, self.apart_us))
+        ahead_us = -self.apart_us
+        if ahead_us < STEP_US:
+            self._ahead_since = None
+            self._shown = max(wall, self._shown - elapsed_us // SLOWER)
+        elif stepped or self._ahead_since is None:
+            self._ahead_since = event.at
+        elif event.at - self._ahead_since >= min(ahead_us, CONFIRM_US):
+            actions.append(Followed(event.at, ahead_us))
+            self._shown, self._ahead_since = wall, None
+        return actions + self._agreement(event.at)
+
+    def _begin(self, at: int, wall: int) -> list[ClockAction]:
+        self._at, self._wall = at, wall
+        self._shown = wall if self._not_before_us is None else max(wall, self._not_before_us - at)
+        if self.apart_us < STEP_US:
+            return []
+        self._apart = True
+        return [Behind(at, self.apart_us)]
+
+    def _agreement(self, at: int) -> list[ClockAction]:
+        was, self._apart = self._apart, abs(self.apart_us) >= STEP_US
+        return [Agreed(at)] if was and not self._apart else []

@@ -1,0 +1,98 @@
+"""Dead letters: rows that a source did not take, with their own times and the reason.
+
+They are a stream of the source's log, beside its rows: durable in the same append as the bucket or
+push they came with, one Parquet file each time, read with `Source.dead_letters()` or `holdfast
+dead-letters`. With `archive` all of them are kept, otherwise the newest `KEPT_BYTES`. A full disk
+is to them what it is to rows: the source waits, and nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.errors import LogError
+from holdfast.model.schema import arrow_schema, schema_ddl
+from holdfast.storage import Log, ReadOnlyLog
+from holdfast.types import Segment, SegmentId, Stability, bucket_of
+
+REJECTED_AT, REASON = "_rejected_at", "_reason"
+#: So many bytes of files are kept where the log is not an archive.
+KEPT_BYTES = 64 << 20
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+
+def stream_of(source: str) -> str:
+    return f"{source}-dead-letters"
+
+
+class DeadLetters:
+    """Of one source, which calls it under its own lock."""
+
+    def __init__(self, log: Log, source: str, schema: pa.Schema, width_us: int) -> None:
+        self._log, self._width_us = log, width_us
+        self.stream = stream_of(source)
+        self.schema = arrow_schema(
+            f"{REJECTED_AT} timestamp, {REASON} string, {schema_ddl(schema)}"
+        )
+        #: Not durable yet.
+        self._rows: list[pa.Table] = []
+
+    def add(self, rows: pa.Table, reason: str) -> None:
+        self._rows.append(rows.add_column(0, REASON, pa.array([reason] * rows.num_rows)))
+
+    def write(self, now_us: int) -> Segment | None:
+        """The rows in a file that the caller appends, or discards."""
+        if not self._rows:
+            return None
+        first = bucket_of(now_us, self._width_us)
+        info = self._log.open_stream(self.stream, schema_ddl(self.schema), REJECTED_AT, first)
+        bucket = max(info.complete_upto + 1, first)
+        rows = pa.concat_tables(self._rows)
+        stamp = pa.array(np.full(rows.num_rows, now_us)).cast(TIMESTAMP)
+        table = rows.add_column(0, REJECTED_AT, stamp)
+        return self._log.write(table, SegmentId(self.stream, 0, bucket), Stability.STABLE)
+
+    def written(self) -> None:
+        """They are durable; the oldest go where there are too many."""
+        self._rows = []
+        if self._log.archive:
+            return
+        held = 0
+        for segment in reversed(self._segments()):
+            held += segment.size_bytes
+            if held > KEPT_BYTES:
+                with suppress(LogError):  # tried again with the next ones
+                    self._log.trim(self.stream, segment.id.bucket)
+                return
+
+    def table(self, last: int | None) -> pa.Table:
+        parts = [] if self.stream not in self._log.streams() else self._segments()
+        return _joined(self._log, parts, self.schema, last)
+
+    def _segments(self) -> list[Segment]:
+        since = self._log.info(self.stream).trimmed_upto + 1
+        return self._log.segments(self.stream, since, 2**62)
+
+
+def read_dead_letters(log: ReadOnlyLog, source: str, last: int | None = None) -> pa.Table | None:
+    """Those in the log of a source that may be running elsewhere; None if there never were any."""
+    kept = log.state.streams.get(stream_of(source))
+    return None if kept is None else _joined(log, kept.segments, arrow_schema(kept.schema), last)
+
+
+def _joined(
+    log: Log | ReadOnlyLog, segments: list[Segment], schema: pa.Schema, last: int | None
+) -> pa.Table:
+    """The newest `last` rows, or all, oldest first."""
+    tables: list[pa.Table] = []
+    rows = 0
+    for segment in reversed(segments):
+        if last is not None and rows >= last:
+            break
+        tables.insert(0, log.read(segment).cast(schema))
+        rows += segment.rows
+    table = pa.concat_tables([schema.empty_table(), *tables])
+    return table if last is None else table.slice(max(0, table.num_rows - last))

@@ -1,0 +1,95 @@
+"""Times that could mean two instants are refused, with what to write instead."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from holdfast.edge.fitting import fit
+from holdfast.errors import InputError
+from holdfast.model.schema import arrow_schema
+
+SCHEMA = arrow_schema("ts timestamp, v double")
+NOON = datetime(2026, 3, 1, 12)
+NOON_US = int(NOON.replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def times(data: object) -> list[int]:
+    return [value.value for value in fit(data, SCHEMA, "tap")["ts"]]
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        NOON.replace(tzinfo=UTC),
+        NOON.replace(hour=14, tzinfo=timezone(timedelta(hours=2))),
+        pd.Timestamp("2026-03-01 13:00", tz="Europe/Berlin"),
+        NOON_US,
+    ],
+)
+def test_certain_times_are_converted(when: object) -> None:
+    assert times([{"ts": when, "v": 1.0}]) == [NOON_US]
+    assert times({"ts": [when], "v": [1.0]}) == [NOON_US]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([NOON_US]),
+        np.array(["2026-03-01T12"], "datetime64[us]"),  # UTC by definition
+        np.array(["2026-03-01T12"], "datetime64[ns]"),
+        pa.array([NOON_US // 1_000], pa.timestamp("ms", tz="Europe/Berlin")),
+    ],
+)
+def test_columns_of_times_are_converted(column: object) -> None:
+    data = {"ts": column, "v": np.array([1.0])}
+    assert times(pa.table(data) if isinstance(column, pa.Array) else data) == [NOON_US]
+
+
+def test_a_missing_time_stays_missing() -> None:
+    rows = [{"ts": None, "v": 1.0}, {"ts": pd.NaT, "v": 1.0}]
+    assert times(rows) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"ts": datetime.now(), "v": 1.0}],
+        {"ts": [NOON.replace(tzinfo=UTC), NOON], "v": [1.0, 2.0]},
+        [{"ts": pd.Timestamp(NOON), "v": 1.0}],
+    ],
+)
+def test_datetimes_without_a_zone_are_refused(data: object) -> None:
+    with pytest.raises(InputError, match=r"'ts'.*has no time zone; give datetime.now\(timezone"):
+        times(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.DataFrame({"ts": [pd.Timestamp(NOON)], "v": [1.0]}),
+        pa.table({"ts": pa.array([NOON_US], pa.timestamp("us")), "v": [1.0]}),
+    ],
+)
+def test_tables_without_a_zone_are_refused(data: object) -> None:
+    with pytest.raises(InputError, match=r"'ts' holds times without a time zone; say which"):
+        times(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"ts": time.time(), "v": 1.0}],
+        {"ts": [np.float64(time.time())], "v": [1.0]},
+        {"ts": np.array([time.time()]), "v": np.array([1.0])},
+        pd.DataFrame({"ts": [time.time()], "v": [1.0]}),
+    ],
+)
+def test_seconds_as_floats_are_refused(data: object) -> None:
+    with pytest.raises(InputError, match=r"'ts' holds floating-point numbers .*int\(time.time"):
+        times(data)

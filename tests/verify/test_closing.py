@@ -1,0 +1,78 @@
+"""The judge of sources whose clock is set: buckets close, and not too many at once."""
+
+from __future__ import annotations
+
+from holdfast.verify.checkers import check
+from holdfast.verify.history import (
+    Accepted,
+    Began,
+    Broke,
+    Closed,
+    Event,
+    Finished,
+    Healed,
+    History,
+    Logged,
+    PutAside,
+)
+
+S = 1_000_000
+WIDTH = S // 2
+
+
+def verdict(checker: str, *events: Event) -> tuple[str, str]:
+    story = [Began(0, "net", WIDTH, S, 7 * S, 30), *events, Finished(40 * S, True)]
+    (found,) = [v for v in check(History(story)) if v.checker == checker]
+    return found.outcome, found.why
+
+
+def closings(*steps: tuple[float, float]) -> list[Event]:
+    """At so many seconds, closed up to so many."""
+    return [Closed(int(at * S), "s1", int(upto * S) // WIDTH - 1) for at, upto in steps]
+
+
+def set_clock(from_s: float, to_s: float) -> list[Event]:
+    return [Broke(int(from_s * S), "skew", "s1"), Healed(int(to_s * S), "skew", "s1")]
+
+
+def test_buckets_that_close_at_their_end_are_fine() -> None:
+    assert verdict("closing", *closings(*((at / 2, at / 2) for at in range(1, 60))))[0] == "ok"
+
+
+def test_a_clock_that_is_set_is_no_excuse_for_closing_nothing() -> None:
+    steps = closings((1, 1), (1.5, 1.5), (4, 2))
+    outcome, why = verdict("closing", *set_clock(1.5, 4), *steps)
+    assert outcome == "failed" and "closed nothing for 2.5s" in why
+    half = closings((1, 1), (2, 1.5), (3, 2), (4, 2.5))
+    assert verdict("closing", *set_clock(1, 4), *half)[0] == "ok"
+
+
+def test_a_source_that_is_killed_has_an_excuse_until_it_has_recovered() -> None:
+    steps = closings((1, 1), (12, 12))
+    dead = [Broke(1 * S, "kill", "s1"), Healed(3 * S, "kill", "s1")]
+    assert verdict("closing", *dead, *steps)[0] == "ok"
+    steps = closings((1, 1), (13, 13))
+    assert "closed nothing for 3s" in verdict("closing", *dead, *steps)[1]
+
+
+def test_a_clock_set_a_moment_ago_is_no_reason_to_run_ahead() -> None:
+    steps = closings((1, 1), (1.5, 3_600))
+    outcome, why = verdict("closing", *set_clock(1.2, 30), *steps)
+    assert outcome == "failed" and "when its clock was just set" in why
+    steps = closings(*((at / 2, at / 2) for at in range(1, 24)), (12, 3_600))
+    assert verdict("closing", *set_clock(1.2, 30), *steps)[0] == "ok"
+
+
+def test_a_clock_that_was_put_right_is_soon_followed() -> None:
+    behind = closings(*((at / 2, at / 2 - 3) for at in range(7, 60)))
+    outcome, why = verdict("closing", *set_clock(0, 3), *behind)
+    assert outcome == "failed" and "3s after its end" in why
+
+
+def test_rows_that_were_put_aside_are_safe_once() -> None:
+    rows = ((1,), (2,))
+    accepted, logged = Accepted(1, "s1", rows), Logged(1, "s1", 0, ((1,),))
+    assert verdict("accepted", accepted, logged, PutAside(1, "s1", ((2,),)))[0] == "ok"
+    assert verdict("accepted", accepted, logged)[0] == "failed"
+    twice = [PutAside(1, "s1", ((2,),))] * 2
+    assert "more often" in verdict("accepted", accepted, logged, *twice)[1]

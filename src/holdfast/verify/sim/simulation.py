@@ -11,6 +11,7 @@ from holdfast.core import monitor
 from holdfast.errors import HoldfastError, InputError
 from holdfast.model import operators as ops
 from holdfast.model.fragments import fragments
+from holdfast.model.layout import layout_of
 from holdfast.model.network import Network
 from holdfast.verify.checkers import Verdict, check
 from holdfast.verify.history import (
@@ -31,7 +32,7 @@ from holdfast.verify.sim.chance import options_of, protect
 from holdfast.verify.sim.engine_twin import ideal
 from holdfast.verify.sim.fault_effects import spelled_out
 from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
-from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.networks import HOSTS, NETWORKS
 from holdfast.verify.sim.oracle import Oracle
 from holdfast.verify.sim.vigil import Vigil
 from holdfast.verify.sim.world import EPOCH_US, Process, World
@@ -86,7 +87,9 @@ class Simulation:
         self.network.check()
         self.world = World(f"{scenario.network}/{scenario.seed}")
         self.history = History()
-        self.cast = Cast(self.network, self.options, self.world, self.history)
+        shared = HOSTS.get(scenario.network)
+        layout = None if shared is None else layout_of(self.network, *shared)
+        self.cast = Cast(self.network, self.options, self.world, self.history, layout)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
         held = held_buckets(self.network, self.options)

@@ -15,7 +15,7 @@ from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.verify.history import History
 from holdfast.verify.sim.clients import ClientProcess
-from holdfast.verify.sim.hosts import HostedNode, HostProcess, Supervisor
+from holdfast.verify.sim.host_process import HostedNode, HostProcess, Supervisor
 from holdfast.verify.sim.links import Server, Wire
 from holdfast.verify.sim.members import ControllerProcess
 from holdfast.verify.sim.nodes import NodeProcess

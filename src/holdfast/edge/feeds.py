@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from holdfast.clock import now_us
 from holdfast.edge.source import Source
-from holdfast.errors import InputError, StorageFull
+from holdfast.errors import InputError, StorageDenied, StorageFull
 from holdfast.storage.rows import runs, times_us
 
 _log = logging.getLogger("holdfast.feeds")
@@ -196,15 +196,15 @@ def _opened(source: Source, stop: threading.Event) -> bool:
 
 
 def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:
-    """Do what can be repeated until there is space for it; false if stopped before."""
+    """Do what can be repeated until the storage takes it; false if stopped before."""
     told = False
     while True:
         try:
             act()
             return True
-        except StorageFull as err:
+        except (StorageFull, StorageDenied) as err:
             if not told:
-                _log.warning("source %s waits for space: %s", source.name, err)
+                _log.warning("source %s waits for its storage: %s", source.name, err)
                 told = True
         if stop.wait(FULL_S):
             return False

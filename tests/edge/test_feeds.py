@@ -1,8 +1,12 @@
-"""Feeds and clocks wait while the disk is full, and no row is lost or taken twice. No JVM."""
+"""Feeds and clocks wait while the disk is full or read-only, and no row is lost or taken twice.
+
+No JVM."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -18,6 +22,7 @@ from holdfast.edge.source import Source
 from holdfast.errors import InputError
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
+from holdfast.storage.disk import AppendFile, OsDisk
 from holdfast.verify.sim.memory_disk import MemoryDisk
 
 WIDTH_US = 1_000
@@ -43,6 +48,26 @@ class Stop(threading.Event):
         self.waits += 1
         self.on_wait(self.waits)
         return super().wait(timeout)
+
+
+class ReadOnly(OsDisk):
+    """Refuses so many appends."""
+
+    denied = 0
+
+    def open_append(self, path: str, *, fsync: bool) -> AppendFile:
+        file, disk = super().open_append(path, fsync=fsync), self
+
+        class Refusing:
+            def append(self, data: bytes) -> None:
+                if disk.denied:
+                    disk.denied -= 1
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+                file.append(data)
+
+            truncate, in_place, close = file.truncate, file.in_place, file.close
+
+        return Refusing()
 
 
 @pytest.fixture
@@ -85,7 +110,7 @@ def test_a_generator_waits_and_makes_every_row_once(
     assert values(source) == list(range(9))
     assert stop.asked_for_space == 3
     (warning,) = warnings(caplog)
-    assert warning.startswith("source s waits for space: /s/")
+    assert warning.startswith("source s waits for its storage: /s/")
 
 
 def test_a_replay_waits_and_gives_every_row_once(
@@ -121,6 +146,25 @@ def test_a_clock_waits_and_goes_on(
     assert closed == sorted(set(closed)) and len(closed) == 8
     assert stop.asked_for_space == 6
     assert len(warnings(caplog)) == 2
+
+
+def test_a_clock_outlives_storage_that_is_read_only_for_a_while(
+    stop: Stop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock="wall")
+    disk = ReadOnly()
+    source = Source(op, Log.open(tmp_path, "s", fsync="never", disk=disk), WIDTH_US)
+
+    def on_wait(number: int) -> None:
+        disk.denied = 2 if number == 2 else 0
+        if number == 4:
+            stop.set()
+
+    stop.on_wait = on_wait
+    run_clock(source, stop)
+    assert stop.asked_for_space == 2
+    (warning,) = warnings(caplog)
+    assert "Read-only file system" in warning
 
 
 def test_who_waits_for_space_can_be_stopped(disk: MemoryDisk, stop: Stop) -> None:

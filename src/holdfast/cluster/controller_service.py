@@ -27,15 +27,24 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class Presiding:
-    def __init__(self, controller: Controller, service: Service, outputs: Collection[str]) -> None:
+    """Threads call it in production, the simulator in virtual time."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        service: Service,
+        outputs: Collection[str],
+        clock: Callable[[], int] = monotonic_us,
+    ) -> None:
         self._controller, self._service, self._outputs = controller, service, outputs
+        self._clock = clock
         #: What each host says of its nodes that are not healthy.
         self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
         #: Told how far the slowest node of a host is.
         self.on_progress: Callable[[str, int], None] = lambda host, position: None
         service.handle(NextEpoch, self._next_epoch)
         service.handle(GetAssignment, self._assignment)
-        service.handle(Register, self._register)
+        service.handle(Register, self.register)
 
     def unhealthy(self, host: str) -> Mapping[str, PartStatus]:
         """Of the nodes of a host, as of its last heartbeat."""
@@ -65,7 +74,7 @@ class Presiding:
 
     def _judge(self) -> None:
         controller = self._controller
-        dead, moved = controller.judge(monotonic_us())
+        dead, moved = controller.judge(self._clock())
         for name in dead:
             _log.warning("declared dead: node=%s, %s", name, controller.why_dead(name))
         for host in dict.fromkeys(moved.values()):
@@ -83,10 +92,10 @@ class Presiding:
         self._controller.check_known(ask.host)
         return Assignment(tuple(self._controller.assigned(ask.host)))
 
-    def _register(self, ask: Register) -> Registration:
+    def register(self, ask: Register) -> Registration:
         """A host is told what it is to run, and who reads outputs here: nothing is given up before
         they all spoke."""
-        controller, readers, at = self._controller, self._service.readers, monotonic_us()
+        controller, readers, at = self._controller, self._service.readers, self._clock()
         controller.check_known(ask.host, [told.node for told in ask.nodes])
         if not controller.here(ask.host, ask.epoch, at):
             return Registration(current=False)

@@ -54,11 +54,17 @@ _log = logging.getLogger("holdfast.host")
 
 def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop, wake = threading.Event(), threading.Event()
+
+    def end() -> None:
+        stop.set()
+        wake.set()
+
+    # A handler interrupts whoever may hold the lock of an event, so it takes none itself.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())
     try:
         app, host, folder, supervisor, options = _given(argv)
-        return _Host(app, host, folder, supervisor, options).run(stop)
+        return _Host(app, host, folder, supervisor, options, wake).run(stop)
     except (HoldfastError, OSError) as err:
         if stop.is_set():
             return 0
@@ -80,8 +86,18 @@ def _given(argv: list[str]) -> tuple[str, str, str, str, Options]:
 
 
 class _Host:
-    def __init__(self, app: str, host: str, folder: str, supervisor: str, options: Options) -> None:
-        self.name, self._folder = host, folder
+    """`wake` is set when there is something to tell before the next heartbeat is due."""
+
+    def __init__(
+        self,
+        app: str,
+        host: str,
+        folder: str,
+        supervisor: str,
+        options: Options,
+        wake: threading.Event,
+    ) -> None:
+        self.name, self._folder, self._wake = host, folder, wake
         sessions = session.start(options, name=f"holdfast-{host}", jvm_log=f"{folder}.spark.log")
         network = physical(load(app))
         #: Taken before any function of the application is called.
@@ -101,9 +117,10 @@ class _Host:
         try:
             self._begin(stop)
             while not stop.is_set() and self._end is None:
+                self._wake.clear()
                 self._heartbeat()
                 self._look()
-                stop.wait(HEARTBEAT_US / 1e6)
+                self._wake.wait(HEARTBEAT_US / 1e6)
         finally:
             for node in self._nodes.values():
                 node.stop()
@@ -178,8 +195,9 @@ class _Host:
                 case StartNode():
                     own = action.node == self.name  # it has the host for itself
                     folder = self._folder if own else os.path.join(self._folder, action.node)
-                    hosted = Hosted(action.node, folder, self._place, rebuild=action.rebuild)
-                    self._nodes[action.node] = hosted
+                    self._nodes[action.node] = Hosted(
+                        action.node, folder, self._place, self._wake, rebuild=action.rebuild
+                    )
                 case StopNode():
                     stopping = threading.Thread(
                         target=self._stop, args=(self._nodes.pop(action.node),),
@@ -198,6 +216,7 @@ class _Host:
         except Exception:
             _log.exception("node %s did not stop in good order", node.name)
         self._stopped.put(node.name)
+        self._wake.set()
 
     def _report(self, report: Report) -> None:
         if report.condition is None:

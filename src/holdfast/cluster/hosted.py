@@ -73,11 +73,19 @@ class Place:
 
 
 class Hosted:
-    """Made by the thread that sends heartbeats, so nothing here waits; `rebuild`: its storage is
-    moved aside first."""
+    """Made by the thread that sends heartbeats, so nothing here waits; `news` is set when it has
+    come up, or failed to. `rebuild`: its storage is moved aside first."""
 
-    def __init__(self, name: str, folder: str, place: Place, *, rebuild: bool = False) -> None:
-        self.name, self._folder, self._place = name, folder, place
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        place: Place,
+        news: threading.Event,
+        *,
+        rebuild: bool = False,
+    ) -> None:
+        self.name, self._folder, self._place, self._news = name, folder, place, news
         self._rebuild = rebuild
         network = place.network
         self.fragment = next(f for f in fragments(network) if f.name == fragment_of(name))
@@ -147,6 +155,7 @@ class Hosted:
             self._error = err
             if not (isinstance(err, HoldfastError) or self._stop.is_set()):
                 _log.error("node %s did not come up", self.name, exc_info=err)
+        self._news.set()
 
     def _come_up(self) -> None:
         place, name, stop = self._place, self.name, self._stop

@@ -60,9 +60,9 @@ POLICIES: Mapping[Kind, Policy] = {
         200_000, 5 * S, 20,
         "it is tried again by itself; if it lasts, check the network between the hosts",
     ),
-    # Full, read-only, denied, EIO.
+    # Full, read-only, denied, EIO. Trying costs little, and whoever is back soon catches up soon.
     "storage": Policy(
-        S, 30 * S, 3, "free or repair the storage; it is tried again by itself",
+        500_000, 5 * S, 3, "free or repair the storage; it is tried again by itself",
     ),
     # Bytes are not what was written, or the folder is gone: rebuilt where that is safe.
     "damaged": Policy(
@@ -71,7 +71,7 @@ POLICIES: Mapping[Kind, Policy] = {
     ),
     # What it needs of an input is not to be had from anybody.
     "inputs": Policy(
-        500_000, 60 * S, 5,
+        500_000, 30 * S, 5,
         "restore the named file from a backup; it is tried again by itself. Without the file its "
         "rows are lost: start the network afresh with another --storage",
     ),

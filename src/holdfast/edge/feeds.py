@@ -18,7 +18,7 @@ from holdfast.clock import monotonic_us
 from holdfast.edge.fitting import fit
 from holdfast.edge.source import Source
 from holdfast.edge.table_files import read_table
-from holdfast.errors import InputError, StorageFull
+from holdfast.errors import InputError, StorageDenied, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import runs, times_us
@@ -190,15 +190,15 @@ def run_clock(source: Source, stop: threading.Event) -> None:
 
 
 def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:
-    """Do what can be repeated until there is space for it; false if stopped before."""
+    """Do what can be repeated until the storage takes it; false if stopped before."""
     told = False
     while True:
         try:
             act()
             return True
-        except StorageFull as err:
+        except (StorageFull, StorageDenied) as err:
             if not told:
-                _log.warning("source %s waits for space: %s", source.name, err)
+                _log.warning("source %s waits for its storage: %s", source.name, err)
                 told = True
         if stop.wait(FULL_S):
             return False

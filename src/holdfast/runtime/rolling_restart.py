@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.membership import process_of
-from holdfast.errors import IdentityMismatch, InputError
+from holdfast.errors import HoldfastError, IdentityMismatch, InputError
 from holdfast.model.fragments import pairs_of
 from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart, Restarted
 
@@ -70,10 +70,21 @@ class Rolling:
         controller = self._run.controller
         if (why := controller.refused(host)) is not None:
             raise IdentityMismatch(why)
-        if any(controller.epoch(name) <= epoch for name, epoch in epochs.items()):
+        away = [name for name, epoch in epochs.items() if controller.epoch(name) <= epoch]
+        if away:
+            if process_of(host) not in away:
+                self._raise_refused(host, away)
             return False
         now = {name: position(self._run.asked(name)) for name in reached}
         return all(at is not None and at >= reached[name] for name, at in now.items())
+
+    def _raise_refused(self, host: str, away: Sequence[str]) -> None:
+        """Raise what keeps nodes of a host that is back from coming up, if only a person can
+        help."""
+        known = self._run.parts.nodes()
+        for name in away:
+            if name in known and known[name].final:
+                raise HoldfastError(f"host {host!r} is back, but node {name!r} {known[name].text}")
 
     def _asked(self, ask: Restart) -> Done:
         self.restart(ask.host)

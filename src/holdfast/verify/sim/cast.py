@@ -1,18 +1,21 @@
-"""Everybody in a simulated run: made from a network, found by name, started and replaced as a
-supervisor would."""
+"""Everybody in a simulated run: made from a network and a layout, found by name, started and
+replaced as a supervisor would."""
 
 from __future__ import annotations
 
 from holdfast.config import Options
 from holdfast.model.fragments import (
+    fragment_of,
     fragments,
+    is_pair,
     pairs_of,
     producers_of,
-    replicas_of,
 )
+from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.verify.history import History
 from holdfast.verify.sim.clients import ClientProcess
+from holdfast.verify.sim.host_process import HostedNode, HostProcess, Supervisor
 from holdfast.verify.sim.links import Server, Wire
 from holdfast.verify.sim.members import ControllerProcess
 from holdfast.verify.sim.nodes import NodeProcess
@@ -21,20 +24,31 @@ from holdfast.verify.sim.world import Process, World
 
 
 class Cast:
-    def __init__(self, network: Network, options: Options, world: World, history: History) -> None:
+    """Without a layout every node has a host of its own, of its name."""
+
+    def __init__(
+        self,
+        network: Network,
+        options: Options,
+        world: World,
+        history: History,
+        layout: Layout | None = None,
+    ) -> None:
         self.network, self.options, self.world, self.history = network, options, world, history
         self.wire = Wire(world)
-        parts = fragments(network)
+        self._parts = {part.name: part for part in fragments(network)}
+        layout = layout or layout_of(network, None)
         self.wire.controller = ControllerProcess(
-            world, self.wire, producers_of(network), pairs_of(network), options
+            world, self.wire, producers_of(network), pairs_of(network), options, layout
         )
         self.sources = [
             SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
         ]
-        self.nodes = [
-            NodeProcess(world, self.wire, network, part, name, options, history)
-            for part in parts
-            for name in replicas_of(network, part.name)
+        self._supervisor = Supervisor(world, self.wire, self._took)
+        self.hosts = {name: self._host(name) for name in layout}
+        placed = {name: host for host, names in layout.items() for name in names}
+        self.nodes: list[NodeProcess] = [
+            self.hosts[placed[name]].node(name) for name in sorted(placed, key=self._order)
         ]
         self.clients = [
             ClientProcess(world, self.wire, network, op.name, history) for op in network.outputs
@@ -43,6 +57,8 @@ class Cast:
             process.name: process
             for process in (self.wire.controller, *self.sources, *self.nodes, *self.clients)
         }
+        for name, host in self.hosts.items():
+            self.by_name.setdefault(name, host)
         #: Instances that were replaced, and may wake up.
         self.zombies: list[Process] = []
 
@@ -52,16 +68,20 @@ class Cast:
             process.start()
 
     def replace(self, node: NodeProcess) -> None:
-        """A successor on another machine, while the old instance stands still."""
-        node.pause()
-        node.replaced = True
-        self.zombies.append(node)
-        successor = NodeProcess(
-            self.world, self.wire, self.network, node.fragment, node.name, self.options,
-            self.history,
-        )  # fmt: skip
-        self.nodes[self.nodes.index(node)] = successor
-        self.by_name[node.name] = successor
+        """A successor of its host on another machine, while the old instance stands still."""
+        assert isinstance(node, HostedNode)
+        former = node.host
+        former.pause()
+        former.replaced = True
+        self.zombies += [former, *former.nodes.values()]
+        for zombie in former.nodes.values():
+            zombie.replaced = True
+        self.hosts[former.name] = successor = self._host(former.name)
+        if former.name not in former.nodes:
+            self.by_name[former.name] = successor
+        for name, zombie in former.nodes.items():
+            if self.by_name[name] is zombie:
+                self._took(successor.node(name))
         successor.start()
 
     def mend(self) -> None:
@@ -69,3 +89,27 @@ class Cast:
         for process in self.by_name.values():
             process.disk.crash_after = None
             process.start()
+
+    def _host(self, name: str) -> HostProcess:
+        return HostProcess(
+            self.world, self.wire, name, self._node, self._rebuildable, self._supervisor
+        )
+
+    def _node(self, host: HostProcess, name: str) -> HostedNode:
+        part = self._parts[fragment_of(name)]
+        return HostedNode(host, self.network, part, name, self.options, self.history)
+
+    def _rebuildable(self, name: str) -> bool:
+        return is_pair(self.network, fragment_of(name)) or self.options.recovery == "replay"
+
+    def _took(self, node: HostedNode) -> None:
+        """The node of that name is this one now."""
+        known = self.by_name[node.name]
+        if known is not node:
+            assert isinstance(known, HostedNode)
+            self.nodes[self.nodes.index(known)] = node
+            self.by_name[node.name] = node
+
+    def _order(self, name: str) -> tuple[int, int]:
+        """As the network has the fragments, and then by replica."""
+        return list(self._parts).index(fragment_of(name)), int(name.partition("@")[2] or 1)

@@ -14,12 +14,15 @@ from holdfast.model.fragments import fragment_of, fragments, replicas_of
 from holdfast.model.layout import EDGE, layout_of
 from holdfast.model.network import Network
 from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim.host_chance import CAUGHT_UP_MS, host_scenario_of
 from holdfast.verify.sim.networks import NETWORKS
 
 MS = 1_000
 HOUR_MS = 3_600_000.0
 #: A third of the lot; how many partitions is drawn apart.
 PAIRS = "pairs"
+#: So many of them share hosts.
+SHARED = 0.3
 LOT = [name for name in sorted(NETWORKS) if not name.startswith(PAIRS)]
 LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
 
@@ -27,6 +30,8 @@ LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
 def scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
     network = chance.choice(LOT)
+    if network == PAIRS and random.Random(f"shared/{seed}").random() < SHARED:
+        return host_scenario_of(seed)
     if network == PAIRS:
         network = f"pairs-{chance.randint(1, 8)}"
     seconds = chance.choice([6, 10, 15, 25])
@@ -190,10 +195,6 @@ def _beside(chance: random.Random, targets: _Targets, lasting: Fault) -> Fault:
     if do == "reset":
         for_us = 0
     return Fault(at_us - at_us % MS, do, on, for_us, value.get(do, 0.0))
-
-
-#: After so long a host that came back is as good as any other, and the next one may fail.
-CAUGHT_UP_MS = 9_000
 
 
 def _hosts_fail(chance: random.Random, targets: _Targets, hosts: list[list[str]]) -> list[Fault]:

@@ -55,7 +55,8 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         case "kill" | "wipe":
             process.die("killed")
             if fault.do == "wipe":
-                process.disk.wipe()
+                for disk in process.disks():
+                    disk.wipe()
             return lambda: cast.start(process)
         case "torn":
             process.disk.crash_after = int(fault.value)

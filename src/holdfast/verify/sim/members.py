@@ -7,12 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from holdfast.cluster.controller import Controller
+from holdfast.cluster.controller_service import Presiding
 from holdfast.config import Options
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
+from holdfast.model.layout import Layout
 from holdfast.model.network import Network
 from holdfast.storage import Log
+from holdfast.streams.calls import Register, Registration
 from holdfast.streams.serving import answered
 from holdfast.verify.history import Held, History
 from holdfast.verify.sim.links import HEARTBEAT_US, Server, Wire
@@ -65,10 +68,13 @@ class ControllerProcess(Server):
         producers: dict[str, tuple[str, ...]],
         partners: dict[str, str],
         options: Options,
+        layout: Layout,
     ) -> None:
         super().__init__(world, "controller", wire)
-        self._producers, self._partners, self._options = producers, partners, options
+        self._producers, self._partners = producers, partners
+        self._options, self._layout = options, layout
         self.controller: Controller | None = None
+        self._presiding: Presiding | None = None
 
     def boot(self) -> None:
         try:
@@ -77,22 +83,26 @@ class ControllerProcess(Server):
             self.after(FULL_US, self.boot)
             return
         self.controller = Controller(
-            log, self._partners, self.world.now, silence_us=DEAD_US,
+            log, self._partners, self.world.now, self._layout, silence_us=DEAD_US,
             rejoin_us=self._options.rejoin_us, stall_us=self._options.stall_us,
         )  # fmt: skip
+        self._presiding = Presiding(self.controller, self.service, (), lambda: self.world.now)
         self._judge()
 
     def _judge(self) -> None:
         assert self.controller is not None
         with suppress(StorageFull):
-            for name in self.controller.judge(self.world.now)[0]:
+            dead, moved = self.controller.judge(self.world.now)
+            for name in dead:
                 why = self.controller.why_dead(name)
                 self.world.say("controller", "declares dead", name, f"({why})")
+            for name, host in moved.items():
+                self.world.say("controller", "gives", name, "to", host)
         self.after(HEARTBEAT_US, self._judge)
 
     def forget(self) -> None:
         super().forget()
-        self.controller = None
+        self.controller = self._presiding = None
 
     def next_epoch(self, name: str, at_least: int) -> int:
         return answered(lambda: self._up().next_epoch(name, at_least))
@@ -107,6 +117,17 @@ class ControllerProcess(Server):
 
     def announce(self, name: str, address: str, epoch: int) -> bool:
         return self._up().announce(name, address, epoch)
+
+    def heartbeat(self, asked: Register) -> Registration:
+        """Of a host."""
+        self._up()
+        assert self._presiding is not None
+        presiding = self._presiding
+        return answered(lambda: presiding.register(asked))
+
+    def host_ended(self, host: str) -> None:
+        if self._presiding is not None:
+            self._presiding.ended(host)
 
     def _up(self) -> Controller:
         if self.controller is None:

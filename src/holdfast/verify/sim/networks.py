@@ -160,6 +160,9 @@ def pairs(lower: int, upper: int) -> Network:
     return physical(net)
 
 
+#: Networks of pairs that share hosts: how many, and standbys beside them.
+HOSTS = {f"pairs-hosts-{n}": (n, 1) for n in range(2, 5)}
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "single": single,
     "chain": chain,
@@ -170,4 +173,5 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "taps": taps,
     "pair": pair,
     **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
+    **{name: partial(pairs, n, max(1, n - 1)) for name, (n, _) in HOSTS.items()},
 }

@@ -11,6 +11,7 @@ from holdfast.core import monitor
 from holdfast.errors import HoldfastError, InputError, StateLost
 from holdfast.model import operators as ops
 from holdfast.model.fragments import fragments
+from holdfast.model.layout import layout_of
 from holdfast.model.network import Network
 from holdfast.verify.checkers import Verdict, check
 from holdfast.verify.history import (
@@ -31,8 +32,9 @@ from holdfast.verify.sim.chance import options_of, protect
 from holdfast.verify.sim.engine_twin import ideal
 from holdfast.verify.sim.fault_effects import spelled_out
 from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
-from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.networks import HOSTS, NETWORKS
 from holdfast.verify.sim.oracle import Oracle
+from holdfast.verify.sim.placement import Placement
 from holdfast.verify.sim.vigil import Vigil
 from holdfast.verify.sim.world import EPOCH_US, Process, World
 
@@ -86,11 +88,14 @@ class Simulation:
         self.network.check()
         self.world = World(f"{scenario.network}/{scenario.seed}")
         self.history = History()
-        self.cast = Cast(self.network, self.options, self.world, self.history)
+        shared = HOSTS.get(scenario.network)
+        layout = None if shared is None else layout_of(self.network, *shared)
+        self.cast = Cast(self.network, self.options, self.world, self.history, layout)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
         held = held_buckets(self.network, self.options)
         self._oracle, self._vigil = Oracle(self.cast), Vigil(self.cast, held)
+        self._placement = Placement(self.cast)
         #: Faults that are on and of which the trees do not speak.
         self._unclear = 0
 
@@ -121,8 +126,8 @@ class Simulation:
             if zombie.alive and self.cast.by_name[zombie.name].gave_up is False:
                 why = "it was replaced and runs on"
                 history.add(Stopped(world.now, zombie.name, "ours", why))
-        for noted in self._vigil.end(world.now):
-            history.add(noted)
+        world.run_until(world.now + RECOVERY_US, self._placement.all_run)
+        history.events += [*self._vigil.end(world.now), *self._placement.end(world.now)]
         history.add(Finished(world.now, settled))
         self._ideal()
         nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
@@ -190,8 +195,8 @@ class Simulation:
             self.history.add(expected)
         for found in self._oracle.deserted(self.world.now):
             self.history.add(found)
-        for noted in self._vigil.look(self.world.now):
-            self.history.add(noted)
+        now = self.world.now
+        self.history.events += [*self._vigil.look(now), *self._placement.look(now)]
         self.world.at(self.world.now + LOOK_US, self._expect)
 
     # -- the ideal ------------------------------------------------------------------------------

@@ -96,6 +96,10 @@ class Process:
         #: It stopped by itself and is not started again.
         self.gave_up = False
 
+    def disks(self) -> list[MemoryDisk]:
+        """Those it loses when its storage is deleted."""
+        return [self.disk]
+
     def clock(self) -> int:
         """The wall clock, which faults set ahead and back."""
         return self.world.now + self.offset_us

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from holdfast.core.following import Following
 
 import holdfast.core.consistency
 from holdfast.core import progress
 from holdfast.core.consistency import Consistency
-from holdfast.core.following import Following
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
 from holdfast.node.executor import Performer

@@ -1,0 +1,57 @@
+"""Scenarios of hosts, drawn from a seed: one host after the other is lost, and with it the standby
+that takes its nodes over, or the controller that says so. What pairs promise to survive: never both
+copies of something, and time to be rebuilt between two hosts."""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.model.layout import EDGE, Layout, layout_of
+from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim.networks import HOSTS, NETWORKS
+
+MS = 1_000
+#: After so long a host that came back is as good as any other, and the next one may fail.
+CAUGHT_UP_MS = 9_000
+
+
+def host_scenario_of(seed: int) -> Scenario:
+    chance = random.Random(f"hosts/{seed}")
+    name = chance.choice(sorted(HOSTS))
+    network = NETWORKS[name]()
+    layout = layout_of(network, *HOSTS[name])
+    others = [EDGE, *(op.name for op in network.sources)]
+    others += [f"client-{op.name}" for op in network.outputs]
+    found: list[Fault] = []
+    at_ms = chance.randrange(1_500, 6_000)
+    for _ in range(chance.choice([1, 2, 2, 3])):
+        for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
+        found += _lost(chance, layout, others, at_ms, for_ms)
+        at_ms += for_ms + CAUGHT_UP_MS + chance.randrange(2_000)
+    faults = tuple(sorted(found, key=lambda fault: fault.at_us))
+    return Scenario(f"seed-{seed}", name, at_ms / 1_000, faults, seed)
+
+
+def _lost(
+    chance: random.Random, layout: Layout, others: list[str], at_ms: int, for_ms: int
+) -> list[Fault]:
+    hosts = [host for host in layout if host != EDGE]
+    host = chance.choice(hosts)
+    how = chance.choice(["kill", "kill", "wipe", "wipe", "pause", "cut"])
+    on = host
+    if how == "cut":
+        apart = [host, *layout[host]]
+        rest = [name for other, names in layout.items() if other != host for name in names]
+        on = f"{','.join(apart)}<->{','.join([*rest, *others, 'controller'])}"
+    found = [Fault(at_ms * MS, how, on, for_ms * MS)]
+    if chance.random() < 0.4:
+        # Whoever stands by, or is about to: it dies while it takes over, or idle.
+        standby = chance.choice([one for one in hosts if one != host and not layout[one]] or [host])
+        when_ms = at_ms + chance.randrange(-500, 3_000)
+        found.append(Fault(when_ms * MS, "kill", standby, chance.choice([50, 400, 2_000]) * MS))
+    if chance.random() < 0.4:
+        when_ms = at_ms + chance.randrange(-500, 1_500)
+        how = chance.choice(["kill", "kill", "pause"])
+        for_us = chance.choice([50, 900, 3_000]) * MS
+        found.append(Fault(when_ms * MS, how, "controller", for_us))
+    return found

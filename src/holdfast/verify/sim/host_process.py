@@ -1,0 +1,272 @@
+"""Simulated hosts: `core.hosts` and `core.quarantine` in virtual time, as `cluster.host_main` and
+`cluster.supervisor` carry them with threads.
+
+A host is a process with the nodes it was told to run; it dies with all of them, and their disks
+stay with it. The name of a host with one node of its own is that of the node: whatever happens to
+the one happens to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from holdfast.core import quarantine as q
+from holdfast.core.hosts import (
+    HEARTBEAT_US,
+    Action,
+    Answered,
+    End,
+    Event,
+    Host,
+    NodeFailed,
+    NodeProgressed,
+    NodeStopped,
+    Replaced,
+    Report,
+    StartNode,
+    StopNode,
+    Unanswered,
+)
+from holdfast.core.membership import process_of
+from holdfast.errors import HoldfastError
+from holdfast.streams.calls import Instance, Register, Registration
+from holdfast.verify.sim.links import Server, Wire
+from holdfast.verify.sim.members import REGISTER_US
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.world import World
+
+#: So long at most until nothing of a node runs any more that was stopped.
+STOPPING_US = 200_000
+#: Errors that no fault explains, so that they are told as stops.
+BUGS = ("crash", "refused")
+
+
+class HostedNode(NodeProcess):
+    """Started and stopped by its host, which tells the controller of it."""
+
+    def __init__(self, host: HostProcess, *how: Any) -> None:
+        self.host = host
+        super().__init__(host.world, host.wire, *how)
+
+    @property
+    def position(self) -> int | None:
+        found = [path.position for path in self.performer.core.paths.values()]
+        begun = [position for position in found if position is not None]
+        return min(begun) if len(begun) == len(found) else None
+
+    # -- for the host -----------------------------------------------------------------------------
+
+    def begin(self, *, rebuild: bool) -> None:
+        if rebuild:
+            self.world.say(self.name, "is rebuilt")
+            crash_after = self.disk.crash_after
+            self.disk.wipe()
+            self.disk.crash_after = crash_after
+        super().start()
+
+    def end(self, why: str, *, power: bool = False) -> None:
+        """It may be on its way back already, and that counts from its beginning."""
+        since = self.lost_at
+        super().die(why, power=power)
+        self.lost_at = since if why == "stopped" else None
+
+    # -- what happens to it happens to its host ---------------------------------------------------
+
+    def start(self) -> None:
+        self.host.start()
+
+    def die(self, why: str, *, power: bool = False) -> None:
+        self.host.die(why, power=power)
+
+    def pause(self) -> None:
+        self.host.pause()
+
+    def resume(self) -> None:
+        self.host.resume()
+
+    def give_up(self, err: BaseException) -> None:
+        self.world.say(self.name, "fails:", f"{type(err).__name__}: {err}")
+        if q.kind_of(err) in BUGS:
+            self.world.on_stop(self, err)
+        self.host.failed(self, err)
+
+    def _register(self) -> None:
+        self.host.wake()
+
+
+class HostProcess(Server):
+    def __init__(
+        self,
+        world: World,
+        wire: Wire,
+        name: str,
+        make: Callable[[HostProcess, str], HostedNode],
+        rebuildable: Callable[[str], bool],
+        supervisor: Supervisor,
+    ) -> None:
+        super().__init__(world, name, wire)
+        self._make, self._rebuildable, self._supervisor = make, rebuildable, supervisor
+        #: Those it runs or ran: their disks stay here.
+        self.nodes: dict[str, HostedNode] = {}
+        #: A successor runs in its place.
+        self.replaced = False
+        self._core = Host(0, rebuildable)
+        self._epoch = 0
+        #: Numbers heartbeats: one that was put forward is not sent twice. None: it is under way.
+        self._next: int | None = 0
+
+    def node(self, name: str) -> HostedNode:
+        if name not in self.nodes:
+            self.nodes[name] = self._make(self, name)
+        return self.nodes[name]
+
+    def disks(self) -> list[MemoryDisk]:
+        return [node.disk for node in self.nodes.values()]
+
+    def boot(self) -> None:
+        self._core = Host(self.world.now, self._rebuildable)
+        self._ask_epoch()
+
+    def die(self, why: str, *, power: bool = False) -> None:
+        if not self.alive:
+            return
+        super().die(why, power=power)
+        for node in self.nodes.values():
+            node.end(why, power=power)
+        self._supervisor.noticed(self)
+
+    def pause(self) -> None:
+        super().pause()
+        for node in self.nodes.values():
+            super(NodeProcess, node).pause()
+
+    def resume(self) -> None:
+        super().resume()
+        for node in self.nodes.values():
+            super(NodeProcess, node).resume()
+
+    def wake(self) -> None:
+        """There is something to tell: the next heartbeat is sent now, unless one is under way."""
+        if self._next is not None:
+            self._schedule(0)
+
+    def failed(self, node: HostedNode, err: BaseException) -> None:
+        told = NodeFailed(self.world.now, node.name, q.kind_of(err), q.reason_of(err))
+        life = node.life
+
+        def tell() -> None:
+            if node.life == life:
+                self._handle(told)
+
+        self.after(0, tell)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _ask_epoch(self) -> None:
+        self._next = None
+
+        def granted(epoch: int) -> None:
+            self._epoch = epoch
+            self._beat()
+
+        self.wire.ask_controller(
+            self, lambda c: c.next_epoch(process_of(self.name), 0), granted,
+            lambda err: self.after(REGISTER_US, self._ask_epoch),
+        )  # fmt: skip
+
+    def _schedule(self, after_us: int) -> None:
+        self._next = number = (self._next or 0) + 1
+
+        def due() -> None:
+            if self._next == number:
+                self._next = None
+                self._beat()
+
+        self.after(after_us, due)
+
+    def _beat(self) -> None:
+        up = [node for node in self.nodes.values() if node.alive and node.is_up]
+        told = [Instance(n.name, n.address, n.log.epoch, n.position, n.positions()) for n in up]
+        asked = Register(self.name, self._epoch, tuple(told))
+        for node in up:
+            if node.position is not None:
+                self._handle(NodeProgressed(self.world.now, node.name, node.position))
+
+        def answered(answer: Registration) -> None:
+            if not answer.current:
+                self._handle(Replaced(self.world.now))
+                return
+            self._handle(Answered(self.world.now, answer.assigned, answer.refused))
+            for node in up:
+                if node.alive and node.is_up:
+                    node.enter(partial(node.heard, dict(answer.standings)))
+            self._schedule(HEARTBEAT_US)
+
+        def unanswered(err: HoldfastError) -> None:
+            self._handle(Unanswered(self.world.now))
+            self._schedule(HEARTBEAT_US)
+
+        self.wire.ask_controller(self, lambda c: c.heartbeat(asked), answered, unanswered)
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self._core.handle(event))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartNode():
+                    node = self.node(action.node)
+                    self._supervisor.took(node)
+                    node.begin(rebuild=action.rebuild)
+                case StopNode():
+                    self.nodes[action.node].end("stopped")
+                    took_us = int(STOPPING_US * self.wire.chance.random())
+                    stopped = NodeStopped(self.world.now + took_us, action.node)
+                    self.after(took_us, partial(self._handle, stopped))
+                case Report():
+                    met = action.condition
+                    state = "is healthy" if met is None else (
+                        f"is {'quarantined' if met.quarantined else 'tried again'}: {met.reason}"
+                    )  # fmt: skip
+                    self.world.say(action.node, state)
+                case End():
+                    self.world.say(self.name, "ends:", action.why)
+                    self.die("it ended")
+                    self._supervisor.ended(self, action)
+                    return
+
+
+class Supervisor:
+    """Starts hosts again that ended by themselves. It lives in the process of the controller, so it
+    does nothing while that is away."""
+
+    def __init__(self, world: World, wire: Wire, took: Callable[[HostedNode], None]) -> None:
+        self._world, self._wire = world, wire
+        #: Told of every node that is started: the one of its name that counts now.
+        self.took = took
+        self._parts: dict[HostProcess, q.Quarantine] = {}
+        self._chance = world.rng("supervisor")
+
+    def noticed(self, host: HostProcess) -> None:
+        """A process that ended is often seen to have; a machine that is gone is only silent."""
+        controller = self._wire.controller
+        if not host.replaced and controller.alive and self._chance.random() < 0.5:
+            controller.host_ended(host.name)
+
+    def ended(self, host: HostProcess, end: End) -> None:
+        part = self._parts.setdefault(host, q.Quarantine(due=None, runs_since=self._world.now))
+        part.handle(q.Failed(self._world.now, q.kind_of_exit(end.code), end.why))
+        self._start(host, part)
+
+    def _start(self, host: HostProcess, part: q.Quarantine) -> None:
+        if part.due is None or host.replaced:
+            return
+        if self._world.now >= part.due and self._wire.controller.alive:
+            part.handle(q.Tick(self._world.now))
+            host.start()
+        else:
+            at = max(part.due, self._world.now + REGISTER_US)
+            self._world.at(at, partial(self._start, host, part))

@@ -1,0 +1,64 @@
+"""Watching hosts from outside: every node runs in the end, where the controller says and nowhere
+else; and a standby takes over what a lost host ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.core.membership import dead_of
+from holdfast.verify.history import Restored, Stopped
+from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim.host_process import HostedNode, HostProcess
+
+#: A dead node is with a standby by then, where there is one that can be told so.
+TAKEN_US = 3_000_000
+
+
+class Placement:
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        #: Since when a node is dead, without its host, beside a standby that could take it over.
+        self._waits: dict[str, int] = {}
+
+    def look(self, now: int) -> Iterator[Restored]:
+        waiting = self._waiting()
+        self._waits = {name: self._waits.get(name, now) for name in waiting}
+        for name, since in self._waits.items():
+            if now - since > TAKEN_US:
+                yield Restored(now, name, since - 10 * TAKEN_US, calm=True)
+
+    def all_run(self) -> bool:
+        return all(node.is_up for node in self._cast.nodes)
+
+    def end(self, now: int) -> Iterator[Stopped]:
+        for node in self._cast.nodes:
+            if not node.is_up:
+                yield Stopped(now, node.name, "ours", "it does not run in the end")
+        controller = self._cast.wire.controller.controller
+        for host in self._cast.hosts.values() if controller is not None else ():
+            assigned = controller.assigned(host.name)
+            for name, node in host.nodes.items():
+                if node.alive and name not in assigned:
+                    why = f"it runs on {host.name}, though it was given to another host"
+                    yield Stopped(now, name, "ours", why)
+
+    def _waiting(self) -> list[str]:
+        process = self._cast.wire.controller
+        controller = process.controller
+        if controller is None or process.paused:
+            return []
+        free = [
+            host for host in self._cast.hosts.values()
+            if self._speaks(host) and not controller.assigned(host.name)
+        ]  # fmt: skip
+        nodes = [self._cast.by_name[name] for name in dead_of(controller.standings())]
+        gone = [node.host for node in nodes if isinstance(node, HostedNode) and not node.host.alive]
+        return [
+            name for host in dict.fromkeys(gone) for name in controller.assigned(host.name)
+            if free and self._cast.by_name[name] in nodes
+        ]  # fmt: skip
+
+    def _speaks(self, host: HostProcess) -> bool:
+        link, name = self._cast.wire.link, host.name
+        cut = link(name, "controller").cut or link("controller", name).cut
+        return host.alive and not host.paused and not cut

@@ -1,0 +1,77 @@
+"""Hosts that share nodes, and standbys, under the machines that run in production (Flux sections
+2.2 and 5.4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.config import Options
+from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim.host_chance import host_scenario_of
+from holdfast.verify.sim.simulation import Outcome, Simulation, simulate
+
+S = 1_000_000
+SEEDS = 24
+
+
+def said(outcome: Outcome, who: str, what: str) -> list[str]:
+    """What somebody said, in order, with the times."""
+    return [
+        f"{at / S:.3f} {' '.join(map(str, more))}"
+        for at, name, about, more in outcome.world.trace
+        if name == who and about == what
+    ]
+
+
+def run(*faults: Fault, seconds: float = 25, on: str = "pairs-hosts-2") -> Outcome:
+    options = Options(checkpoint_buckets=7)
+    outcome = simulate(Scenario("story", on, seconds, faults, seed=1), options)
+    assert not outcome.failed, outcome.failed
+    return outcome
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
+    outcome = simulate(host_scenario_of(seed))
+    assert not outcome.failed, (outcome.failed, outcome.scenario.toml())
+
+
+def test_a_standby_takes_over_the_nodes_of_a_lost_host() -> None:
+    outcome = run(Fault(4 * S, "wipe", "host-1", 3 * S))
+    taken = said(outcome, "controller", "gives")
+    assert {line.split(" to ")[1] for line in taken} == {"host-3"}
+    assert {line.split()[1] for line in taken} == {"lower.0", "lower.1@2", "upper.0"}
+
+
+def test_a_host_that_only_stood_still_finds_its_nodes_elsewhere_and_stands_by() -> None:
+    outcome = run(
+        Fault(4 * S, "pause", "host-1", 5 * S), Fault(18 * S, "kill", "host-3", 4 * S), seconds=35
+    )
+    taken = said(outcome, "controller", "gives")
+    assert [line.split(" to ")[1] for line in taken] == ["host-3"] * 3 + ["host-1"] * 3
+
+
+def test_an_orphan_ends_itself_and_is_started_again_when_the_controller_is_back() -> None:
+    outcome = run(Fault(4 * S, "kill", "controller", 14 * S), seconds=30)
+    for host in ("host-1", "host-2", "host-3", "edge"):
+        (ended,) = said(outcome, host, "ends:")
+        assert "the controller is gone" in ended and 13 <= float(ended.split()[0]) <= 16
+        assert len(said(outcome, host, "starts")) == 2
+
+
+def test_a_damaged_log_is_rebuilt_and_the_other_replica_goes_on() -> None:
+    scenario = Scenario("story", "pair", 20, (Fault(5 * S, "kill", "main@2", S),), seed=1)
+    story = Simulation(scenario, Options(checkpoint_buckets=7))
+    disk = story.cast.by_name["main@2"].disk
+
+    def rot() -> None:
+        manifest = disk._file("/main@2/manifest").data
+        manifest[len(manifest) // 2] ^= 0xFF
+
+    story.world.at(int(5.5 * S), rot)
+    outcome = story.run()
+    assert not outcome.failed, outcome.failed
+    (condition,) = [what for _, who, what, _ in outcome.world.trace
+                    if who == "main@2" and what.startswith("is tried again")]  # fmt: skip
+    assert "damaged at byte" in condition
+    assert said(outcome, "main@2", "is rebuilt") and said(outcome, "main@2", "is healthy")

@@ -13,6 +13,7 @@
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
     ├── InputsLost                files of a peer's log that a node was reading are gone
     ├── StateLost                 both copies of a pair have lost what they knew
+    ├── Refuted                   a replica has made other results than the rest, and is wrong
     ├── StaleEpoch                an instance that was replaced spoke up
     ├── TransportError            a peer is away, or refused
     │   ├── SegmentLost           a peer no longer has rows that its log holds
@@ -85,6 +86,10 @@ class InputsLost(HoldfastError):
 
 class StateLost(HoldfastError):
     """No copy of a pair can be rebuilt: nothing but their storage, or a new beginning, helps."""
+
+
+class Refuted(HoldfastError):
+    """What this replica has logged is wrong: its storage must not be used. It is rebuilt."""
 
 
 class StaleEpoch(HoldfastError):

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.config import Options
 from holdfast.core.transfer import LEASE_US, RENEW_US
-from holdfast.node.effects import StateReleased, StateRenewed
+from holdfast.node.effects import StateAsked, StateReleased, StateRenewed
 from holdfast.streams.calls import Moving
 from holdfast.verify.scenario import Scenario
 from holdfast.verify.sim.nodes import NodeProcess
@@ -36,7 +36,11 @@ class Running:
         assert isinstance(found, NodeProcess)
         return found
 
-    def listed(self, lent: Any) -> list[str]:
+    def lend(self) -> list[str]:
+        """What is listed for the newcomer."""
+        answers: list[Any] = []
+        self.node.performer.take(StateAsked(NEWCOMER, answers.append))
+        (lent,) = answers
         assert isinstance(lent, tuple) and all(isinstance(moving, Moving) for moving in lent)
         segments = [s.path for moving in lent for r in moving.results for s in r.segments]
         return [f"state/{name}" for moving in lent for name in moving.files] + segments
@@ -48,7 +52,7 @@ class Running:
 def test_what_was_listed_stays_while_consumers_acknowledge_it() -> None:
     running = Running()
     node = running.node
-    names = running.listed(node.performer.lend(NEWCOMER))
+    names = running.lend()
     assert len(names) > 2 and all(running.there(names))
     for _ in range(12):
         running.until(running.sim.world.now / S + RENEW_US / S)
@@ -63,7 +67,7 @@ def test_what_was_listed_stays_while_consumers_acknowledge_it() -> None:
 
 def test_a_newcomer_that_died_does_not_pin_anything_for_ever() -> None:
     running = Running()
-    names = running.listed(running.node.performer.lend(NEWCOMER))
+    names = running.lend()
     running.until(8 + LEASE_US / S - 1)
     assert all(running.there(names))
     running.until(8 + LEASE_US / S + 5)
@@ -87,4 +91,4 @@ def test_a_survivor_that_has_not_opened_its_inputs_yet_has_state() -> None:
     node.rebuild = None
     node.log.raise_epoch(node.log.epoch + 1)
     node.up()  # without its producer
-    assert running.listed(node.performer.lend(NEWCOMER))
+    assert running.lend()

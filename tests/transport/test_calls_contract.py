@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from holdfast.core.divergence import Window
 from holdfast.core.membership import Standing
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import HoldfastError, InputError, StorageFull, TransportError
@@ -69,6 +70,7 @@ REPLIES: list[Any] = [
         (Moving("out", 3, {"needs_from": 2}, ("out/a.1-2.parquet",), (RESULTS,)),),
         (calls.StateFile("out/a.1-2.parquet", 7, "0f"),),
     ),
+    calls.Digests({"out": Window(3, 9, ((4, "0f"), (9, "1e")))}, {"out": (4, "confirmed")}),
     calls.NodeStatus({"paths": {"out": {"position": 3}}, "kind": "any", "v": None}),
     calls.Epoch(7),
     calls.Assignment(("main", "main@2")),

@@ -21,6 +21,7 @@ from holdfast.errors import (
     InputsLost,
     LogCorrupted,
     LogError,
+    Refuted,
     SetupError,
     StaleEpoch,
     StorageLost,
@@ -108,7 +109,7 @@ def kind_of(err: BaseException) -> Kind:
             return "transport"
         case InputsLost() | Trimmed():
             return "inputs"
-        case LogCorrupted() | StorageLost():
+        case LogCorrupted() | StorageLost() | Refuted():
             return "damaged"
         case LogError() | OSError():
             return "storage"

@@ -3,23 +3,36 @@ asked of an engine and of a carrier. Threads carry in production, virtual time i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.core import moves as core
+from holdfast.core.divergence import Window
 from holdfast.core.promises import Answer
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
-from holdfast.streams.calls import Moving
+from holdfast.streams.calls import Digests, Moving
 
 #: What a newcomer is told: all paths as they are now, or why there is nothing to give.
 StateAnswer = tuple[Moving, ...] | BeganEmpty | NotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Compute a bucket of a stream again that another replica made otherwise, and log nothing."""
+
+    path: str
+    lo: int
+    hi: int
+    stream: str
+
+
 #: What takes a step.
-Work = core.Run | core.RunTentative
+Work = core.Run | core.RunTentative | Recomputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,23 @@ class LeaseDue:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestsTold:
+    """A peer said what it made."""
+
+    peer: str
+    digests: Digests
+
+
+@dataclass(frozen=True, slots=True)
+class InputDigestsTold:
+    """All producers of some inputs said what they made: windows by input and producer, for an
+    output that other replicas made otherwise."""
+
+    stream: str
+    made: Mapping[str, Mapping[str, Window]]
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time has come that was asked for."""
 
@@ -108,7 +138,7 @@ class Again:
 
 Event = (
     Arrived | Finished | Refused | Again | Asked | StateAsked | StateRenewed | StateReleased
-    | LeaseDue | Woken | core.Event
+    | LeaseDue | DigestsTold | InputDigestsTold | Woken | core.Event
 )  # fmt: skip
 
 
@@ -159,6 +189,9 @@ class Carrier(Protocol):
     def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
         """Ask each of the other replicas (`Asked`), and give `core.Answered` for each, `away` for
         one that does not answer; unless it is done, then they are only told."""
+
+    def compare_inputs(self, path: str, stream: str) -> None:
+        """Ask all producers of the path's inputs what they made, then give `InputDigestsTold`."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         """Tell the producer; `Refused` if it says that we were replaced."""

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from holdfast.config import Options
 from holdfast.core import moves as core
@@ -17,21 +17,23 @@ from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.promises import Answer
 from holdfast.core.sunion import Partial
-from holdfast.core.transfer import BeganEmpty, Lending, NotReady
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Fragment, Path, is_pair
 from holdfast.model.trees import tree_of
+from holdfast.node.comparison import Comparison, digest_of
 from holdfast.node.effects import (
     Again,
     Arrived,
     Asked,
     Carrier,
+    DigestsTold,
     Event,
     Finished,
+    InputDigestsTold,
     LeaseDue,
+    Recomputation,
     Refused,
-    StateAnswer,
     StateAsked,
     StateReleased,
     StateRenewed,
@@ -40,7 +42,7 @@ from holdfast.node.effects import (
     Work,
 )
 from holdfast.node.input_index import Best, InputIndex
-from holdfast.node.state_transfer import describe
+from holdfast.node.lending import Lender
 from holdfast.storage import Ended, Log
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
@@ -82,9 +84,10 @@ class Performer:
         self._tentative: dict[str, Version] = {}
         #: What tentative runs under way began from: a line may be over while one still runs.
         self._read: dict[tuple[str, int], Version] = {}
-        #: What others are being rebuilt from, by who fetches it.
-        self._lent: dict[str, list[Version]] = {}
-        self._lending = Lending()
+        self.lender = Lender(name, fragment, log, service, carrier.post)
+        self.comparison = Comparison(name, fragment, log, carrier)
+        #: Digests of buckets that were computed again.
+        self._recomputed: dict[Recomputation, str] = {}
         #: Paths whose stable version was not kept: it is rebuilt when needed.
         self._forgotten: set[str] = set()
         self.soutput = SOutput(log, engine.digest)
@@ -179,39 +182,6 @@ class Performer:
 
     # -- called by whoever carries --------------------------------------------------------------
 
-    def lend(self, newcomer: str) -> StateAnswer:
-        """All paths as they are now, to rebuild another copy. What is listed stays until the
-        newcomer has it, or has not been heard of for the time of a lease."""
-        opened = set(self.log.streams())
-        begun = self.versions.keys() == self.paths.keys() and opened >= set(self.fragment.outputs)
-        if not begun:
-            if not self.versions and not opened:
-                return BeganEmpty()
-            return NotReady(f"{self.name} has not opened all its inputs yet")
-        if self._forgotten:
-            return NotReady(f"{self.name} is correcting, and keeps no state meanwhile")
-        self._lent[newcomer] = list(self.versions.values())
-        lent = [describe(self.log, v, self.paths[v.path].outputs) for v in self._lent[newcomer]]
-        results = [r for moving in lent for r in moving.results]
-        files = [os.path.join("state", name) for moving in lent for name in moving.files]
-        files += [s.path for r in results for s in r.segments]
-        self._service.pins[newcomer] = {r.stream: r.trimmed_upto + 1 for r in results}
-        self._service.offered |= {name: os.path.join(str(self.log.root), name) for name in files}
-        self._check_leases_at(self._lending.lend(self._clock(), newcomer))
-        return tuple(lent)
-
-    def _return(self, newcomers: Iterable[str]) -> None:
-        """Nobody fetches it any more."""
-        for newcomer in newcomers:
-            self._lent.pop(newcomer, None)
-            self._service.pins.pop(newcomer, None)
-        if not self._lent:
-            self._service.offered = {}
-
-    def _check_leases_at(self, at: int | None) -> None:
-        if at is not None:
-            self._carrier.post(LeaseDue(), max(0.0, (at - self._clock()) / 1e6))
-
     def receive(self, delivery: Delivery) -> None:
         """Take what is new in a delivery; it counts once its rows are in the index."""
         opened = None
@@ -222,6 +192,7 @@ class Performer:
         if opened is None and not news and delivery.tentative_upto is None:
             return  # a heartbeat
         rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
+        self.comparison.note_input(delivery)
         self._opened.add(delivery.stream)
         # Another replica may have told more than this one.
         upto = delivery.upto if known is None else max(known, delivery.upto)
@@ -234,6 +205,10 @@ class Performer:
     def step(self, work: Work, version: Version) -> Version:
         """Compute buckets and log the results: data first, then one append."""
         path = self.paths[work.path]
+        if isinstance(work, Recomputation):
+            made, after = digest_of(work, self.engine, path, version, self.inputs)
+            self._recomputed[work] = made
+            return after
         if isinstance(work, core.RunTentative):
             result = self.engine.run(
                 path, version, work.lo, work.hi, Best(self.inputs), tentative=True
@@ -255,6 +230,7 @@ class Performer:
         for output in path.outputs:
             self._service.spent_us[output] = work.spent_us
         self.soutput.stable(work, path, result.outputs)
+        self.comparison.note(path.outputs)
         return result.version
 
     def _on_ack(self, stream: str, needed: int, received: int) -> None:
@@ -296,6 +272,8 @@ class Performer:
             case Finished():
                 if isinstance(event.run, core.RunTentative):
                     return self._finished_tentative(event.run, event, at)
+                if isinstance(event.run, Recomputation):
+                    return self._finished_recomputation(event.run, event, at)
                 return self._finished(event.run, event, at)
             case Asked():
                 self._replies[ticket := next(self._tickets)] = event.reply
@@ -303,20 +281,14 @@ class Performer:
                     core.Asked(at, ticket, event.path, event.peer, event.correction,
                                event.position, event.started, event.done)
                 )  # fmt: skip
-            case StateAsked():
-                event.reply(self.lend(event.newcomer))
+            case StateAsked() | StateRenewed() | StateReleased() | LeaseDue():
+                self.lender.handle(event, at, self.versions, self._forgotten)
                 return []
-            case StateRenewed():
-                self._lending.renew(at, event.newcomer)
+            case DigestsTold():
+                self.comparison.told(event, at, self._to_recompute_from())
                 return []
-            case StateReleased():
-                self._lending.end(event.newcomer)
-                self._return([event.newcomer])
-                return []
-            case LeaseDue():
-                gone, due = self._lending.expired(at)
-                self._return(gone)
-                self._check_leases_at(due)
+            case InputDigestsTold():
+                self.comparison.inputs_told(event, at, self._to_recompute_from())
                 return []
             case Woken():
                 return self.core.handle(core.Tick(at))
@@ -382,12 +354,31 @@ class Performer:
             _log.warning("node %s: %s", self.name, trouble)
         self.trouble = trouble
 
+    def _finished_recomputation(
+        self, run: Recomputation, event: Finished, at: int
+    ) -> list[core.Action]:
+        made = self._recomputed.pop(run, None)
+        self.comparison.finished(run, made, event.error, at, self._to_recompute_from())
+        if not any(name == run.path for name, _ in self._read):  # what it wrote goes
+            self._release(self.paths[run.path], tentative=True)
+        return []
+
+    def _to_recompute_from(self) -> dict[str, Version]:
+        """Checkpoints of the paths that make no guesses at the moment."""
+        guesses = self._tentative if self._compares else self._durable
+        return {name: v for name, v in self._durable.items() if name not in guesses}
+
+    @property
+    def _compares(self) -> bool:
+        """There are other replicas, and always new checkpoints to compute from what they doubt."""
+        return bool(self._partners and self.core.checkpoint_buckets)
+
     def _release(self, path: Path, *, tentative: bool = False) -> None:
         """Versions nothing can go back to give their files back."""
         kept = [self.versions[path.name]] if path.name not in self._forgotten else []
         kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
         kept += [version for (name, _), version in self._read.items() if name == path.name]
-        kept += [v for lent in self._lent.values() for v in lent if v.path == path.name]
+        kept += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
         self.engine.release(path, kept, tentative=tentative)
 
     def _wait_for_space(self, err: StorageFull) -> None:
@@ -483,9 +474,13 @@ class Performer:
         )
 
     def _unreferenced(self, stream: str) -> int:
-        """Up to here no running version reads the stream any more; older ones follow it anew."""
-        paths = [path for path in self.fragment.paths if stream in path.inputs]
-        return min(self._needs_from(self.versions[path.name]) for path in paths) - 1
+        """Up to here nobody reads the stream any more: no running version; nor, where there are
+        other replicas to compare with, what a bucket is computed again from."""
+        names = [path.name for path in self.fragment.paths if stream in path.inputs]
+        read = [self.versions[name] for name in names]
+        read += [self._durable[n] for n in names if n in self._durable and self._compares]
+        read += [version for name in names for version in self.comparison.versions(name)]
+        return min(map(self._needs_from, read)) - 1
 
     def _needs_from(self, version: Version) -> int:
         return self._plans[version.path].needs_from(version.bucket, version.needs_from)

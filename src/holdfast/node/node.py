@@ -18,6 +18,7 @@ from typing import Any
 from holdfast.clock import monotonic_us
 from holdfast.config import Options
 from holdfast.core import moves as core
+from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
@@ -38,8 +39,10 @@ from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import (
     Asked,
+    DigestsTold,
     Event,
     Finished,
+    InputDigestsTold,
     Refused,
     StateAnswer,
     StateAsked,
@@ -53,6 +56,7 @@ from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (
     Done,
+    GetDigests,
     GetState,
     OfferedState,
     Postpone,
@@ -60,6 +64,7 @@ from holdfast.streams.calls import (
     ReleaseState,
     RenewState,
 )
+from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
 from holdfast.streams.subscribing import Makers, Subscriber
 
@@ -114,6 +119,7 @@ class Node:
         """Of other replicas. Only where the service is the node's own: nodes that share one have no
         other replicas."""
         self._service.handle(Postpone, self._postpone)
+        self._service.handle(GetDigests, lambda _: self.performer.comparison.digests())
         self._service.handle(GetState, lambda ask: self._offer_state(ask.newcomer))
         self._service.handle(RenewState, lambda ask: self._tell(StateRenewed(ask.newcomer)))
         self._service.handle(ReleaseState, lambda ask: self._tell(StateReleased(ask.newcomer)))
@@ -122,6 +128,8 @@ class Node:
         self._thread(self._loop, "node")
         self.post(core.Began(monotonic_us()))
         self._thread(self._give_up, "membership")
+        for partner in self._partners:
+            self._thread(partial(self._compare, partner), f"compare-{partner}")
         for stream in self.fragment.inputs:
             self._thread(partial(self._subscribe, stream), f"subscribe-{stream}")
 
@@ -150,6 +158,7 @@ class Node:
             "epoch": self.log.epoch,
             "failure": str(self.failure) if self.failure else None,
             "trouble": does.trouble,
+            "differs": does.comparison.differences,
             "steps": does.steps,
             "tentative_steps": does.tentative_steps,
             "switches": len(self.switches),
@@ -180,6 +189,9 @@ class Node:
     def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
         for peer in peers:
             self._asking.submit(self._ask, action, peer)
+
+    def compare_inputs(self, path: str, stream: str) -> None:
+        self._thread(partial(self._compare_inputs, path, stream), f"inputs-{path}")
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         self._subscribers[stream].advanced(Position(received, needed, epoch))
@@ -300,6 +312,27 @@ class Node:
                 standings = newer
             with suppress(LogError, TransportError):
                 self._service.lost(standings, monotonic_us())
+
+    def _compare(self, partner: str) -> None:
+        """Ask again and again what another replica made; the loop compares."""
+        peer: Peer | None = None
+        while not self._stop.wait(COMPARE_US / 1e6):
+            try:
+                peer = peer or self._partners[partner]()
+                self.post(DigestsTold(partner, peer.call(GetDigests())))
+            except HoldfastError:
+                peer = None  # it is away, or somewhere else
+
+    def _compare_inputs(self, path: str, stream: str) -> None:
+        inputs = next(known.inputs for known in self.fragment.paths if known.name == path)
+        found: dict[str, dict[str, Window]] = {}
+        for name in inputs:
+            with suppress(HoldfastError, KeyError):
+                found[name] = {
+                    producer: connect().call(GetDigests()).windows[name]
+                    for producer, connect in self.upstream[name].items()
+                }
+        self.post(InputDigestsTold(stream, found))
 
     def _ask(self, action: core.Ask, peer: str) -> None:
         ask = Postpone(

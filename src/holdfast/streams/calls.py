@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from holdfast.core.divergence import Finding, Window
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.quarantine import PartStatus
@@ -187,6 +188,19 @@ class ReleaseState(Request[Done]):
     """The files of the state were fetched, or will not be."""
 
     newcomer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    #: By stream, what was made of its last buckets.
+    windows: Mapping[str, Window]
+    #: By stream, the bucket that differs and was computed again, and what was found.
+    found: Mapping[str, tuple[int, Finding]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GetDigests(Request[Digests]):
+    """What did this replica make? Others compare (`core.divergence`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +386,7 @@ TABLE = (
     _call("state", GetState, OfferedState),
     _call("renew-state", RenewState, Done),
     _call("release-state", ReleaseState, Done),
+    _call("digests", GetDigests, Digests),
     _call("node-status", GetNodeStatus, NodeStatus),
     _call("next-epoch", NextEpoch, Epoch),
     _call("assignment", GetAssignment, Assignment),

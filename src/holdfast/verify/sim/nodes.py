@@ -8,13 +8,14 @@ from typing import Any
 
 from holdfast.config import Options
 from holdfast.core import moves as core
+from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, NotOffered, TransportError
+from holdfast.errors import HoldfastError, NotOffered, Refuted, TransportError
 from holdfast.model.fragments import (
     Fragment,
     home_of,
@@ -25,11 +26,21 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.network import Network
 from holdfast.model.trees import tolerance_buckets
-from holdfast.node.effects import Asked, Event, Finished, Work
+from holdfast.node.effects import (
+    Asked,
+    DigestsTold,
+    Event,
+    Finished,
+    InputDigestsTold,
+    Recomputation,
+    StateAnswer,
+    StateAsked,
+    Work,
+)
 from holdfast.node.executor import Performer
 from holdfast.node.state_transfer import DECLARED_DEAD, Fingerprints, Staging
 from holdfast.storage import Log
-from holdfast.streams.calls import OfferedState
+from holdfast.streams.calls import Digests, OfferedState
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
@@ -83,8 +94,14 @@ class NodeProcess(Member):
 
     def give_up(self, err: BaseException) -> None:
         """One of a pair that was declared dead, and so finds itself replaced or without inputs, is
-        made anew: its supervisor starts it again."""
-        if self.pair and not self.replaced and isinstance(err, DECLARED_DEAD):
+        rebuilt: its supervisor starts it again. So is a replica that was refuted, without its
+        storage."""
+        if isinstance(err, Refuted) and not self.replaced:
+            self.world.say(self.name, "is refuted:", str(err))
+            self.die("it was refuted")
+            self.disk.wipe()
+            self.world.at(self.world.now + REGISTER_US, self.start)
+        elif self.pair and not self.replaced and isinstance(err, DECLARED_DEAD):
             self.world.say(self.name, "starts anew:", f"{type(err).__name__}: {err}")
             since = self.lost_at
             self.die("it was declared dead")
@@ -120,7 +137,9 @@ class NodeProcess(Member):
             return OfferedState("waits", own=self.rebuild.core.as_peer().own)
         if not self.is_up:
             raise TransportError(f"{self.name} is not up yet")
-        answer = self.performer.lend(newcomer)
+        answers: list[StateAnswer] = []
+        self.performer.take(StateAsked(newcomer, answers.append))
+        (answer,) = answers
         match answer:
             case BeganEmpty():
                 return OfferedState("began-empty")
@@ -178,6 +197,38 @@ class NodeProcess(Member):
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
+        for partner in partners_of(self.network, self.name):
+            self.after(COMPARE_US, partial(self._compare, partner))
+
+    def _compare(self, partner: str) -> None:
+        def again() -> None:
+            self.after(COMPARE_US, lambda: self._compare(partner))
+
+        def told(digests: Digests) -> None:
+            again()
+            self.performer.take(DigestsTold(partner, digests))
+
+        self._ask_partner(partner, lambda node: node.performer.comparison.digests(), told, again)
+
+    def compare_inputs(self, path: str, stream: str) -> None:
+        """An input counts once all its producers have answered."""
+        made_by, found = producers_of(self.network), dict[str, dict[str, Window]]()
+
+        def ask(name: str, producer: str) -> None:
+            def told(digests: Digests) -> None:
+                if name in digests.windows:
+                    found.setdefault(name, {})[producer] = digests.windows[name]
+                    if len(found[name]) == len(made_by[name]):
+                        self.performer.take(InputDigestsTold(stream, {name: found[name]}))
+
+            self._ask_partner(
+                producer, lambda node: node.performer.comparison.digests(), told, lambda: None
+            )
+
+        for name in self.performer.paths[path].inputs:
+            for producer in made_by[name]:
+                if producer != name:  # a source has no replicas
+                    ask(name, producer)
 
     def _subscription(self, stream: str, makers: tuple[str, ...]) -> Subscription:
         home = home_of(self.name, makers) if self.pair else None
@@ -225,7 +276,9 @@ class NodeProcess(Member):
         except Exception as err:
             error = err
         stable = isinstance(work, core.Run)
-        what = ("ran" if stable else "ran TENTATIVE") if error is None else "failed"
+        again = isinstance(work, Recomputation)
+        what = "computed again" if again else "ran" if stable else "ran TENTATIVE"
+        what = what if error is None else "failed"
         self.world.say(self.name, what, work.path, f"{work.lo}..{work.hi}")
         if error is None and stable:
             for stream in self.performer.paths[work.path].outputs:

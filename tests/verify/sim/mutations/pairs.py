@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.upstream import Upstream
 
 import holdfast.cluster.controller
-import holdfast.node.executor
+import holdfast.node.lending
 import holdfast.verify.sim.engine_twin
 from holdfast.core import membership, progress
 from holdfast.node.state_transfer import Staging
@@ -37,14 +37,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.executor.describe
+    original = holdfast.node.lending.describe
 
     def bare(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)
         results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in moving.results]
         return replace(moving, results=tuple(results))
 
-    patch.setattr(holdfast.node.executor, "describe", bare)
+    patch.setattr(holdfast.node.lending, "describe", bare)
 
 
 @mutation(
@@ -135,13 +135,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("move the state of one bucket and call it the next", "wrong", "alive", "lost", seed=10)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.executor.describe
+    original = holdfast.node.lending.describe
 
     def ahead(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)
         return replace(moving, bucket=moving.bucket + 1)
 
-    patch.setattr(holdfast.node.executor, "describe", ahead)
+    patch.setattr(holdfast.node.lending, "describe", ahead)
 
 
 @mutation("begin empty beside a partner that has state", "wrong", "alive", "lost", seed=10)

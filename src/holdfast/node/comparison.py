@@ -1,0 +1,172 @@
+"""A node compares what it made with other replicas, and computes again what they made otherwise
+(`core.divergence` decides what follows)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.divergence import (
+    Action,
+    Compared,
+    CompareInputs,
+    Divergence,
+    InputCompared,
+    Recompute,
+    Recomputed,
+    Refute,
+    Report,
+    Window,
+    window_of,
+)
+from holdfast.engine.state import Version
+from holdfast.errors import Refuted, Trimmed
+from holdfast.model.fragments import Fragment
+from holdfast.node.effects import (
+    Carrier,
+    DigestsTold,
+    InputDigestsTold,
+    Recomputation,
+    StepEngine,
+)
+from holdfast.node.input_index import InputIndex
+from holdfast.storage import Log
+from holdfast.streams.calls import Digests
+from holdfast.streams.delivery import Delivery
+from holdfast.types import Stability
+
+_log = logging.getLogger("holdfast.node")
+
+
+class Comparison:
+    """Used by the thread of the node's loop; `digests` and both `note`s may be by others."""
+
+    def __init__(
+        self,
+        name: str,
+        fragment: Fragment,
+        log: Log,
+        carrier: Carrier,
+    ) -> None:
+        self._name, self._log, self._carrier = name, log, carrier
+        self._path_of = {out: path.name for path in fragment.paths for out in path.outputs}
+        self._core = Divergence(name)
+        #: What a bucket is computed again from: its files and inputs must stay.
+        self._from: dict[str, Version] = {}
+        #: Of the last buckets of each output, and of each input as it was taken.
+        self._made: dict[str, Window] = {}
+        self._taken: dict[str, Window] = {}
+        self.note(fragment.outputs)
+
+    @property
+    def differences(self) -> list[str]:
+        """For people: what other replicas made otherwise."""
+        return [known.text for known in list(self._core.differences.values())]
+
+    def versions(self, path: str) -> list[Version]:
+        return [self._from[path]] if path in self._from else []
+
+    def digests(self) -> Digests:
+        """What others are told."""
+        return Digests(dict(self._made), self._core.found())
+
+    def told(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
+        for stream, theirs in event.digests.windows.items():
+            if (own := self._made.get(stream)) is not None:
+                found = event.digests.found.get(stream)
+                compared = Compared(at, event.peer, stream, own, theirs, found)
+                self._perform(self._core.handle(compared), at, durable)
+
+    def inputs_told(self, event: InputDigestsTold, at: int, durable: Mapping[str, Version]) -> None:
+        for stream, made in event.made.items():
+            if (taken := self._taken.get(stream)) is not None:
+                compared = InputCompared(at, event.stream, stream, taken, made)
+                self._perform(self._core.handle(compared), at, durable)
+
+    def finished(
+        self,
+        run: Recomputation,
+        digest: str | None,
+        error: BaseException | None,
+        at: int,
+        durable: Mapping[str, Version],
+    ) -> None:
+        self._from.pop(run.path, None)
+        why = "" if error is None else str(error)
+        recomputed = Recomputed(at, run.stream, run.hi, None if error else digest, why)
+        self._perform(self._core.handle(recomputed), at, durable)
+
+    def _perform(self, actions: list[Action], at: int, durable: Mapping[str, Version]) -> None:
+        for action in actions:
+            match action:
+                case Report():
+                    level = logging.INFO if action.resolved else logging.ERROR
+                    _log.log(level, "node %s: replicas differ: %s", self._name, action.text)
+                case Recompute():
+                    self._recompute(action, at, durable)
+                case CompareInputs():
+                    self._carrier.compare_inputs(self._path_of[action.stream], action.stream)
+                case Refute():
+                    raise Refuted(
+                        f"node {self._name!r}: {action.why}. Its storage is set aside and it is "
+                        "rebuilt; check the memory and the disk of its host"
+                    )
+
+    def _recompute(self, action: Recompute, at: int, durable: Mapping[str, Version]) -> None:
+        """From the last checkpoint: upstream and here, everything since is kept."""
+        path = self._path_of[action.stream]
+        version = durable.get(path)
+        if path in self._from:
+            why = "another bucket of the path is being computed again"
+        elif version is None:
+            why = "there is no checkpoint to compute it from"
+        elif version.bucket >= action.bucket:
+            why = f"the newest checkpoint, of bucket {version.bucket}, is behind it"
+        else:
+            self._from[path] = version
+            work = Recomputation(path, version.bucket + 1, action.bucket, action.stream)
+            self._carrier.run(work, version)
+            return
+        unknown = Recomputed(at, action.stream, action.bucket, None, why)
+        self._perform(self._core.handle(unknown), at, durable)
+
+    def note_input(self, delivery: Delivery) -> None:
+        known = self._taken.get(delivery.stream)
+        if known is not None and delivery.upto <= known.upto:
+            return
+        made = [
+            (segment.id.bucket, segment.checksum)
+            for segment in delivery.segments
+            if segment.stability is Stability.STABLE
+        ]
+        since, before = (delivery.since, ()) if known is None else (known.since, known.digests)
+        self._taken[delivery.stream] = window_of(since, delivery.upto, (*before, *made))
+
+    def note(self, streams: Iterable[str]) -> None:
+        """After a step: what the log has got since. It may be deleted long before others ask."""
+        for stream in streams:
+            if stream not in self._log.streams():
+                continue
+            info, known = self._log.info(stream), self._made.get(stream)
+            since = info.trimmed_upto + 1 if known is None else known.upto + 1
+            try:
+                kept = self._log.segments(stream, since, info.complete_upto)
+            except Trimmed:  # by a reader, just now: what was not seen is not compared
+                since, known = self._log.info(stream).trimmed_upto + 1, None
+                kept = []
+                info = replace(info, complete_upto=since - 1)
+            before = () if known is None else known.digests
+            first = since if known is None else known.since
+            made = ((segment.id.bucket, segment.checksum) for segment in kept)
+            self._made[stream] = window_of(first, info.complete_upto, (*before, *made))
+
+
+def digest_of(
+    work: Recomputation, engine: StepEngine, path: Any, version: Version, inputs: InputIndex
+) -> tuple[str, Version]:
+    """Compute the bucket; nothing of it is logged."""
+    result = engine.run(path, version, work.lo, work.hi, inputs, tentative=True)
+    made = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
+    return "+".join(engine.digest(table) for table in made), result.version

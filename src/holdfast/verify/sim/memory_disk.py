@@ -47,6 +47,8 @@ class MemoryDisk:
     def __init__(self, rng: random.Random) -> None:
         #: Nothing can be written; what is there can be read, cut and deleted.
         self.full = False
+        #: What ends with EIO: `read`, `fsync`.
+        self.failing: set[str] = set()
         #: The machine dies in this change from now on: 1 is the next. None: it does not.
         self.crash_after: int | None = None
         #: Changes made or tried so far, each of which could have been the last.

@@ -65,6 +65,14 @@ class World:
         self.now = max(self.now, end_us)
         return done is not None and done()
 
+    def timers(self) -> dict[str, int]:
+        """How much each process still has to do that lives."""
+        found: dict[str, int] = {}
+        for _, _, process, life, _ in self._heap:
+            if process is not None and process.life == life:
+                found[process.name] = found.get(process.name, 0) + 1
+        return found
+
     def transcript(self, from_us: int = 0, to_us: int = 2**62) -> str:
         """The trace as text, in seconds since the start."""
         return "".join(
@@ -87,8 +95,11 @@ class Process:
         self.paused = False
         #: What happened while it stood still, in order.
         self.backlog: list[Callable[[], None]] = []
-        #: How far its clock is off.
+        #: How far its clock is off, and until when it suffers from having been.
         self.offset_us = 0
+        self.unsteady_until = 0
+        #: It answers whoever asks, and makes no progress.
+        self.hung = False
         #: Where this life listens; no two lives share one.
         self.address = ""
         #: A log of ours has grown.
@@ -97,7 +108,12 @@ class Process:
         self.gave_up = False
 
     def clock(self) -> int:
+        """The clock on the wall, which may be set to anything."""
         return self.world.now + self.offset_us
+
+    def monotonic(self) -> int:
+        """The clock for durations, which nobody can set."""
+        return self.world.now
 
     def after(self, delay_us: int, fn: Callable[[], None]) -> None:
         self.world.at(self.world.now + delay_us, fn, self)

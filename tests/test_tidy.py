@@ -79,7 +79,6 @@ ALLOWED = {
     "tests/verify/chaos/test_judging.py: _until sleeps": "polls threads, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
     "tests/storage/test_log_store.py: is too long": "one short scenario after another",
-    "tests/verify/test_checkers.py: is too long": "one short scenario after another",
 }
 
 #: What breaks a rule and should not, and why it still does.

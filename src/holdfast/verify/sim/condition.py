@@ -15,8 +15,6 @@ from holdfast.verify.sim.sources import SourceProcess
 
 #: On the way through a fragment beside what it may wait: steps, links and a spike or two.
 STEP_US = 150_000
-#: As long as a replica that was started may take until it has caught up; after that it counts.
-CATCH_UP_US = 7_000_000
 
 
 def detect_us(width_us: int) -> int:
@@ -27,8 +25,10 @@ def detect_us(width_us: int) -> int:
 
 
 class Condition:
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: Cast, recovery_us: int) -> None:
         self._cast = cast
+        #: As long as a replica that was started may take to catch up; after that it counts.
+        self._catch_up_us = recovery_us
         self._caught_up: dict[tuple[str, str], int] = {}
         self._started: dict[str, tuple[int, int]] = {}
         width_us, network = cast.network.width_us, cast.network
@@ -65,7 +65,8 @@ class Condition:
 
     def impaired(self, process: Server) -> str:
         """Why a process that is up cannot be counted on; empty where it can."""
-        if process.disk.full or process.disk.failing:
+        disk = process.disk
+        if disk.full or disk.unreadable or disk.unsyncable:
             return "its disk fails"
         if isinstance(process, NodeProcess):
             if process.hung:
@@ -82,7 +83,7 @@ class Condition:
             life, since = self._started[node.name] = node.life, now
         if self._caught_up.get(key) == life:
             return True
-        if now - since < CATCH_UP_US:
+        if now - since < self._catch_up_us:
             known = [internals.stands(node, stream) for stream in path.outputs]
             if any(it is None or it[0] is OutputState.STABILIZATION for it in known):
                 return False

@@ -32,9 +32,8 @@ from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.sources import SourceProcess
 
-#: Until a failure is noticed and everybody has found another replica, or none; and until everybody
-#: has caught up and corrected what it gave.
-SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 7_000_000}
+#: Until a failure is noticed and everybody has found another replica, or none.
+NOTICED_US = 3_000_000
 #: Where the trees say nothing.
 UNKNOWN = "UNKNOWN"
 
@@ -48,14 +47,17 @@ EXCUSES: Mapping[str, str] = {
 
 
 class Oracle:
-    def __init__(self, cast: Cast, excuses: Mapping[str, str] = EXCUSES) -> None:
+    def __init__(self, cast: Cast, recovery_us: int, excuses: Mapping[str, str] = EXCUSES) -> None:
         self._cast, self._excuses = cast, excuses
+        #: Until what is promised with a tree holds: a stable one does when everybody has caught up
+        #: and corrected what it gave.
+        self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
         self._makers = producers_of(cast.network)
         self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
         self._paired = set(pairs_of(cast.network))
         self._said: dict[str, tuple[str, int]] = {}
-        self.condition = Condition(cast)
+        self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
         self._replicated = [(part, names) for part, names in replicas if len(names) > 1]
@@ -148,8 +150,8 @@ class Oracle:
 
     def _expected(self, client: ClientProcess, kind: str, now: int) -> Expected:
         output = client.output
-        within_us, settle_us = self._within_us.get((kind, output), 0), SETTLE_US.get(kind, 0)
-        if kind in SETTLE_US:
+        within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
+        if kind in self._settle_us:
             within_us += self._more_us * (1 + self._depth[output])
         if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
             settle_us = max(settle_us, self._first_us[output] + STEP_US)
@@ -160,14 +162,14 @@ class Oracle:
         there is one bound, whatever of it may break, heal, be corrected or change its kind; only
         the time of noticing comes on top of it."""
         output = client.output
-        if kind not in SETTLE_US:
+        if kind not in self._settle_us:
             self._served.pop(client.name, None)
             return None
         since, before = self._served.get(client.name, (now, kind))
         if self._suspends and (before, kind) == (Kind.TENTATIVE, Kind.STABLE):
             since = now  # new rows wait until everything is corrected
         self._served[client.name] = since, kind
-        settle_us = max(SETTLE_US[kind], self._first_us[output] + STEP_US)
+        settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
         if now - since < settle_us:
             return None
         age_us = self._age_us[output] + self._more_us * (1 + self._depth[output])

@@ -42,14 +42,16 @@ from holdfast.verify.sim.world import EPOCH_US, Process, World
 S = 1_000_000
 #: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
 DELAY_US = 1 * S
-#: After the last healing: retries, silence, restarts, replay of everything.
+#: After the last healing: retries, silence, restarts, replay of everything ...
 RECOVERY_US = 7 * S
+#: ... and of a failure longer than this, the 50th part of the rest.
+LONG_US, LONG_SHARE = 60 * S, 50
 #: Faults that take something away or change nothing that users may notice; others leave something
 #: that is up and cannot be counted on.
 CLEAR = {"kill", "wipe", "torn", "pause", "replace", "silent", "retire", "cut", "reset", "repeat"}
 #: Faults after which nobody has to be left: whoever is missing something waits its X, and that is
 #: all.
-UNNOTICED = {"silent", "retire", "skew", "delay", "repeat"}
+UNNOTICED = {"silent", "retire", "skew", "clock", "delay", "repeat"}
 LOOK_US = 250_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
 SLACK_BUCKETS = 12
@@ -66,6 +68,12 @@ def held_buckets(network: Network, options: Options) -> int:
         + TRIM_BUCKETS_MAX
         + SLACK_BUCKETS
     )
+
+
+def recovery_us(scenario: Scenario) -> int:
+    """How long after the last healing everything may take to be made good."""
+    longest_us = max((fault.for_us for fault in scenario.faults), default=0)
+    return RECOVERY_US + max(0, longest_us - LONG_US) // LONG_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,8 @@ class Simulation:
         self.world.on_stop = self._stopped
         self._strict = strict
         held = held_buckets(self.network, self.options)
-        self._oracle = Oracle(self.cast, {} if strict else EXCUSES)
+        self._recovery_us = recovery_us(scenario)
+        self._oracle = Oracle(self.cast, self._recovery_us, {} if strict else EXCUSES)
         self._vigil = Vigil(self.cast, held)
         self._observer = Observer(self.cast, self._oracle.condition, held)
         #: Faults that are on and of which the trees do not speak.
@@ -112,7 +121,7 @@ class Simulation:
     def run(self) -> Outcome:
         world, history = self.world, self.history
         history.add(
-            Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, RECOVERY_US,
+            Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, self._recovery_us,
                   held_buckets(self.network, self.options), detect_us(self.network.width_us))
         )  # fmt: skip
         for output in self.network.outputs:
@@ -132,7 +141,7 @@ class Simulation:
             history.add(event)
         for source in self.cast.sources:
             source.finish()
-        settled = world.run_until(world.now + RECOVERY_US + 2 * S, self._settled)
+        settled = world.run_until(world.now + self._recovery_us + 2 * S, self._settled)
         if self.cast.zombies:
             world.run_until(world.now + 2 * S)
         for zombie in self.cast.zombies:

@@ -98,8 +98,8 @@ class Process:
         #: How far its clock is off, and until when it suffers from having been.
         self.offset_us = 0
         self.unsteady_until = 0
-        #: It answers whoever asks, and makes no progress.
-        self.hung = False
+        #: The life in which it hangs, if it does.
+        self.hung_in: int | None = None
         #: Where this life listens; no two lives share one.
         self.address = ""
         #: A log of ours has grown.
@@ -110,6 +110,11 @@ class Process:
     def clock(self) -> int:
         """The clock on the wall, which may be set to anything."""
         return self.world.now + self.offset_us
+
+    @property
+    def hung(self) -> bool:
+        """It answers whoever asks, and makes no progress; a new life would help."""
+        return self.hung_in == self.life
 
     def monotonic(self) -> int:
         """The clock for durations, which nobody can set."""

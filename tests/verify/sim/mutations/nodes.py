@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-import holdfast.transport.service
 import pytest
 
+import holdfast.streams.serving
 import holdfast.verify.sim.follower
 from holdfast.cluster.controller import Controller
 from holdfast.core import progress
@@ -95,7 +95,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("give up when a peer's disk is full", "alive", seed=73)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.transport.service, "answered", lambda act: act())
+    patch.setattr(holdfast.streams.serving, "answered", lambda act: act())
 
 
 @mutation("off by one in replay", "wrong", "lost", "alive", seed=10)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.controller
 import pytest
 
+import holdfast.cluster.controller
 import holdfast.node.executor
 import holdfast.verify.sim.engine_twin
 from holdfast.core import progress
@@ -101,7 +101,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         silent = [name for name in partners if hearing.silent(name, at, silence_us)]
         return [name for name in silent if standings[name].lives]
 
-    patch.setattr(holdfast.controller, "lost", harsh)
+    patch.setattr(holdfast.cluster.controller, "lost", harsh)
 
 
 @mutation(

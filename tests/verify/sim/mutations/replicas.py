@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import holdfast.transport.service
 import pytest
 
+import holdfast.streams.serving
 from holdfast.core import progress
 from holdfast.core.consistency import Consistency
 from holdfast.core.following import NOTHING, Following
@@ -92,13 +92,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("say nothing of tentative buckets that are empty", "available", seed=48)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.transport.service._tentative
+    original = holdfast.streams.serving._tentative
 
     def quiet(*args: Any) -> Any:
         segments, upto, missing = original(*args)
         return segments, upto if segments else None, missing
 
-    patch.setattr(holdfast.transport.service, "_tentative", quiet)
+    patch.setattr(holdfast.streams.serving, "_tentative", quiet)
 
 
 @mutation("tell nobody how an output stands", "available", "delay", seed=169)

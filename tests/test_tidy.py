@@ -83,7 +83,6 @@ ALLOWED = {
     "tests/storage/test_log_store.py: is too long": "one short scenario after another",
     "tests/core/test_consistency.py: is too long": "one short scenario after another",
     "tests/core/test_promises.py: is too long": "one short scenario after another",
-    "tests/verify/test_checkers.py: is too long": "one short scenario after another",
 }
 
 #: What breaks a rule and should not, and why it still does.

@@ -248,6 +248,12 @@ class Subscription:
     def many(self) -> bool:
         return len(self.replicas) > 1
 
+    @property
+    def main(self) -> str | None:
+        """The replica that is read."""
+        reads = self._connections.get(False)
+        return None if reads is None else reads.replica
+
     def handle(self, event: Event) -> list[Action]:
         """The only way anything here changes."""
         return [*self._handle(event), *self._polls(event.at), *self._wake(event.at)]

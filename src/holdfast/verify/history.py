@@ -34,6 +34,8 @@ class Began:
     recovery_us: int
     #: While nothing fails, nobody holds more buckets of a stream than this.
     held_buckets: int
+    #: So long after it died, hangs or was cut off, everybody who counted on a process knows.
+    detect_us: int = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The application behind a client got the rows of a bucket."""
+    """The application behind a client got the rows of a bucket, in place of what it had of this
+    bucket before. A stable bucket without rows is given, too, where a tentative one has to go."""
 
     at: int
     client: str
@@ -110,6 +113,7 @@ class Given:
     bucket: int
     rows: tuple[Row, ...]
     stability: str = "STABLE"
+    #: Of a tentative bucket: rises with every guess that replaces the one before.
     version: int = 0
 
 
@@ -148,6 +152,47 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Owed:
+    """From now on the newest result that stands at a client is never older than `age_us`, counted
+    from the end of its bucket; None: nothing is owed, since nobody is left who could answer, or
+    since whoever could is still coming back."""
+
+    at: int
+    client: str
+    output: str
+    age_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of a stream with several producers a reader now reads this one (empty: none of them). `bad`
+    says why that one is of no use to it while another one would be, and is empty otherwise; it has
+    to be left, or to be of use again, `within_us` later. The controller, too, reads: each of a pair
+    whose partner lives, and leaves it by declaring it dead."""
+
+    at: int
+    reader: str
+    stream: str
+    replica: str
+    bad: str = ""
+    within_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Relied:
+    """From now on a replica counts on others for one of its paths: it gives no `answers` to new
+    rows, or puts off its own `correction`. `on`: those it counts on, empty when it is over;
+    `sound`: those of them that are alive, can be reached, and do what is expected of them."""
+
+    at: int
+    node: str
+    path: str
+    what: str
+    on: tuple[str, ...] = ()
+    sound: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Deserted:
     """All replicas of a fragment correct themselves at once, each counting on another to answer."""
 
@@ -180,7 +225,7 @@ class Outlived:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """Everything a client was given after this bucket is taken back."""
+    """UNDO: everything tentative that a client was given after this bucket is void."""
 
     at: int
     client: str
@@ -196,6 +241,18 @@ class Held:
     where: str
     stream: str
     buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something has to go through so many entries to decide what to do next. However long a failure
+    lasts, there are no more than `most`."""
+
+    at: int
+    where: str
+    what: str
+    entries: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +312,15 @@ class Finished:
 
 Event = (
     Began | Promised | Accepted | Logged | PutAside | Closed | Made | Given | Told | Hinted
-    | Expected | Deserted | Restored | Outlived | Undone | Held | Broke | Healed | Stopped
-    | Reported | Ideal | Finished
+    | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone | Held | Pending
+    | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
     for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, Made, Given, Told, Hinted,
-                 Expected, Deserted, Restored, Outlived, Undone, Held, Broke, Healed, Stopped,
-                 Reported, Ideal, Finished)
+                 Expected, Owed, Reading, Relied, Deserted, Restored, Outlived, Undone, Held,
+                 Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 
 

@@ -65,6 +65,13 @@ KINDS: Mapping[str, Kind] = {
     "repeat": Kind("acknowledgements arrive twice, the second time late", "link", True,
                    simulated_only=True),
     "damage": Kind("rows change on the way", "link", True, simulated_only=True),
+    "hang": Kind("the node answers whoever asks, and makes no progress", "node", True,
+                 simulated_only=True),
+    "clock": Kind("the clock on the wall is set `value` ms off, and back", "process", True,
+                  takes="milliseconds", simulated_only=True),
+    "rot": Kind("a bit of a file in its storage flips", "process", False, simulated_only=True),
+    "eio-read": Kind("reading its storage fails", "process", True, simulated_only=True),
+    "eio-fsync": Kind("syncing its storage fails", "process", True, simulated_only=True),
 }  # fmt: skip
 
 

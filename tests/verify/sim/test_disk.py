@@ -55,6 +55,76 @@ def test_a_tail_that_was_not_synced_is_torn_at_any_length() -> None:
     assert outcomes(appends, power=False) == {(("d/f", b"abcdefgh"),)}
 
 
+def test_a_bit_that_rots_is_one_bit_of_one_file() -> None:
+    """Not of the lock, which holds nothing that anybody reads; nor of an empty file."""
+    disk = MemoryDisk(random.Random(1))
+    assert disk.rot() is None
+    disk.make_folder("/d", fsync=True)
+    files = {"/d/a": b"some", "/d/b": b"bytes", "/d/empty": b""}
+    for path, data in files.items():
+        disk.put(path, data, fsync=True)
+    disk.lock("/d/lock")
+    hit: set[str] = set()
+    for _ in range(40):
+        before = {path: disk.read(path) for path in files}
+        rotten = disk.rot()
+        assert rotten is not None
+        hit.add(rotten)
+        changed = [
+            (path, bits) for path in files if (bits := _bits(before[path]) ^ _bits(disk.read(path)))
+        ]
+        assert [path for path, _ in changed] == [rotten]
+        assert changed[0][1].bit_count() == 1
+    assert hit == {"/d/a", "/d/b"}
+
+
+def _bits(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def test_a_disk_that_cannot_be_read_can_be_written() -> None:
+    disk = MemoryDisk(random.Random(1))
+    disk.put("/f", b"old", fsync=True)
+    disk.unreadable = True
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.read("/f")
+    disk.put("/f", b"new", fsync=True)
+    disk.unreadable = False
+    assert disk.read("/f") == b"new"
+
+
+def test_what_a_sync_failed_to_write_is_lost_although_a_later_one_succeeds() -> None:
+    """Whoever goes on after the error has a hole in its file when the power is lost."""
+
+    def appends(disk: MemoryDisk) -> None:
+        disk.put("/d/f", b"ab", fsync=True)
+        file = disk.open_append("/d/f", fsync=True)
+        disk.unsyncable = True
+        with pytest.raises(OSError, match="Input/output error"):
+            file.append(b"cd")
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.put("/d/other", b"x", fsync=True)
+        disk.unsyncable = False
+        file.append(b"ef")
+
+    assert outcomes(appends) == {(("d/f", b"ab\0\0ef"),)}
+    assert outcomes(appends, power=False) == {(("d/f", b"abcdef"),)}
+
+
+def test_what_a_sync_failed_to_write_and_was_cut_off_leaves_no_hole() -> None:
+    def appends(disk: MemoryDisk) -> None:
+        disk.put("/d/f", b"ab", fsync=True)
+        file = disk.open_append("/d/f", fsync=True)
+        disk.unsyncable = True
+        with pytest.raises(OSError, match="Input/output error"):
+            file.append(b"cd")
+        disk.unsyncable = False
+        file.truncate(2)
+        file.append(b"ef")
+
+    assert outcomes(appends) == {(("d/f", b"abef"),)}
+
+
 def test_a_cut_that_was_not_synced_may_come_back_and_a_synced_one_does_not() -> None:
     def cuts(disk: MemoryDisk, fsync: bool) -> None:
         disk.put("/d/f", b"good", fsync=True)

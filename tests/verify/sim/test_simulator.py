@@ -19,7 +19,8 @@ from holdfast.streams.serving import Service
 from holdfast.verify.chaos import SCENARIOS, find
 from holdfast.verify.history import Given, Reported
 from holdfast.verify.scenario import KINDS, Fault, Scenario, parse_scenario
-from holdfast.verify.sim.chance import options_of, scenario_of
+from holdfast.verify.sim import chance
+from holdfast.verify.sim.chance import options_of, protect, scenario_of
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.simulation import shrink, simulate
 from tests.verify.sim.mutations import MUTATIONS, Mutation
@@ -185,11 +186,44 @@ def test_scenarios_for_real_processes_hold_in_virtual_time_too(name: str) -> Non
     assert simulate(find(name), Options(checkpoint_buckets=10)).failed == []
 
 
-def test_every_kind_of_fault_is_drawn_sooner_or_later() -> None:
-    drawn = {fault.do for seed in range(1, 201) for fault in scenario_of(seed).faults}
-    assert drawn == set(KINDS)
-    assert {scenario_of(seed).network for seed in range(1, 201)} == set(NETWORKS)
+HARDSHIPS = {"hang", "clock", "rot", "eio-read", "eio-fsync"}
+
+
+def test_every_kind_of_fault_is_drawn_sooner_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the hardships, which change nothing about the seeds that have none."""
+
+    def drawn() -> tuple[set[str], set[str]]:
+        found = [scenario_of(seed) for seed in range(1, 401)]
+        return {fault.do for it in found for fault in it.faults}, {it.network for it in found}
+
+    monkeypatch.setattr(chance, "FAULTS_2", False)
+    assert drawn() == (set(KINDS) - HARDSHIPS, set(NETWORKS) - {"hours"})
+    before = [scenario_of(seed) for seed in range(1, 41)]
+    monkeypatch.setattr(chance, "FAULTS_2", True)
+    assert drawn() == (set(KINDS), set(NETWORKS))
+    after = [scenario_of(seed) for seed in range(1, 41)]
+    assert 10 < sum(a == b for a, b in zip(before, after, strict=True)) < 30
     assert {options_of(seed).recovery for seed in range(1, 20)} == {"replay", "checkpoint"}
+
+
+def test_a_failure_of_an_hour_is_drawn_in_one_seed_of_a_hundred_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chance, "FAULTS_2", True)
+    seeds = [scenario_of(seed) for seed in range(1, 2_001)]
+    hours = [it for it in seeds if any(fault.for_us == 3_600 * S for fault in it.faults)]
+    assert 0 < len(hours) <= len(seeds) / 100
+    assert {it.network for it in hours} == {"hours"}
+
+
+def test_three_replicas_of_everything_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replicas(seed: int) -> set[int]:
+        network = NETWORKS["taps"]()
+        protect(network, seed)
+        return {protection.replicas for protection in network.protections.values()}
+
+    monkeypatch.setattr(chance, "FAULTS_2", True)
+    assert sum(replicas(seed) == {3} for seed in range(1, 101)) > 10
 
 
 HEAD = 'network = "chain"\nseconds = 3\n'

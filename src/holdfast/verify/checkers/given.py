@@ -99,8 +99,8 @@ def undone(story: Story) -> Verdict:
 
 
 def corrected(story: Story) -> Verdict:
-    """What was given as tentative is later given as stable, or taken back and the bucket told to be
-    whole without it."""
+    """What was given as tentative is later given as stable, empty or not, or taken back and the
+    bucket told to be complete without it."""
     faults = []
     for reader in story.readers.values():
         for bucket, (at, taken_back) in _tentative(reader).items():
@@ -131,10 +131,10 @@ def _tentative(reader: Reader) -> dict[int, tuple[int, bool]]:
 
 def order(story: Story) -> Verdict:
     """Stable buckets rise, and a client is never told less than it was told before. What is
-    tentative is never given twice, nor where something stable is, unless it was taken back."""
+    tentative is given again only as a newer version, and never where something stable is."""
     faults = []
     for reader in story.readers.values():
-        faults += _hints_again(reader)
+        faults += _guessed_again(reader)
         stable = [
             event
             for event in reader.readings
@@ -153,19 +153,24 @@ def order(story: Story) -> Verdict:
     return judged("order", faults)
 
 
-def _hints_again(reader: Reader) -> list[Fault]:
+def _guessed_again(reader: Reader) -> list[Fault]:
     faults = []
-    upto: int | None = None
+    stable_upto: int | None = None
+    versions: dict[int, int] = {}
     for event in reader.readings:
         if type(event) is Undone:
-            upto = None if upto is None else min(upto, event.bucket)
+            versions = {b: version for b, version in versions.items() if b <= event.bucket}
         elif type(event) is Told:
-            upto = event.upto if upto is None else max(upto, event.upto)
+            stable_upto = event.upto if stable_upto is None else max(stable_upto, event.upto)
         elif type(event) is Given and event.stability == Stability.TENTATIVE:
-            if upto is not None and event.bucket <= upto:
-                why = f"{reader} got bucket {event.bucket} as tentative after {upto}"
-                faults.append(Fault(event.at, why))
-            upto = event.bucket
+            bucket, version = event.bucket, event.version
+            if stable_upto is not None and bucket <= stable_upto:
+                why = f"{reader} got bucket {bucket} as tentative, and was stable up to "
+                faults.append(Fault(event.at, f"{why}{stable_upto}"))
+            elif versions.get(bucket, -1) >= version:
+                why = f"{reader} got bucket {bucket} as tentative again, as version {version} after"
+                faults.append(Fault(event.at, f"{why} {versions[bucket]}"))
+            versions[bucket] = version
     return faults
 
 

@@ -1,5 +1,5 @@
 """What happened inside: replicas made the same, sources kept what they accepted, nobody gave up
-without need."""
+without need, and nobody kept more than there was need for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections import defaultdict
 from holdfast.types import Stability
 from holdfast.verify.checkers.story import Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Accepted, Broke, Logged, Made, PutAside, Row, Stopped
+from holdfast.verify.history import (
+    Accepted,
+    Broke,
+    Held,
+    Logged,
+    Made,
+    Pending,
+    PutAside,
+    Row,
+    Stopped,
+)
 
 
 def converge(story: Story) -> Verdict:
@@ -64,3 +74,28 @@ def alive(story: Story) -> Verdict:
             if stop.fault_of == "ours" or first_us is None or stop.at < first_us
         ],
     )
+
+
+def held(story: Story) -> Verdict:
+    """Memory and disk are bounded in a failure, too. What cannot be corrected yet is kept, so that
+    with every bucket of a failure one bucket more may be kept of a stream, but not two; and what
+    has to be gone through to decide something does not grow at all."""
+    width_us, bound = story.began.width_us, story.began.held_buckets
+    faults = [
+        Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to go through, "
+              f"and at most {event.most} are granted")
+        for event in story.of(Pending)
+        if event.entries > event.most
+    ]  # fmt: skip
+    for kept in story.of(Held):
+        trouble = story.trouble_at(kept.at) if kept.buckets > bound else None
+        if trouble is None:  # or `bounded` has said so
+            continue
+        lasted_us = kept.at - trouble[0]
+        most = bound + -(-lasted_us // width_us)
+        if kept.buckets > most:
+            why = (
+                f"{kept.where} holds {kept.buckets} buckets of {kept.stream}, {lasted_us / 1e6:g}s"
+            )
+            faults.append(Fault(kept.at, f"{why} after something broke; {most} are granted"))
+    return judged("held", faults)

@@ -100,6 +100,21 @@ class Story:
                 spans.append((since.pop(0), event.at + self.began.recovery_us))
         return spans + [(at, NEVER_US) for since in open_since.values() for at in since]
 
+    @cached_property
+    def troubles(self) -> list[tuple[int, int]]:
+        """The spans of `trouble` in order of time, those that overlap put together."""
+        found: list[tuple[int, int]] = []
+        for start, end in sorted(self.trouble):
+            if found and start <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            else:
+                found.append((start, end))
+        return found
+
+    def trouble_at(self, at: int) -> tuple[int, int] | None:
+        """The trouble of this instant: since when, and until when."""
+        return next((span for span in self.troubles if span[0] <= at <= span[1]), None)
+
     def troubled(self, from_us: int, to_us: int) -> bool:
         return any(start <= to_us and from_us <= end for start, end in self.trouble)
 
@@ -152,6 +167,29 @@ class Reader:
     def tentative(self) -> list[Given]:
         given = (event for event in self.readings if type(event) is Given)
         return [event for event in given if event.stability == Stability.TENTATIVE]
+
+    @cached_property
+    def newest(self) -> list[tuple[int, int]]:
+        """From when on which bucket is the newest that stands: stable, or tentative and neither
+        taken back nor replaced. One step for each instant at which that changed."""
+        steps: list[tuple[int, int]] = []
+        stable = now = -NEVER_US
+        for event in self.readings:
+            if isinstance(event, Undone):
+                reached = max(stable, min(now, event.bucket))
+            else:
+                reached = event.bucket if isinstance(event, Given) else event.upto
+                if type(event) is Told:
+                    stable = max(stable, reached)
+                reached = max(now, reached)
+            if reached == now:
+                continue
+            now = reached
+            if steps and steps[-1][0] == event.at:
+                steps.pop()
+            if not steps or steps[-1][1] != now:
+                steps.append((event.at, now))
+        return steps
 
     @cached_property
     def told_upto(self) -> int:

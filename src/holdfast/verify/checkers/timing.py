@@ -95,12 +95,12 @@ def available(story: Story) -> Verdict:
 
 
 def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
-    """From, to and what was to be expected while nothing broke or healed; not after the sources are
-    done."""
+    """From, to and what was to be expected while nothing broke or healed; not after the last source
+    is done."""
     mine = [
         e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
     ]
-    over_us = min(
+    over_us = max(
         (
             min((c.at for c in story.closings[source] if c.upto >= NEVER_US), default=story.end_us)
             for source in promise.sources

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+from holdfast.engine.state import Version
 from holdfast.errors import InputError
+from holdfast.node.effects import Work
 from holdfast.verify.scenario import KINDS, Fault, Scenario, ends_of
 from holdfast.verify.sim.cast import Cast
-from holdfast.verify.sim.links import Link
+from holdfast.verify.sim.links import Link, Server
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.sources import SourceProcess
 
 Heal = Callable[[], None]
+#: So long at most a clock that is right again may be felt to have been wrong.
+UNSTEADY_US = 7_000_000
 
 
 def spelled_out(scenario: Scenario, cast: Cast) -> Scenario:
@@ -72,10 +77,18 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         case "full":
             process.disk.full = True
             return lambda: setattr(process.disk, "full", False)
-        case "skew":
-            off_us = int(fault.value * 1_000)
-            process.offset_us += off_us
-            return lambda: setattr(process, "offset_us", process.offset_us - off_us)
+        case "eio-read":
+            process.disk.unreadable = True
+            return lambda: setattr(process.disk, "unreadable", False)
+        case "eio-fsync":
+            process.disk.unsyncable = True
+            return lambda: setattr(process.disk, "unsyncable", False)
+        case "rot":
+            path = process.disk.rot()
+            process.world.say(process.name, "rots in", path)
+            return lambda: None
+        case "skew" | "clock":
+            return _set_clock(process, int(fault.value * 1_000))
         case "silent":
             assert isinstance(process, SourceProcess)
             process.silent = True
@@ -85,6 +98,8 @@ def apply(fault: Fault, cast: Cast) -> Heal:
             process.silent = True
             return process.retire
     assert isinstance(process, NodeProcess)
+    if fault.do == "hang":
+        return _hang(process)
     if fault.do == "slow":
         process.slowness = fault.value
         return lambda: setattr(process, "slowness", 1.0)
@@ -94,6 +109,43 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         return lambda: cast.start(process)
     cast.replace(process)
     return process.resume
+
+
+def _set_clock(process: Server, off_us: int) -> Heal:
+    process.offset_us += off_us
+
+    def set_right() -> None:
+        """A source whose clock was ahead closes nothing until time has caught up with it; that is
+        borne for a while only, however far ahead it was."""
+        process.offset_us -= off_us
+        process.unsteady_until = process.world.now + min(abs(off_us), UNSTEADY_US)
+
+    return set_right
+
+
+def _hang(node: NodeProcess) -> Heal:
+    """Steps that are under way come to their end, and no other begins in this life."""
+    if node.hung:
+        return lambda: None
+    put_off: list[tuple[Work, Version]] = []
+    life, run = node.life, node.run
+
+    def hung_run(work: Work, version: Version) -> None:
+        if node.hung:
+            put_off.append((work, version))
+        else:
+            run(work, version)
+
+    def go_on() -> None:
+        if not node.hung or node.life != life:
+            return
+        node.hung_in = None
+        for work, version in put_off:
+            node.after(0, partial(run, work, version))
+
+    node.hung_in = life
+    node.__dict__["run"] = hung_run
+    return go_on
 
 
 def _apply_to_links(fault: Fault, cast: Cast) -> Heal:

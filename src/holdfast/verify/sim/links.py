@@ -87,6 +87,11 @@ class Wire:
             found = self._links[a, b] = Link()
         return found
 
+    @property
+    def delays_us(self) -> int:
+        """The longest delay that a fault has put on any link."""
+        return max((link.delay_us for link in self._links.values()), default=0)
+
     def delay(self, link: Link) -> int:
         chance = self.chance.random()
         base = 200 + int(1_800 * chance)

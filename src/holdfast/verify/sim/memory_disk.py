@@ -1,9 +1,11 @@
-"""The twin of `storage.disk.OsDisk` in memory, which can also lose power, tear and fill up.
+"""The twin of `storage.disk.OsDisk` in memory, which can also lose power, tear, fill up, rot, and
+fail to read or to sync.
 
 It knows of every file how much of it is on the disk for certain, and of every folder which names
 are. `crash` decides by lot about the rest: a tail that was not synced is kept up to any length, a
-name that was made, replaced or taken away is so or as it was before. What a real disk may do
-besides (bytes inside a file that go bad) is not played here.
+name that was made, replaced or taken away is so or as it was before. What a sync failed to write is
+lost with the power, also when a later sync of the file succeeds: an operating system tells of such
+an error once.
 
 One simulated machine has one, and one thread.
 """
@@ -22,10 +24,12 @@ class Crashed(BaseException):
 
 
 class _File:
-    __slots__ = ("data", "durable", "uncut")
+    __slots__ = ("data", "durable", "uncut", "unwritten")
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
+        #: From and to where a sync failed to write.
+        self.unwritten: list[tuple[int, int]] = []
         #: So many bytes from the beginning survive any crash.
         self.durable = 0
         #: What the file held before a cut that is not durable: it may all be back.
@@ -47,6 +51,8 @@ class MemoryDisk:
     def __init__(self, rng: random.Random) -> None:
         #: Nothing can be written; what is there can be read, cut and deleted.
         self.full = False
+        #: Reading, or syncing, ends with EIO.
+        self.unreadable = self.unsyncable = False
         #: The machine dies in this change from now on: 1 is the next. None: it does not.
         self.crash_after: int | None = None
         #: Changes made or tried so far, each of which could have been the last.
@@ -82,6 +88,21 @@ class MemoryDisk:
             if isinstance(node, _File):
                 self._tear(node)
 
+    def rot(self) -> str | None:
+        """A bit at rest flips. In which file; None: there is none with anything in it."""
+        files = [
+            path
+            for path, node in sorted(self._nodes.items())
+            if isinstance(node, _File) and node.data and not path.endswith("/lock")
+        ]
+        if not files:
+            return None
+        path = self._rng.choice(files)
+        file = self._nodes[path]
+        assert isinstance(file, _File)
+        file.data[self._rng.randrange(len(file.data))] ^= 1 << self._rng.randrange(8)
+        return path
+
     def wipe(self) -> None:
         """The machine has another disk, an empty one."""
         self.crash(power=False)
@@ -102,12 +123,19 @@ class MemoryDisk:
             del file.data[file.durable + self._part(length - file.durable) :]
             if self._rng.random() < 0.3:  # the length was written, the bytes were not
                 file.data += bytes(length - len(file.data))
+        for since, upto in file.unwritten:
+            lost = len(file.data[since:upto])
+            file.data[since : since + lost] = bytes(lost)
+        file.unwritten.clear()
         file.sync()
 
     # What `Disk` asks for
 
     def read(self, path: str) -> bytes:
-        return bytes(self._file(path).data)
+        file = self._file(path)
+        if self.unreadable:
+            raise _error(errno.EIO, path)
+        return bytes(file.data)
 
     def exists(self, path: str) -> bool:
         self._alive()
@@ -142,6 +170,8 @@ class MemoryDisk:
         dies = self._change()
         if self.full and not dies:
             raise _error(errno.ENOSPC, path)
+        if fsync and self.unsyncable and not dies:
+            raise _error(errno.EIO, path)
         # 0 nothing; 1 some of it written beside; 2 all of it; 3 renamed; 4 the folder synced
         step = self._rng.randint(0, 1 if self.full else 3) if dies else 4
         file = _File(bytearray(data))
@@ -174,6 +204,7 @@ class MemoryDisk:
         if dies:
             raise Crashed
         if fsync:
+            self._can_sync(path)
             parent.before.clear()
 
     def delete(self, path: str) -> None:
@@ -255,6 +286,8 @@ class MemoryDisk:
             path = _above(path)
             paths.append(path)
         dies = self._change()
+        if not dies:
+            self._can_sync(path)
         for name in paths[: self._part(len(paths))] if dies else paths:
             node = self._nodes[name]
             if isinstance(node, _File):
@@ -279,6 +312,10 @@ class MemoryDisk:
         self.crash_after -= 1
         self._dead = self.crash_after <= 0
         return self._dead
+
+    def _can_sync(self, path: str) -> None:
+        if self.unsyncable:
+            raise _error(errno.EIO, path)
 
     def lot(self) -> bool:
         return self._rng.random() < 0.5
@@ -349,6 +386,9 @@ class _MemoryAppendFile:
         file = self._file
         file.data += data
         if self._fsync:
+            if self._disk.unsyncable:
+                file.unwritten.append((len(file.data) - len(data), len(file.data)))
+                raise _error(errno.EIO, self._path)
             file.durable, file.uncut = len(file.data), None
 
     def truncate(self, length: int) -> None:
@@ -360,9 +400,11 @@ class _MemoryAppendFile:
                 file.uncut = file.data[:]
             file.data[length:] = bytes(max(0, length - len(file.data)))
             file.durable = min(file.durable, length)
+            file.unwritten = [(a, min(b, length)) for a, b in file.unwritten if a < length]
         if dies:
             raise Crashed
         if self._fsync:
+            disk._can_sync(self._path)
             file.sync()
 
     def in_place(self) -> bool:

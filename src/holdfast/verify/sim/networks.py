@@ -147,6 +147,15 @@ def pair() -> Network:
     return net
 
 
+def hours() -> Network:
+    """Two replicas again, in buckets so long that a failure of an hour is soon simulated."""
+    net = Network("hours", bucket="5s")
+    both = net.union(*_sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "10s", "5s"), contract=Contract(within="30s"))
+    net.protect("main", replicas=2, failure="process", stabilization="process", x="15s")
+    return net
+
+
 def pairs(lower: int, upper: int) -> Network:
     """Flux, section 2.4: keyed state in partitions, sent on by key to the windows of others; every
     partition twice."""
@@ -172,6 +181,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "tree": tree,
     "taps": taps,
     "pair": pair,
+    "hours": hours,
     **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
     **{name: partial(pairs, n, max(1, n - 1)) for name, (n, _) in HOSTS.items()},
 }

@@ -1,50 +1,98 @@
 """What clients must be given with what is broken now: Property 1 of Borealis section 3.5.
 
-The trees are looked at replica by replica: a replica gets a stream if any maker of it can be
-reached, and gets it at best as that maker has it. Where a fault does more than take something away
-(slow links, full disks, wrong clocks) the trees say nothing, and neither does this.
+The trees are looked at replica by replica: a replica gets a stream if any producer of it can be
+reached, and gets it at best as that producer has it. A process or link that is up but cannot be
+counted on (a full disk, a slow link, a clock that is off) is no part of any tree; what is left of
+the tree without it is owed all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
-from holdfast.model.fragments import Path, fragment_of, fragments, producers_of, replicas_of
+from holdfast.core.replica_selector import LAG_BUCKETS
+from holdfast.model.fragments import (
+    Fragment,
+    Path,
+    fragment_of,
+    fragments,
+    pairs_of,
+    producers_of,
+    readers_of,
+    replicas_of,
+)
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
-from holdfast.types import OutputState
-from holdfast.verify.history import Deserted, Expected
+from holdfast.verify.history import Deserted, Expected, Owed
+from holdfast.verify.sim import internals
 from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim.clients import ClientProcess
+from holdfast.verify.sim.condition import STEP_US, Condition, detect_us
 from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.sources import SourceProcess
 
-#: On the way through a fragment beside what it may wait: steps, links and a spike or two.
-STEP_US = 150_000
-#: Until a failure is noticed and everybody has found another replica, or none; and until everybody
-#: has caught up and corrected what it gave.
-SETTLE_US: dict[str, int] = {Kind.TENTATIVE: 3_000_000, Kind.STABLE: 7_000_000}
+#: Until a failure is noticed and everybody has found another replica, or none.
+NOTICED_US = 3_000_000
+#: Where the trees say nothing.
+UNKNOWN = "UNKNOWN"
+
+#: What is not demanded yet, and why. An entry goes with the repair that it names.
+EXCUSES: Mapping[str, str] = {
+    "restart": "A5: a replica with a checkpoint, started while an input is away, gives nothing",
+    "impaired": "A4, A8, B3: nothing is owed while a disk is full, a link slow, a clock off ...",
+    "controller": "D: simulated readers forget where replicas are whenever one does not answer",
+    "buffer": "B3: nothing is owed with buffer_buckets, however short the failure",
+}
 
 
 class Oracle:
-    def __init__(self, cast: Cast) -> None:
-        self._cast = cast
+    def __init__(self, cast: Cast, recovery_us: int, excuses: Mapping[str, str] = EXCUSES) -> None:
+        self._cast, self._excuses = cast, excuses
+        #: Until what is promised with a tree holds: a stable one does when everybody has caught up
+        #: and corrected what it gave.
+        self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
         self._makers = producers_of(cast.network)
-        self._said: dict[str, str] = {}
-        replicas = [
-            (part, replicas_of(cast.network, part.name)) for part in fragments(cast.network)
-        ]
+        self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
+        self._paired = set(pairs_of(cast.network))
+        self._said: dict[str, tuple[str, int]] = {}
+        self.condition = Condition(cast, recovery_us)
+        parts = fragments(cast.network)
+        replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
         self._replicated = [(part, names) for part, names in replicas if len(names) > 1]
         own_us = {name: x.own_us if x else 0 for name, x in patience(cast.network).items()}
         self._first_us = longest(cast.network, own_us)
+        steps_us = longest(cast.network, dict.fromkeys(patience(cast.network), STEP_US))
+        width_us = cast.network.width_us
         self._within_us: dict[tuple[str, str], int] = {}
-        for kind in (Kind.STABLE, Kind.TENTATIVE):
-            waits_us = longest(cast.network, self._waits_us(kind))
-            steps_us = longest(cast.network, dict.fromkeys(patience(cast.network), STEP_US))
-            for op in cast.network.outputs:
+        #: How old the newest standing result may be: a wait at every SUnion on the way, the bucket
+        #: that is computed and the one that fills up meanwhile, and a step at every fragment.
+        self._age_us: dict[str, int] = {}
+        for op in cast.network.outputs:
+            for kind in (Kind.STABLE, Kind.TENTATIVE):
+                waits_us = longest(cast.network, self._waits_us(kind))
                 # Who waits does so from the start of a bucket on, and this counts from its end.
-                since_end_us = max(0, waits_us[op.name] - cast.network.width_us)
+                since_end_us = max(0, waits_us[op.name] - width_us)
                 self._within_us[kind, op.name] = STEP_US + steps_us[op.name] + since_end_us
+            steps = STEP_US + steps_us[op.name]
+            self._age_us[op.name] = self._first_us[op.name] + 2 * width_us + steps
+        self._depth = {name: us // STEP_US for name, us in steps_us.items()}
+        self._suspends = any(
+            self._network.protection(part.name).failure != "block"
+            and self._network.protection(part.name).stabilization == "suspend"
+            for part in parts
+        )
+        self._detect_us = detect_us(width_us)
+        #: When anything broke, healed, died or was started last, when that was something to notice,
+        #: and when the trees were looked at.
+        self._changed_at = self._taken_at = self._looked_at = -1
+        self._lives, self._all_up, self._more_us = 0, False, 0
+        #: Of each client the best tree, and the best one of those that have caught up.
+        self._kinds: dict[str, tuple[str, str]] = {}
+        #: Since when a client has had a tree without a break, and of what kind it is.
+        self._served: dict[str, tuple[int, str]] = {}
+        self._owes: dict[str, int | None] = {}
 
     def _waits_us(self, kind: Kind) -> dict[str, int]:
         """In a failure a fragment that delays always waits: for its X, and for that of those before
@@ -54,19 +102,87 @@ class Oracle:
         waits = delays and kind is Kind.TENTATIVE
         return {name: x.own_us if waits and x else 0 for name, x in known.items()}
 
-    def expect(self, now: int, *, clear: bool) -> list[Expected]:
+    def changed(self, now: int, *, noticed: bool) -> None:
+        """Something breaks or heals, of which somebody has to take `noticed` by silence or lag."""
+        self._changed_at = now
+        if noticed:
+            self._taken_at = now
+
+    def look(self, now: int, *, clear: bool) -> list[Expected | Owed]:
         """What has changed; with `clear` nothing is broken that the trees do not speak of."""
-        found = []
+        clear = clear or "impaired" not in self._excuses
+        if self._cast.options.buffer_buckets is not None:
+            # At the bound of its buffer a source stops for the sake of one reader, and all others
+            # wait (docs/availability.md, How much is kept).
+            clear = clear and "buffer" not in self._excuses and not self._stopped_by_a_reader()
+        self._look_at_trees(now)
+        more_us = self._more_us
+        found: list[Expected | Owed] = []
         for client in self._cast.clients:
-            up = clear and client.alive and not client.paused and self._reach(client, None)
-            kind = str(self._best(client, client.output, {})) if up else "UNKNOWN"
-            if self._said.get(client.name) != kind:
-                self._said[client.name] = kind
-                within_us = self._within_us.get((kind, client.output), 0)
-                settle_us = SETTLE_US.get(kind, 0)
-                if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
-                    settle_us = max(settle_us, self._first_us[client.output] + STEP_US)
-                found.append(Expected(now, client.name, client.output, kind, within_us, settle_us))
+            kind, ready = self._kinds[client.name] if clear else (UNKNOWN, UNKNOWN)
+            if self._said.get(client.name) != (kind, more_us):
+                self._said[client.name] = kind, more_us
+                found.append(self._expected(client, kind, now))
+            age_us = self._owed(client, ready, now)
+            if age_us != self._owes.get(client.name):
+                self._owes[client.name] = age_us
+                found.append(Owed(now, client.name, client.output, age_us))
+        return found
+
+    def _look_at_trees(self, now: int) -> None:
+        """They change when something breaks or heals, dies or is started, and until everybody has
+        come up: most of the time they need not be looked at."""
+        lives = sum(process.life for process in self._cast.by_name.values())
+        if lives != self._lives:
+            self._lives, self._changed_at, self._taken_at = lives, now, now
+        if self._looked_at > self._changed_at and self._all_up:
+            return
+        self._looked_at = now
+        self._kinds = {
+            client.name: (
+                self._kind(client, now, ready=False),
+                self._kind(client, now, ready=True),
+            )
+            for client in self._cast.clients
+        }
+        self._more_us = self._granted_us()
+        self._all_up = self.condition.all_up(now)
+
+    def _expected(self, client: ClientProcess, kind: str, now: int) -> Expected:
+        output = client.output
+        within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
+        if kind in self._settle_us:
+            within_us += self._more_us * (1 + self._depth[output])
+        if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
+            settle_us = max(settle_us, self._first_us[output] + STEP_US)
+        return Expected(now, client.name, output, kind, within_us, settle_us)
+
+    def _owed(self, client: ClientProcess, kind: str, now: int) -> int | None:
+        """How old the newest standing result may be. As long as there is a tree without a break,
+        there is one bound, whatever of it may break, heal, be corrected or change its kind; only
+        the time of noticing comes on top of it."""
+        output = client.output
+        if kind not in self._settle_us:
+            self._served.pop(client.name, None)
+            return None
+        since, before = self._served.get(client.name, (now, kind))
+        if self._suspends and (before, kind) == (Kind.TENTATIVE, Kind.STABLE):
+            since = now  # new rows wait until everything is corrected
+        self._served[client.name] = since, kind
+        settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
+        if now - since < settle_us:
+            return None
+        age_us = self._age_us[output] + self._more_us * (1 + self._depth[output])
+        if now - self._taken_at < self._detect_us + age_us:
+            age_us += self._detect_us
+        return age_us
+
+    def over(self, now: int) -> list[Expected | Owed]:
+        """The sources are told to finish: from now on no bucket follows the last one."""
+        found: list[Expected | Owed] = []
+        for client in self._cast.clients:
+            found.append(Expected(now, client.name, client.output, UNKNOWN, 0, 0))
+            found.append(Owed(now, client.name, client.output, None))
         return found
 
     def deserted(self, now: int) -> list[Deserted]:
@@ -76,47 +192,103 @@ class Oracle:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
-                lines = [node.performer.core.paths[path.name].consistency for node in up]
-                trusting = [
-                    c.state is OutputState.STABILIZATION and c.promises.covered(now) for c in lines
-                ]
-                if len(lines) > 1 and all(trusting):
+                idle = [internals.suspended(node, path) for node in up]
+                if len(idle) > 1 and all(idle):
                     found.append(Deserted(now, part.name, path.name))
         return found
 
-    def _reach(self, a: Server, b: Server | None) -> bool:
-        """Both can speak to each other; None stands for the controller."""
-        other = self._cast.wire.controller if b is None else b
-        wire = self._cast.wire
-        there = other.alive and not other.paused
-        return there and not (
-            wire.link(a.name, other.name).cut or wire.link(other.name, a.name).cut
-        )
+    @property
+    def replicated(self) -> list[tuple[Fragment, tuple[str, ...]]]:
+        return self._replicated
 
-    def _best(self, reader: Server, stream: str, known: dict[str, Kind]) -> Kind:
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _granted_us(self) -> int:
+        """What is granted at every step while something is up that cannot be counted on: it is left
+        when it is behind by some buckets, and a link that is slow is slow."""
+        if "impaired" in self._excuses:
+            return 0
+        more_us = self._cast.wire.delays_us
+        if any(self.condition.impaired(process) for process in self._cast.by_name.values()):
+            more_us += (LAG_BUCKETS + 1) * self._network.width_us
+        return more_us
+
+    def _stopped_by_a_reader(self) -> bool:
+        """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be
+        replaced. One of a pair can: it has to be given up before that."""
+        bound = self._cast.options.buffer_buckets
+        assert bound is not None
+        now = self._cast.world.now // self._network.width_us
+        for process in (*self._cast.sources, *self._cast.nodes):
+            if not process.is_up:
+                continue
+            for stream in process.service.logs:
+                if stream not in process.log.streams() or process.log.info(stream).ended:
+                    continue
+                had = internals.received_by(process, stream)
+                waited_for = [had.get(who, 0) for who in self._readers[stream] - self._paired]
+                if waited_for and now - min(waited_for) >= bound - LAG_BUCKETS:
+                    return True
+        return False
+
+    def _kind(self, client: ClientProcess, now: int, *, ready: bool) -> str:
+        """With `ready` only replicas count that have caught up since they were started."""
+        up = self.condition.there(client) and not self._unreliable(client)
+        if "controller" in self._excuses:
+            up = up and self._reaches_controller(client)
+        if not up:
+            return UNKNOWN
+        return str(self._best(client, client.output, {}, now if ready else None))
+
+    def _unreliable(self, process: Server) -> bool:
+        return "impaired" not in self._excuses and bool(self.condition.impaired(process))
+
+    def _reaches_controller(self, process: Server) -> bool:
+        return self.condition.reaches(process, self._cast.wire.controller, strict=False)
+
+    def _best(
+        self, reader: Server, stream: str, known: dict[str, Kind], ready_at: int | None
+    ) -> Kind:
+        strict = "impaired" not in self._excuses
         kinds = [
-            self._made(maker, stream, known)
+            self._made(maker, stream, known, ready_at)
             for name in self._makers[stream]
-            if self._reach(reader, maker := self._cast.by_name[name])
+            if self.condition.reaches(reader, maker := self._cast.by_name[name], strict=strict)
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 
-    def _made(self, maker: Server, stream: str, known: dict[str, Kind]) -> Kind:
+    def _made(
+        self, maker: Server, stream: str, known: dict[str, Kind], ready_at: int | None
+    ) -> Kind:
+        if self._unreliable(maker):
+            return Kind.BLOCKING
         if isinstance(maker, SourceProcess):
-            return Kind.BLOCKING if maker.silent or not maker.is_up else Kind.STABLE
+            there = maker.is_up and not maker.silent
+            # One that is being retired closes nothing until that is done.
+            return Kind.STABLE if there and maker.ending == maker.ended else Kind.BLOCKING
         assert isinstance(maker, NodeProcess)
         key = f"{maker.name}/{stream}"
         if key not in known:
-            known[key] = self._computed(maker, stream, known)
+            known[key] = self._computed(maker, stream, known, ready_at)
         return known[key]
 
-    def _computed(self, node: NodeProcess, stream: str, known: dict[str, Kind]) -> Kind:
-        if not node.is_up or not self._reach(node, None):
+    def _computed(
+        self, node: NodeProcess, stream: str, known: dict[str, Kind], ready_at: int | None
+    ) -> Kind:
+        if not node.is_up:
+            return Kind.BLOCKING
+        if "controller" in self._excuses and not self._reaches_controller(node):
             return Kind.BLOCKING
         path = next(path for path in node.fragment.paths if stream in path.outputs)
-        if node.performer.core.paths[path.name].position is None:
-            return Kind.BLOCKING  # it came back while something it needs was gone
-        inputs = {name: self._best(node, name, known) for name in path.inputs}
+        if not internals.begun(node, path) and (
+            "restart" in self._excuses or not internals.has_checkpoint(node, path)
+        ):
+            # It cannot know where an input begins that it has never seen (docs/availability.md,
+            # What it does not do).
+            return Kind.BLOCKING
+        if ready_at is not None and not self.condition.caught_up(node, path, ready_at):
+            return Kind.BLOCKING
+        inputs = {name: self._best(node, name, known, ready_at) for name in path.inputs}
         if all(kind is Kind.STABLE for kind in inputs.values()):
             return Kind.STABLE
         if self._network.protection(fragment_of(node.name)).failure == "block":

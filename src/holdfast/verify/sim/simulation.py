@@ -17,6 +17,7 @@ from holdfast.verify.checkers import Verdict, check
 from holdfast.verify.history import (
     Began,
     Broke,
+    Event,
     Finished,
     Healed,
     History,
@@ -29,11 +30,13 @@ from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import fault_effects as faults
 from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.chance import options_of, protect
+from holdfast.verify.sim.condition import detect_us
 from holdfast.verify.sim.engine_twin import ideal
 from holdfast.verify.sim.fault_effects import spelled_out
 from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.verify.sim.networks import HOSTS, NETWORKS
-from holdfast.verify.sim.oracle import Oracle
+from holdfast.verify.sim.observer import Observer
+from holdfast.verify.sim.oracle import EXCUSES, Oracle
 from holdfast.verify.sim.placement import Placement
 from holdfast.verify.sim.vigil import Vigil
 from holdfast.verify.sim.world import EPOCH_US, Process, World
@@ -41,10 +44,16 @@ from holdfast.verify.sim.world import EPOCH_US, Process, World
 S = 1_000_000
 #: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
 DELAY_US = 1 * S
-#: After the last healing: retries, silence, restarts, replay of everything.
+#: After the last healing: retries, silence, restarts, replay of everything ...
 RECOVERY_US = 7 * S
-#: Faults that only take something away.
-CLEAR = {"kill", "wipe", "pause", "silent", "cut", "reset"}
+#: ... and of a failure longer than this, the 50th part of the rest.
+LONG_US, LONG_SHARE = 60 * S, 50
+#: Faults that take something away or change nothing that users may notice; others leave something
+#: that is up and cannot be counted on.
+CLEAR = {"kill", "wipe", "torn", "pause", "replace", "silent", "retire", "cut", "reset", "repeat"}
+#: Faults after which nobody has to be left: whoever is missing something waits its X, and that is
+#: all.
+UNNOTICED = {"silent", "retire", "skew", "clock", "delay", "repeat"}
 LOOK_US = 250_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
 SLACK_BUCKETS = 12
@@ -63,6 +72,12 @@ def held_buckets(network: Network, options: Options) -> int:
     )
 
 
+def recovery_us(scenario: Scenario) -> int:
+    """How long after the last healing everything may take to be made good."""
+    longest_us = max((fault.for_us for fault in scenario.faults), default=0)
+    return RECOVERY_US + max(0, longest_us - LONG_US) // LONG_SHARE
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     scenario: Scenario
@@ -78,7 +93,11 @@ class Outcome:
 
 
 class Simulation:
-    def __init__(self, scenario: Scenario, options: Options | None = None) -> None:
+    """With `strict` nothing is excused (`oracle.EXCUSES`) and every checker asked."""
+
+    def __init__(
+        self, scenario: Scenario, options: Options | None = None, *, strict: bool = False
+    ) -> None:
         if scenario.network not in NETWORKS:
             known = ", ".join(sorted(NETWORKS))
             raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
@@ -93,17 +112,22 @@ class Simulation:
         self.cast = Cast(self.network, self.options, self.world, self.history, layout)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
+        self._strict = strict
         held = held_buckets(self.network, self.options)
-        self._oracle, self._vigil = Oracle(self.cast), Vigil(self.cast, held)
+        self._recovery_us = recovery_us(scenario)
+        self._oracle = Oracle(self.cast, self._recovery_us, {} if strict else EXCUSES)
+        self._vigil = Vigil(self.cast, held)
+        self._observer = Observer(self.cast, self._oracle.condition, held)
         self._placement = Placement(self.cast)
         #: Faults that are on and of which the trees do not speak.
         self._unclear = 0
+        self._finishing = False
 
     def run(self) -> Outcome:
         world, history = self.world, self.history
         history.add(
-            Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, RECOVERY_US,
-                  held_buckets(self.network, self.options))
+            Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, self._recovery_us,
+                  held_buckets(self.network, self.options), detect_us(self.network.width_us))
         )  # fmt: skip
         for output in self.network.outputs:
             self._promise(output)
@@ -117,9 +141,12 @@ class Simulation:
             last = max(last, EPOCH_US + fault.at_us + fault.for_us)
         world.run_until(last)
         self.cast.mend()
+        self._finishing = True
+        for event in self._oracle.over(world.now):
+            history.add(event)
         for source in self.cast.sources:
             source.finish()
-        settled = world.run_until(world.now + RECOVERY_US + 2 * S, self._settled)
+        settled = world.run_until(world.now + self._recovery_us + 2 * S, self._settled)
         if self.cast.zombies:
             world.run_until(world.now + 2 * S)
         for zombie in self.cast.zombies:
@@ -131,7 +158,8 @@ class Simulation:
         history.add(Finished(world.now, settled))
         self._ideal()
         nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
-        return Outcome(self.scenario, history, check(history, monitored=True), world, nodes_us / S)
+        verdicts = check(history, monitored=True, strict=self._strict)
+        return Outcome(self.scenario, history, verdicts, world, nodes_us / S)
 
     def _monitor(self) -> None:
         """The production monitor watches, as the run's own thread does: beside the network."""
@@ -189,15 +217,16 @@ class Simulation:
 
     def _expect(self) -> None:
         """Looked at often: processes die, come back and connect whenever they like."""
-        # At the bound of its buffer a source stops for the sake of one reader, and all others wait.
-        clear = not self._unclear and self.options.buffer_buckets is None
-        for expected in self._oracle.expect(self.world.now, clear=clear):
-            self.history.add(expected)
-        for found in self._oracle.deserted(self.world.now):
-            self.history.add(found)
         now = self.world.now
-        self.history.events += [*self._vigil.look(now), *self._placement.look(now)]
-        self.world.at(self.world.now + LOOK_US, self._expect)
+        found: list[Event] = []
+        if not self._finishing:
+            found += self._oracle.look(now, clear=not self._unclear)
+        found += self._oracle.deserted(now)
+        found += self._vigil.look(now)
+        found += self._observer.look(now)
+        found += self._placement.look(now)
+        self.history.events += found
+        self.world.at(now + LOOK_US, self._expect)
 
     # -- the ideal ------------------------------------------------------------------------------
 
@@ -214,12 +243,14 @@ class Simulation:
             self.history.add(Broke(self.world.now, fault.do, fault.on))
             heal = faults.apply(fault, self.cast)
             self._vigil.broke(fault.on)
+            self._oracle.changed(self.world.now, noticed=fault.do not in UNNOTICED)
             unclear = fault.do not in CLEAR
             self._unclear += unclear
 
             def healed() -> None:
                 heal()
                 self._vigil.healed(fault.on)
+                self._oracle.changed(self.world.now, noticed=False)
                 self._unclear -= unclear
                 self.world.say("HEALED", fault.do, fault.on)
                 self.history.add(Healed(self.world.now, fault.do, fault.on))
@@ -229,8 +260,10 @@ class Simulation:
         return apply
 
 
-def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:
-    return Simulation(scenario, options).run()
+def simulate(
+    scenario: Scenario, options: Options | None = None, *, strict: bool = False
+) -> Outcome:
+    return Simulation(scenario, options, strict=strict).run()
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:

@@ -65,6 +65,14 @@ class World:
         self.now = max(self.now, end_us)
         return done is not None and done()
 
+    def timers(self) -> dict[str, int]:
+        """How much each process still has to do that lives."""
+        found: dict[str, int] = {}
+        for _, _, process, life, _ in self._heap:
+            if process is not None and process.life == life:
+                found[process.name] = found.get(process.name, 0) + 1
+        return found
+
     def transcript(self, from_us: int = 0, to_us: int = 2**62) -> str:
         """The trace as text, in seconds since the start."""
         return "".join(
@@ -87,8 +95,11 @@ class Process:
         self.paused = False
         #: What happened while it stood still, in order.
         self.backlog: list[Callable[[], None]] = []
-        #: How far its clock is off.
+        #: How far its clock is off, and until when it suffers from having been.
         self.offset_us = 0
+        self.unsteady_until = 0
+        #: The life in which it hangs, if it does.
+        self.hung_in: int | None = None
         #: Where this life listens; no two lives share one.
         self.address = ""
         #: A log of ours has grown.
@@ -101,11 +112,16 @@ class Process:
         return [self.disk]
 
     def clock(self) -> int:
-        """The wall clock, which faults set ahead and back."""
+        """The clock on the wall, which may be set to anything."""
         return self.world.now + self.offset_us
 
+    @property
+    def hung(self) -> bool:
+        """It answers whoever asks, and makes no progress; a new life would help."""
+        return self.hung_in == self.life
+
     def monotonic(self) -> int:
-        """For durations: no step of the clock shows in it."""
+        """The clock for durations, which nobody can set."""
         return self.world.now
 
     def after(self, delay_us: int, fn: Callable[[], None]) -> None:

@@ -1,0 +1,84 @@
+"""Between replicas: nobody counts on one that is gone, and whoever is of no use is left in time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from holdfast.verify.checkers.story import Story
+from holdfast.verify.checkers.verdict import Fault, Verdict, judged
+from holdfast.verify.history import Reading, Relied
+
+T = TypeVar("T", Reading, Relied)
+
+
+def promises(story: Story) -> Verdict:
+    """While replicas correct themselves, one of them answers (Borealis section 3.4.3). A replica
+    that counts on another one finds out when that one is gone; and a promise to wait ends by
+    itself, however little comes of what is waited for."""
+    faults = []
+    detect_us, recovery_us = story.began.detect_us, story.began.recovery_us
+    for relied, until_us in _runs(story.of(Relied), _relying, story.end_us):
+        lasted_us = until_us - relied.at
+        why = f"{relied.node} put off its {relied.what} of {relied.path} for {lasted_us / 1e6:g}s"
+        on = ", ".join(relied.on)
+        if not relied.sound and lasted_us > detect_us:
+            faults.append(Fault(relied.at + detect_us, f"{why}, relying on {on}: gone, or idle"))
+    for relied, until_us in _runs(story.of(Relied), _waiting, story.end_us):
+        lasted_us = until_us - relied.at
+        if relied.what == "correction" and lasted_us > recovery_us:
+            on = ", ".join(relied.on)
+            why = f"{relied.node} waited for {on} to correct {relied.path} for {lasted_us / 1e6:g}s"
+            faults.append(Fault(relied.at + recovery_us, why))
+    return judged("promises", faults)
+
+
+def detected(story: Story) -> Verdict:
+    """A producer that died, hangs, was cut off or makes no progress is soon not read any more, if
+    there is another one; and one of a pair is soon declared dead."""
+    faults = []
+    for reading, until_us in _runs(story.of(Reading), _bad, story.end_us):
+        lasted_us = until_us - reading.at
+        if lasted_us > reading.within_us:
+            what = f"{reading.stream} from {reading.replica}" if reading.replica else reading.stream
+            why = (
+                f"{reading.reader} reads {what}: {reading.bad} for {lasted_us / 1e6:g}s, "
+                f"{reading.within_us / 1e6:g}s are granted"
+            )
+            faults.append(Fault(reading.at + reading.within_us, why))
+    return judged("detected", faults)
+
+
+def _relying(event: Relied) -> tuple[object, object]:
+    return (event.node, event.path, event.what), (event.on, bool(event.sound)) if event.on else None
+
+
+def _waiting(event: Relied) -> tuple[object, object]:
+    return (event.node, event.path, event.what), event.on or None
+
+
+def _bad(event: Reading) -> tuple[object, object]:
+    return (event.reader, event.stream), (event.replica,) if event.bad else None
+
+
+def _runs(
+    events: Iterable[T], keyed: Callable[[T], tuple[object, object]], end_us: int
+) -> Iterator[tuple[T, int]]:
+    """The first event of each stretch in which one thing stays the same, and when that was over;
+    `keyed` says what an event is about and what it says, None: nothing."""
+    by_key: dict[object, list[tuple[object, T]]] = defaultdict(list)
+    for event in events:
+        key, said = keyed(event)
+        by_key[key].append((said, event))
+    for said_events in by_key.values():
+        first: T | None = None
+        last: object = None
+        for said, event in said_events:
+            if said == last:
+                continue
+            if first is not None and last is not None:
+                yield first, event.at
+            first, last = event, said
+        if first is not None and last is not None:
+            yield first, end_us

@@ -1,0 +1,101 @@
+"""What the simulator knows of everybody for certain: who is up, who can reach whom, and who cannot
+be counted on although it is up. The trees of the oracle are made of this."""
+
+from __future__ import annotations
+
+from holdfast.core.replica_selector import LAG_BUCKETS
+from holdfast.model.fragments import Path, fragment_of
+from holdfast.model.trees import patience
+from holdfast.types import OutputState
+from holdfast.verify.sim import internals
+from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Link, Server
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.sources import SourceProcess
+
+#: On the way through a fragment beside what it may wait: steps, links and a spike or two.
+STEP_US = 150_000
+
+
+def detect_us(width_us: int) -> int:
+    """How long until everybody has left a process that died, hangs or was cut off. Readers notice
+    its silence, looking twice in that time, or that it is behind by `LAG_BUCKETS`."""
+    silent_us = SILENCE_US + SILENCE_US // 2 + 5 * HEARTBEAT_US
+    return max(silent_us, (LAG_BUCKETS + 1) * width_us)
+
+
+class Condition:
+    def __init__(self, cast: Cast, recovery_us: int) -> None:
+        self._cast = cast
+        #: As long as a replica that was started may take to catch up; after that it counts.
+        self._catch_up_us = recovery_us
+        self._caught_up: dict[tuple[str, str], int] = {}
+        self._started: dict[str, tuple[int, int]] = {}
+        width_us, network = cast.network.width_us, cast.network
+        #: How much later than others an input may come without any bucket turning tentative, for
+        #: readers that do not block: X without what is kept for computing, and without the bucket.
+        self._bears_us = {
+            name: int(network.protection(name).alpha * known.own_us) - width_us - STEP_US
+            for name, known in patience(network).items()
+            if known is not None
+        }
+
+    def there(self, process: Server) -> bool:
+        return process.alive and not process.paused
+
+    def linked(self, a: Server, b: Server) -> bool:
+        """Nothing between them is cut."""
+        link = self._cast.wire.link
+        return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
+
+    def reaches(self, reader: Server, maker: Server, *, strict: bool) -> bool:
+        """Rows get from the maker to the reader. A link that is only bad may do, and may not: with
+        `strict` it is not counted on."""
+        if not (self.there(maker) and self.linked(reader, maker)):
+            return False
+        wire = self._cast.wire
+        there, back = wire.link(maker.name, reader.name), wire.link(reader.name, maker.name)
+        return not (strict and (self._bad(there, reader) or self._bad(back, reader)))
+
+    def _bad(self, link: Link, reader: Server) -> bool:
+        if link.damage or link.row_us:
+            return True
+        bears_us = self._bears_us.get(fragment_of(reader.name), SILENCE_US)
+        return link.delay_us > max(0, bears_us)
+
+    def impaired(self, process: Server) -> str:
+        """Why a process that is up cannot be counted on; empty where it can."""
+        disk = process.disk
+        if disk.full or disk.unreadable or disk.unsyncable:
+            return "its disk fails"
+        if isinstance(process, NodeProcess):
+            if process.hung:
+                return "it makes no progress"
+            return "it is slow" if process.slowness > 1.0 else ""
+        off = process.offset_us or self._cast.world.now < process.unsteady_until
+        return "its clock is off" if off and isinstance(process, SourceProcess) else ""
+
+    def caught_up(self, node: NodeProcess, path: Path, now: int) -> bool:
+        """Since it was started it has been as far as it can get, or had time enough for that."""
+        key = (node.name, path.name)
+        life, since = self._started.get(node.name, (-1, 0))
+        if life != node.life:
+            life, since = self._started[node.name] = node.life, now
+        if self._caught_up.get(key) == life:
+            return True
+        if now - since < self._catch_up_us:
+            known = [internals.stands(node, stream) for stream in path.outputs]
+            if any(it is None or it[0] is OutputState.STABILIZATION for it in known):
+                return False
+        self._caught_up[key] = life
+        return True
+
+    def all_up(self, now: int) -> bool:
+        """Nothing changes any more until something breaks, heals, dies or is started."""
+        for node in self._cast.nodes:
+            if not node.is_up:
+                return False
+            for path in node.fragment.paths:
+                if not (internals.begun(node, path) and self.caught_up(node, path, now)):
+                    return False
+        return all(source.is_up and source.unsteady_until < now for source in self._cast.sources)

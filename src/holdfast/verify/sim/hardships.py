@@ -1,0 +1,148 @@
+"""Faults that leave something standing which cannot be counted on: what answers and makes no
+progress, disks that fail or rot, clocks that are set, links that are open in one direction, inputs
+that are always late; and failures that meet each other, or last for an hour."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from holdfast.verify.scenario import Fault
+from holdfast.verify.sim.draws import MS, Targets, death, lasting_of
+
+HOUR_MS = 3_600_000
+#: The network for failures of an hour.
+HOURS = "hours"
+
+Hardship = Callable[[random.Random, Targets], list[Fault]]
+
+
+def hardships_of(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
+    """One or two of a kind, and now and then a failure that lasts beside them. Of a pair only one
+    is ever hit: that is what is promised to be survived."""
+    if hosts:
+        return _of_pairs(chance, targets, hosts)
+    found: list[Fault] = []
+    for _ in range(chance.choice([1, 1, 2])):
+        found += chance.choice(HARDSHIPS)(chance, targets)
+    if chance.random() < 0.4:
+        found.append(lasting_of(chance, targets))
+    return found
+
+
+def hour_of(chance: random.Random) -> tuple[Fault, ...]:
+    """A source is away for an hour; now and then somebody is restarted or hangs meanwhile."""
+    at_ms = chance.randrange(20_000, 60_000)
+    do, on = chance.choice([("silent", "s2"), ("cut", "s2<->main,main@2"), ("kill", "s2")])
+    found = [Fault(at_ms * MS, do, on, HOUR_MS * MS)]
+    for _ in range(chance.choice([0, 1, 2])):
+        when_ms = at_ms + chance.randrange(HOUR_MS)
+        who = chance.choice(["main", "main@2", "client-windows", "controller"])
+        found.append(death(chance, chance.choice(["kill", "pause"]), who, when_ms, 3_000))
+    return tuple(sorted(found, key=lambda fault: fault.at_us))
+
+
+# -- one hardship each ----------------------------------------------------------------------------
+
+
+def _hang(chance: random.Random, targets: Targets) -> list[Fault]:
+    return [_during(chance, "hang", chance.choice(targets.nodes))]
+
+
+def _clock(chance: random.Random, targets: Targets) -> list[Fault]:
+    """An hour ahead, or back: whoever it is, for a moment or for long."""
+    off_ms = chance.choice([-HOUR_MS, HOUR_MS])
+    at_ms, for_ms = chance.randrange(1_500, 12_000), chance.choice([200, 1_000, 4_000, 9_000])
+    return [Fault(at_ms * MS, "clock", chance.choice(targets.everybody), for_ms * MS, off_ms)]
+
+
+def _disk(chance: random.Random, targets: Targets) -> list[Fault]:
+    """Of a node that can be rebuilt, a bit may rot."""
+    several = [name for names in targets.replicas if len(names) > 1 for name in names]
+    rots = ["rot", "rot"] if targets.wipes and several else []
+    do = chance.choice([*rots, "full", "eio-read", "eio-fsync"])
+    on = chance.choice(several if do == "rot" else targets.nodes)
+    return [_during(chance, do, on)]
+
+
+def _stuck_when_it_heals(chance: random.Random, targets: Targets) -> list[Fault]:
+    """Just when everybody corrects itself, somebody cannot, and others may wait for it."""
+    lasting = lasting_of(chance, targets)
+    over_ms = (lasting.at_us + lasting.for_us) // MS
+    do, on = chance.choice(["full", "hang", "slow", "kill"]), chance.choice(targets.nodes)
+    at_ms = over_ms + chance.randrange(-300, 1_500)
+    value = 40.0 if do == "slow" else 0.0
+    return [lasting, Fault(at_ms * MS, do, on, chance.choice([4_000, 9_000]) * MS, value)]
+
+
+def _one_way(chance: random.Random, targets: Targets) -> list[Fault]:
+    a, b = chance.sample(targets.everybody, 2)
+    return [_during(chance, "cut", f"{a}->{b}")]
+
+
+def _late(chance: random.Random, targets: Targets) -> list[Fault]:
+    """An input that is late from beginning to end."""
+    source, for_us = chance.choice(targets.sources), 26_000 * MS
+    if chance.random() < 0.5:
+        return [Fault(1_000 * MS, "skew", source, for_us, -chance.choice([900.0, 3e3, 8e3]))]
+    link = f"{source}->{','.join(targets.nodes)}"
+    return [Fault(1_000 * MS, "delay", link, for_us, chance.choice([400.0, 1_500.0, 6_000.0]))]
+
+
+def _restarts(chance: random.Random, targets: Targets) -> list[Fault]:
+    """While a source is away, nodes are restarted one after the other."""
+    source, at_ms = chance.choice(targets.sources), chance.randrange(5_000, 9_000)
+    do = chance.choice(["silent", "cut", "kill"])
+    on = f"{source}<->{','.join(targets.nodes)}" if do == "cut" else source
+    found = [Fault(at_ms * MS, do, on, 17_000 * MS)]
+    for names in targets.replicas:
+        when_ms = at_ms + chance.randrange(500, 3_000)
+        for name in names:
+            found.append(death(chance, "kill", name, when_ms, chance.choice([100, 600, 1_500])))
+            when_ms += chance.randrange(1_000, 5_000)
+    return found
+
+
+HARDSHIPS: tuple[Hardship, ...] = (
+    _hang, _clock, _disk, _stuck_when_it_heals, _one_way, _late, _restarts,
+)  # fmt: skip
+
+
+def _of_pairs(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
+    host = chance.choice(hosts)
+    others = [name for name in targets.everybody if not any(name in names for names in hosts)]
+    match chance.choice(["full", "hang", "eio", "rot", "one way", "clock", "controller"]):
+        case "full":
+            return [_during(chance, "full", chance.choice(host))]
+        case "hang":
+            return [_during(chance, "hang", name) for name in _some(chance, host)]
+        case "eio":
+            do = chance.choice(["eio-read", "eio-fsync"])
+            return [_during(chance, do, name) for name in _some(chance, host)]
+        case "rot":
+            return [_during(chance, "rot", chance.choice(host))]
+        case "one way":
+            name, other = chance.choice(host), chance.choice([*others, *targets.nodes])
+            if name == other:
+                other = "controller"
+            ends = (name, other) if chance.random() < 0.5 else (other, name)
+            return [_during(chance, "cut", "->".join(ends))]
+        case "clock":
+            return _clock(chance, targets)
+        case _:
+            # The controller and a host are lost together.
+            at_ms, how = chance.randrange(2_000, 9_000), chance.choice(["kill", "wipe", "pause"])
+            away_ms = chance.choice([300, 2_500, 8_000])
+            gone = [death(chance, how, name, at_ms, away_ms) for name in host]
+            back_ms = chance.choice([500, 3_000, 7_000])
+            return [*gone, death(chance, "kill", "controller", at_ms, back_ms)]
+
+
+def _during(chance: random.Random, do: str, on: str) -> Fault:
+    at_ms = chance.randrange(2_000, 10_000)
+    for_ms = 0 if do == "rot" else chance.choice([700, 2_500, 6_000, 12_000])
+    return Fault(at_ms * MS, do, on, for_ms * MS)
+
+
+def _some(chance: random.Random, host: list[str]) -> list[str]:
+    return host if chance.random() < 0.5 else [chance.choice(host)]

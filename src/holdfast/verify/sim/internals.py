@@ -1,0 +1,70 @@
+"""The one place where judges look into the protocols' own state, so that a protocol that changes
+changes one module here. Nothing of this decides anything: what follows from it, oracle, observer
+and checkers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.model.fragments import Path
+from holdfast.types import OutputState
+from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.members import Member
+from holdfast.verify.sim.nodes import NodeProcess
+
+
+def begun(node: NodeProcess, path: Path) -> bool:
+    """It knows where its inputs begin, and computes."""
+    return node.performer.core.paths[path.name].position is not None
+
+
+def has_checkpoint(node: NodeProcess, path: Path) -> bool:
+    return bool(node.log.states(path.name))
+
+
+def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
+    """How a replica says that it stands with a stream, and up to where it is stable."""
+    found = node.service.stands(stream) if stream in node.service.logs else None
+    return None if found is None else found[:2]
+
+
+def received_by(process: Member, stream: str) -> dict[str, int]:
+    """Up to where each reader of a stream has had it, as the log of its producer knows."""
+    return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
+
+
+def suspended(node: NodeProcess, path: Path) -> bool:
+    """It gives no answers to new rows, since another replica promised to."""
+    consistency = node.performer.core.paths[path.name].consistency
+    correcting = consistency.state is OutputState.STABILIZATION
+    return correcting and consistency.promises.covered(node.monotonic())
+
+
+def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
+    """The replicas for whose sake it puts off correcting itself."""
+    promises = node.performer.core.paths[path.name].consistency.promises
+    name = promises.waits_for(node.monotonic())
+    return () if name is None else (name,)
+
+
+def read_from(follower: Follower) -> str | None:
+    """The replica that a reader follows; None: none of them."""
+    return follower.subscription.main
+
+
+def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
+    """Where, of which stream, and how many tentative buckets a node keeps, every version counted:
+    of its inputs, and of its outputs."""
+    index = node.performer.inputs
+    for stream in node.fragment.inputs:
+        replaced = len(index._replaced.get(stream, ()))
+        yield "guessed inputs", stream, len(index._tentative.get(stream, ())) + replaced
+    for stream in node.fragment.outputs:
+        if stream in node.log.streams():
+            yield "guesses", stream, len(node.log.tentative(stream)[0])
+
+
+def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int]]:
+    """What is gone through at every event, and how many entries that has."""
+    for name, path in node.performer.core.paths.items():
+        yield f"deadlines of {name}", sum(map(len, path.sunion._held.values()))

@@ -20,7 +20,7 @@ from holdfast.verify.sim.host_chance import host_scenario_of
 from holdfast.verify.sim.networks import NETWORKS
 
 #: Whether what is in `hardships` is drawn, too. It was not yet survived when it was written.
-FAULTS_2 = False
+FAULTS_2 = True
 #: A third of the lot; how many partitions is drawn apart.
 PAIRS = "pairs"
 #: So many of them share hosts.

@@ -42,8 +42,10 @@ def suspended(node: NodeProcess, path: Path) -> bool:
 
 def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
     """The replicas for whose sake it puts off correcting itself."""
-    promises = node.performer.core.paths[path.name].consistency.promises
-    name = promises.waits_for(node.monotonic())
+    consistency = node.performer.core.paths[path.name].consistency
+    if consistency.state is not OutputState.UP_FAILURE:
+        return ()  # there is nothing to correct
+    name = consistency.promises.waits_for(node.monotonic())
     return () if name is None else (name,)
 
 

@@ -50,7 +50,7 @@ def test_a_network_with_every_operator_is_well_formed() -> None:
     net.output("windows", joined.window("10s", slide="1s").group_by("k").agg(n=hf.count()))
     net.output("counts", a.union(b).count_window(5, by="k").agg(s=hf.sum("x")))
     keyed = a.stateful(nothing, key="k", state="k string, due timestamp", out=SCHEMA, timer="due")
-    net.output("keyed", keyed, contract=hf.Contract(within="500ms", loss=0.1))
+    net.output("keyed", keyed, contract=hf.Contract(within="700ms", loss=0.1))
     net.check()
 
 
@@ -198,6 +198,14 @@ def test_a_promise_shorter_than_a_bucket() -> None:
     message = violation(net)
     assert message.startswith("out: it promises results within 400ms")
     assert "500ms" in message
+
+
+def test_a_promise_shorter_than_a_bucket_and_its_grace() -> None:
+    net = hf.Network("net", bucket="500ms")
+    late = net.source("late", SCHEMA, time="ts", grace="4s").filter("x > 0")
+    net.output("out", late, contract=hf.Contract(within="3s"))
+    message = violation(net)
+    assert "buckets of 500ms of source late are closed 4s after their end" in message
 
 
 def test_all_violations_are_told_at_once() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any, assert_never
 
 import numpy as np
@@ -24,6 +23,7 @@ from holdfast.core import source_clock, watermark
 from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
 from holdfast.edge.dead_letters import DeadLetters
 from holdfast.edge.fitting import fit
+from holdfast.edge.notices import clock_text, report_text
 from holdfast.errors import InputError, LogError, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
@@ -37,11 +37,6 @@ COUNTERS = ("rows", "late_rows", "future_rows", "null_time_rows", "restamped_row
 _COUNTER_OF: dict[Reason, str] = {
     "late": "late_rows", "future": "future_rows", "null time": "null_time_rows",
 }  # fmt: skip
-#: What keeps late rows, by clock.
-_REMEDY = {
-    "wall": "; rows that take longer need a longer grace=, a backlog needs clock='data'",
-    "data": "; rows that are further out of order need a longer grace=, pauses a longer idle=",
-}
 #: Between reading one clock and the other; a longer pause would look like a step.
 _READ_US = 1_000
 
@@ -106,17 +101,17 @@ class Source:
             return self._dead.table(last)
 
     def status(self) -> dict[str, Any]:
-        with self._lock:
-            put_aside = sum(self.counters[name] for name in _COUNTER_OF.values())
-            clock = self._watermark.clock
-            return {
-                "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
-                "clock": self.op.clock,
-                **self.counters,
-                "dead_letter_rows": put_aside - self.counters["restamped_rows"],
-                "clock_steps": clock.steps,
-                "clock_apart_ms": clock.apart_us / 1_000,
-            }
+        """Without the lock: a disk that hangs must not keep the answer back."""
+        put_aside = sum(self.counters[name] for name in _COUNTER_OF.values())
+        clock = self._watermark.clock
+        return {
+            "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
+            "clock": self.op.clock,
+            **self.counters,
+            "dead_letter_rows": put_aside - self.counters["restamped_rows"],
+            "clock_steps": clock.steps,
+            "clock_apart_ms": clock.apart_us / 1_000,
+        }
 
     def now_us(self) -> int:
         """The source clock: the wall clock, unless that was set (`core.source_clock`)."""
@@ -227,7 +222,7 @@ class Source:
                 case watermark.Close():
                     self._advance(action.to_us)
                 case watermark.Report():
-                    self._say(self._reported(action))
+                    self._say(report_text(self.op, action, self._watermark.clock.now_us))
                 case watermark.Idled():
                     assert self.op.idle_us is not None
                     _log.info("source %s: idle for %s, closes buckets by the clock", self.name,
@@ -238,68 +233,58 @@ class Source:
                     | source_clock.Followed()
                     | source_clock.Agreed()
                 ):
-                    self._say(_set(action))
+                    self._say(clock_text(action))
                 case _:
                     assert_never(action)
-
-    def _reported(self, report: watermark.Report) -> str:
-        """What came, why it is not part of the results, and what to do."""
-        done = "given another time (late='restamp')"
-        if self.op.late != "restamp" or report.reason == "null time":
-            done = "not taken and put among the dead letters"
-        rows = "row was" if report.rows == 1 else "rows were"
-        more = "" if report.total == report.rows else f" ({report.total} so far)"
-        text = f"{report.rows} {report.reason} {rows} {done}{more}"
-        time = self.op.time
-        if report.reason == "null time":
-            return f"{text}: {time} is null"
-        assert report.example_us is not None
-        text = f"{text}, such as {time}={_instant(report.example_us)}"
-        if report.reason == "future":
-            bound = duration_text(self.op.ahead_us)
-            now = _instant(self._watermark.clock.now_us)
-            return f"{text}: more than ahead={bound} after the source clock, {now}"
-        assert report.closed_upto_us is not None
-        closed = _instant(report.closed_upto_us)
-        return f"{text}: buckets are closed up to {closed}{_REMEDY.get(self.op.clock, '')}"
 
     # -- placing rows ---------------------------------------------------------------------------
 
     def _place(self, table: pa.Table) -> None:
-        time_at = self.schema.get_field_index(self.op.time)
-        column = table.column(time_at)
-        if column.null_count:
-            self._exclude("null time", table.filter(column.is_null()), None)
-            table = table.filter(column.is_valid())
-            column = table.column(time_at)
-        if not table.num_rows:
-            return
-        times = column.combine_chunks().to_numpy(zero_copy_only=False).view(np.int64)
-        restamps, limit_us = self.op.late == "restamp", self._watermark.future_after_us
-        future = times > limit_us
-        if not self.opened and (restamps or not future.all()):
-            now = self._watermark.clock.now_us
-            self.start(self._watermark.starts_us(int(np.where(future, now, times).min())))
-        open_us = limit_us
+        """Into buckets, and among the dead letters. Nothing is taken yet when it raises."""
         if self.opened:
             self._refuse_after_end()
-            open_us = self._open_us()
+        column = table.column(self.op.time)
+        timeless = table.filter(column.is_null()) if column.null_count else None
+        if timeless is not None:
+            table = table.filter(column.is_valid())
+        times = table.column(self.op.time).combine_chunks().to_numpy(zero_copy_only=False)
+        times = times.view(np.int64)
+        if len(times) and not self.opened:
+            self._open_for(times)
+        if timeless is not None:
+            self._exclude("null time", timeless, None)
+        if not len(times):
+            return
+        open_us = self._open_us() if self.opened else self._watermark.future_after_us
+        if times.min() < open_us or times.max() > self._watermark.future_after_us:
+            table, times = self._sort_out(table, times, open_us)
+        if len(times):
+            self._take(table, times)
+
+    def _open_for(self, times: Any) -> None:
+        """Unless all are of the future: those say nothing of where a stream begins."""
+        future, now = times > self._watermark.future_after_us, self._watermark.clock.now_us
+        if self.op.late == "restamp" or not future.all():
+            self.start(self._watermark.starts_us(int(np.where(future, now, times).min())))
+
+    def _sort_out(self, table: pa.Table, times: Any, open_us: int) -> tuple[pa.Table, Any]:
+        """The rows that are left without late and future ones, or with new times for them."""
+        restamps = self.op.late == "restamp"
+        future = times > self._watermark.future_after_us
         late = (times < open_us) & ~future
         reasons: list[tuple[Reason, Any]] = [("late", late), ("future", future)]
         for reason, excluded in reasons:
             if excluded.any():
                 rows = table.filter(pa.array(excluded))
                 self._exclude(reason, rows, int(times[excluded][0]), restamps=restamps)
-        taken = ~(late | future)
-        if not taken.all() and restamps:
-            stamp_us = max(open_us, self._watermark.clock.now_us)
-            times = np.where(future, stamp_us, np.where(late, open_us, times))
-            stamped = pa.array(times).cast(self.schema.field(time_at).type)
-            table = table.set_column(time_at, self.schema.field(time_at), stamped)
-        elif not taken.all():
-            table, times = table.filter(pa.array(taken)), times[taken]
-        if table.num_rows:
-            self._take(table, times)
+        if not restamps:
+            taken = ~(late | future)
+            return table.filter(pa.array(taken)), times[taken]
+        stamp_us = max(open_us, self._watermark.clock.now_us)
+        times = np.where(future, stamp_us, np.where(late, open_us, times))
+        place = self.schema.get_field_index(self.op.time)
+        stamped = pa.array(times).cast(self.schema.field(place).type)
+        return table.set_column(place, self.schema.field(place), stamped), times
 
     def _take(self, table: pa.Table, times: Any) -> None:
         self.counters["rows"] += table.num_rows
@@ -405,46 +390,3 @@ class Source:
         self._dirty = False
         if dead is not None:
             self._dead.written()
-
-
-def _instant(us: int) -> str:
-    """As text; times that no calendar holds as a number."""
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
-    except OverflowError:
-        return f"{us} us"
-
-
-def _set(action: source_clock.ClockAction) -> str:
-    """What happened to the clock, and what that means for buckets."""
-    match action:
-        case source_clock.Stepped():
-            way = "ahead" if action.by_us > 0 else "back"
-            return f"the wall clock stepped {way} by {_seconds(abs(action.by_us))}; " + _goes_on(
-                action.apart_us
-            )
-        case source_clock.Behind():
-            behind = f"the wall clock is {_seconds(action.by_us)} behind what was closed before"
-            return f"{behind}; {_goes_on(action.by_us)}"
-        case source_clock.Followed():
-            return f"the source clock follows the wall clock, {_seconds(action.by_us)} ahead"
-        case source_clock.Agreed():
-            return "the source clock agrees with the wall clock again"
-
-
-def _goes_on(apart_us: int) -> str:
-    """How the source clock goes on, so far ahead of the wall clock."""
-    if apart_us >= source_clock.STEP_US:
-        takes = _seconds(source_clock.SLOWER * apart_us)
-        return (
-            f"buckets close at half speed for {takes}, until both clocks agree, and rows that are "
-            "stamped by it are late"
-        )
-    if apart_us <= -source_clock.STEP_US:
-        stands = _seconds(min(-apart_us, source_clock.CONFIRM_US))
-        return f"buckets close as before, and follow it once it has stood there for {stands}"
-    return "buckets close as before"
-
-
-def _seconds(us: int) -> str:
-    return f"{us / 1e6:.1f} s"

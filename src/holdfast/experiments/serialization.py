@@ -40,7 +40,11 @@ WARM_S = 6.0
 
 def network(interval_ms: int) -> hf.Network:
     net = hf.Network("serialization", bucket=f"{interval_ms}ms")
-    sources = [net.source(f"s{i}", "ts timestamp, value long", time="ts") for i in range(3)]
+    # Stamped and pushed at once: a bucket that ends in between is left to the next one.
+    sources = [
+        net.source(f"s{i}", "ts timestamp, value long", time="ts", grace="0s", late="restamp")
+        for i in range(3)
+    ]
     net.output("merged", net.union(*sources).filter("value >= 0"))
     return net
 

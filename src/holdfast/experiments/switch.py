@@ -43,7 +43,11 @@ CALM_S = 4.0
 
 def network() -> hf.Network:
     net = hf.Network("switch", bucket=f"{BUCKET_MS}ms")
-    taps = [net.source(f"tap{i}", "ts timestamp, value long", time="ts") for i in (1, 2, 3)]
+    # Stamped and pushed at once: a bucket that ends in between is left to the next one.
+    taps = [
+        net.source(f"tap{i}", "ts timestamp, value long", time="ts", grace="0s", late="restamp")
+        for i in (1, 2, 3)
+    ]
     net.output("merged", net.union(*taps).filter("value >= 0"), contract=hf.Contract(within="5s"))
     net.protect("main", replicas=2, failure="process", stabilization="process")
     return net

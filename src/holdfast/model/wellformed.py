@@ -183,6 +183,17 @@ def _schemas(network: Network) -> list[str]:
     return found
 
 
+def _sources_above(op: ops.Operator) -> list[ops.Source]:
+    """Also in a network that has cycles."""
+    seen, waiting = {op.name: op}, [op]
+    while waiting:
+        for up in inputs_of(waiting.pop()):
+            if up.name not in seen:
+                seen[up.name] = up
+                waiting.append(up)
+    return [source for source in seen.values() if isinstance(source, ops.Source)]
+
+
 def _delays(network: Network) -> list[str]:
     found = []
     for op in network.outputs:
@@ -192,6 +203,16 @@ def _delays(network: Network) -> list[str]:
                 f"{op.name}: it promises results within {op.contract.within}, but a bucket alone "
                 f"lasts {duration_text(network.width_us)}; promise more or make the buckets shorter"
             )
+            continue
+        for source in _sources_above(op):
+            closed_us = network.width_us + source.grace_us
+            if source.clock == "wall" and within is not None and within < closed_us:
+                found.append(
+                    f"{op.name}: it promises results within {op.contract.within}, but buckets of "
+                    f"{duration_text(network.width_us)} of source {source.name} are closed "
+                    f"{duration_text(source.grace_us)} after their end; promise more, or give the "
+                    "source a shorter grace="
+                )
     return found
 
 

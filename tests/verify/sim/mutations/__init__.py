@@ -8,10 +8,19 @@ hole in the simulator, not a proof that the mistake is harmless.
 
 from __future__ import annotations
 
-from tests.verify.sim.mutations import growth, logs, nodes, pairs, replicas, sources, tentative
+from tests.verify.sim.mutations import (
+    growth,
+    logs,
+    nodes,
+    pairs,
+    rebuilding,
+    replicas,
+    sources,
+    tentative,
+)
 from tests.verify.sim.mutations.planting import MUTATIONS, Mutation
 
 #: Importing them fills the list.
-LISTS = (logs, nodes, tentative, replicas, pairs, sources, growth)
+LISTS = (logs, nodes, tentative, replicas, pairs, rebuilding, sources, growth)
 
 __all__ = ["LISTS", "MUTATIONS", "Mutation"]

@@ -84,7 +84,7 @@ class Options:
     rejoin: str = "1min"
     #: Of a pair: a copy that is alive but has made no progress for so long, while the other one is
     #: ahead, is declared dead and rebuilt.
-    stall: str = "10s"
+    stall: str = "8s"
     #: Readers on the same machine are given the paths of segments instead of their rows.
     by_reference: bool = True
 

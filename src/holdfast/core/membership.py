@@ -103,9 +103,8 @@ class Dead:
 
     name: str
     epoch: int
-    #: For people; and whether it was evicted, since it makes no progress.
+    #: For people.
     why: str = "no heartbeat"
-    evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,6 @@ class Membership:
         self._released: dict[str, int] = {}
         #: Of those that were declared dead while this controller ran.
         self.why_dead: dict[str, str] = {}
-        self._now = at
 
     # -- the machine ------------------------------------------------------------------------------
 
@@ -217,8 +215,8 @@ class Membership:
             case Dead():
                 self._dead[record.name] = record.epoch
                 self.why_dead[record.name] = record.why
-                if record.evicted and self._lag is not None:
-                    self._lag.evicted(record.name, self._now)
+                if self._lag is not None:
+                    self._lag.forget(record.name)
             case Released():
                 self._released[record.name] = record.epoch
             case Placed():
@@ -231,12 +229,12 @@ class Membership:
             return []
         self.detector.heard(beat.name, beat.at)
         if self._lag is not None and beat.name in self._partners:
-            self._lag.heard(beat.name, beat.epoch, beat.positions, beat.at)
+            partner = self._partners[beat.name]
+            self._lag.heard(beat.name, partner, beat.epoch, beat.positions, beat.at)
         newer = beat.epoch > self.epoch(beat.name)
         return [Registered(beat.name, beat.epoch)] if newer else []
 
     def _tick(self, at: int) -> list[Record]:
-        self._now = at
         self.detector.tick(at)
         known = self.standings()
         lost_now = lost(self._partners, known, self.detector, at)
@@ -261,9 +259,9 @@ class Membership:
                 known[one].lives and self.detector.speaks(one, at) for one in (name, partner)
             ):
                 continue
-            if (why := self._lag.stalled(name, partner, at)) is not None:
+            if (why := self._lag.stalled(name, partner)) is not None:
                 gone.add(name)
-                found.append(Dead(name, known[name].epoch, why, evicted=True))
+                found.append(Dead(name, known[name].epoch, why))
         return found
 
     def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:

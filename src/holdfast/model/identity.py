@@ -7,7 +7,7 @@ and state is stamped with the part of it that made it (`Engine.plan_hash`).
 
 What a query is fed with, what is promised of it and who reads it are not part of it: they change
 which rows there are, and when, but not what is computed from them.
-See docs/design/0008-identity-of-a-run.md.
+See docs/design/0011-identity-of-a-run.md.
 """
 
 from __future__ import annotations

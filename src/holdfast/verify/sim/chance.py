@@ -102,7 +102,7 @@ def options_of(seed: int) -> Options:
         group_buckets_max=chance.choice([2, 256]),
         buffer_buckets=chance.choice([None, None, None, 24]),
         rejoin=chance.choice(["2s", "6s", "1min"]),
-        stall=chance.choice(["4s", "10s"]),
+        stall=chance.choice(["4s", "8s"]),
     )
 
 

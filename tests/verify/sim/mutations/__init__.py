@@ -14,6 +14,7 @@ from tests.verify.sim.mutations import (
     logs,
     nodes,
     pairs,
+    rebuilding,
     replicas,
     sources,
     tentative,
@@ -21,6 +22,6 @@ from tests.verify.sim.mutations import (
 from tests.verify.sim.mutations.planting import MUTATIONS, Mutation
 
 #: Importing them fills the list.
-LISTS = (logs, nodes, tentative, replicas, pairs, sources, growth, hosts)
+LISTS = (logs, nodes, tentative, replicas, pairs, rebuilding, sources, growth, hosts)
 
 __all__ = ["LISTS", "MUTATIONS", "Mutation"]

@@ -1,0 +1,62 @@
+"""Mistakes in rebuilding a copy of a pair, in what is kept for it, and in evicting it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import holdfast.streams.serving
+from holdfast.node.state_transfer import Staging
+from holdfast.verify.scenario import Fault
+from tests.verify.sim.mutations.planting import S, lot_with, mutation
+
+CHECKPOINTS = lot_with(
+    lambda o: o.checkpoint_buckets == 7 and o.rejoin == "1min" and o.buffer_buckets is None
+)
+
+#: One copy is down, and then the disk of the other one is lost.
+ONE_DISK = (Fault(10 * S, "kill", "lower.0", 4 * S), Fault(11_500_000, "wipe", "lower.0@2", S))
+
+
+@mutation(
+    "do not reckon with the disk of a dead copy", "lost", "paired", "alive",
+    faults=ONE_DISK, on="pairs-2", lot=CHECKPOINTS,
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.streams.serving.position_of_gone
+
+    def forgetful(standing: Any, *more: Any) -> Any:
+        return original(replace(standing, released=standing.dead), *more)
+
+    patch.setattr(holdfast.streams.serving, "position_of_gone", forgetful)
+
+
+@mutation(
+    "delete the old storage before the new one is complete", "lost", "paired", "alive",
+    faults=(
+        Fault(10 * S, "kill", "lower.0", 4 * S), Fault(14_060_000, "wipe", "lower.0@2", 3 * S),
+    ), on="pairs-1", lot=CHECKPOINTS,
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Staging.expect
+
+    def hasty(self: Staging, offered: Any) -> Any:
+        self._disk.remove_folder(self._folder)
+        return original(self, offered)
+
+    patch.setattr(Staging, "expect", hasty)
+
+
+@mutation(
+    "take pieces of a state as they come", "wrong", "alive", "converge", "lost",
+    faults=(
+        Fault(5 * S, "damage", "lower.0@2,lower.1@2,upper.0@2->lower.0,lower.1,upper.0", 10 * S),
+        Fault(6 * S, "wipe", "lower.0", S),
+        Fault(6 * S, "wipe", "lower.1", S),
+        Fault(6 * S, "wipe", "upper.0", S),
+    ), on="pairs-2", lot=CHECKPOINTS,
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Staging, "verify", lambda self, piece: None)

@@ -32,7 +32,7 @@ from holdfast.storage.records import (
     Trim,
     Undo,
 )
-from holdfast.types import Segment, SegmentId, Stability
+from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
 
 def _bucket(segment: Segment) -> int:
@@ -69,6 +69,23 @@ class StreamState:
     @property
     def tentative_upto(self) -> int | None:
         return self.spans[-1].upto if self.spans else None
+
+    def is_told(self, info: StreamInfo, epoch: int) -> bool:
+        """Whether nothing has changed since."""
+        return (
+            info.complete_upto == self.complete_upto
+            and info.trimmed_upto == self.trimmed_upto
+            and info.epoch == epoch
+            and info.ended == self.ended
+            and info.tentative_upto == self.tentative_upto
+            and info.undos == self.undos
+        )
+
+    def info(self, epoch: int) -> StreamInfo:
+        return StreamInfo(
+            self.name, self.schema, self.time, self.starts_at, self.complete_upto,
+            self.trimmed_upto, epoch, self.ended, self.tentative_upto, self.undos,
+        )  # fmt: skip
 
     def between(self, from_bucket: int, upto: int) -> list[Segment]:
         """Segments of the buckets `from_bucket` to `upto`, both included."""

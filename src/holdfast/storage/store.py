@@ -466,27 +466,8 @@ class Log:
     def _info(self, stream: StreamState) -> StreamInfo:
         """Asked for many times between two changes."""
         known = self._infos.get(stream.name)
-        if (
-            known is None
-            or known.complete_upto != stream.complete_upto
-            or known.trimmed_upto != stream.trimmed_upto
-            or known.epoch != self._state.epoch
-            or known.ended != stream.ended
-            or known.tentative_upto != stream.tentative_upto
-            or known.undos != stream.undos
-        ):
-            known = self._infos[stream.name] = StreamInfo(
-                name=stream.name,
-                schema=stream.schema,
-                time=stream.time,
-                starts_at=stream.starts_at,
-                complete_upto=stream.complete_upto,
-                trimmed_upto=stream.trimmed_upto,
-                epoch=self._state.epoch,
-                ended=stream.ended,
-                tentative_upto=stream.tentative_upto,
-                undos=stream.undos,
-            )
+        if known is None or not stream.is_told(known, self._state.epoch):
+            known = self._infos[stream.name] = stream.info(self._state.epoch)
         return known
 
     def _compact(self) -> None:

@@ -26,6 +26,7 @@ STATUS: dict[str, Any] = {
             "retry_in_ms": 4_200,
         }
     ],
+    "differs": {"main": ["bucket 7 of 'top' was made otherwise: here 5f, main@2 a1; suspected"]},
     "stopped": {"top": "node main@2 quarantined: nodes/main@2: Read-only"},
 }  # fmt: skip
 
@@ -39,4 +40,5 @@ def test_a_bad_part_is_named_with_reason_next_try_and_remedy(
         "node main@2 on main@2 quarantined for 12 s, 4 failures in a row, next try in 4 s: "
         "nodes/main@2: Read-only [ext4]. To do: free or repair the storage" in out
     )
+    assert "node main: replicas differ: bucket 7 of 'top' was made otherwise: here 5f" in out
     assert "output top stopped, no replica is left: node main@2 quarantined" in out

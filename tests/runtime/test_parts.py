@@ -44,9 +44,11 @@ class Story:
             host: HostProcess("app.py", host, str(folder), "", Options(), lambda host: None)
             for host in hosts
         }
+        self.differs: dict[str, list[str]] = {}
         self.parts = Parts(
-            self.net, processes, lambda host: [host], lambda host: self.told.get(host, {})
-        )
+            self.net, processes, lambda host: [host], lambda host: self.told.get(host, {}),
+            lambda: self.differs,
+        )  # fmt: skip
         watching = Monitor(self.net, fragments(self.net), {}, {}, [], [])
         self.metrics = Metrics(watching, {}, {}, {}, self.parts)
 
@@ -87,3 +89,11 @@ def test_metrics_tell_of_bad_parts_and_stopped_outputs(tmp_path: Path) -> None:
     assert sample("holdfast_part_failures", {"what": "node", "part": "second"}) == 20
     assert sample("holdfast_output_stopped", {"output": "far"}) == 1
     assert sample("holdfast_output_stopped", {"output": "near"}) == 0
+
+
+def test_replicas_that_differ_are_counted(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    assert story.metrics.registry.get_sample_value("holdfast_replica_differs") is None
+    story.differs["first@2"] = ["bucket 7 of 'near' was made otherwise"]
+    told = story.metrics.registry.get_sample_value("holdfast_replica_differs", {"node": "first@2"})
+    assert told == 1

@@ -105,6 +105,12 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         )
     for part in told["unhealthy"]:
         console.print(_unhealthy(part), highlight=False, soft_wrap=True)
+    for node, differences in told["differs"].items():
+        for text in differences:
+            console.print(
+                f"[red]node {node}: replicas differ:[/red] {escape(text)}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
     for output, why in told["stopped"].items():
         console.print(
             f"[bold red]output {output} stopped, no replica is left:[/bold red] {escape(why)}",

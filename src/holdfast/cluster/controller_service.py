@@ -40,6 +40,8 @@ class Presiding:
         self._clock = clock
         #: What each host says of its nodes that are not healthy.
         self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
+        #: What each node says that other replicas made otherwise.
+        self._differs: dict[str, tuple[str, ...]] = {}
         #: Told how far the slowest node of a host is.
         self.on_progress: Callable[[str, int], None] = lambda host, position: None
         service.handle(NextEpoch, self._next_epoch)
@@ -49,6 +51,10 @@ class Presiding:
     def unhealthy(self, host: str) -> Mapping[str, PartStatus]:
         """Of the nodes of a host, as of its last heartbeat."""
         return self._unhealthy.get(host, {})
+
+    def differs(self) -> dict[str, tuple[str, ...]]:
+        """Nodes that other replicas differ from, and in what."""
+        return {node: told for node, told in list(self._differs.items()) if told}
 
     def ended(self, host: str) -> None:
         """The process of a host has ended."""
@@ -112,6 +118,7 @@ class Presiding:
         )
 
     def _knows(self, told: Instance, at: int) -> bool:
+        self._differs[told.node] = told.differs
         try:
             if not told.up:
                 return self._controller.announce(told.node, told.address, told.epoch)

@@ -25,7 +25,7 @@ ORPHANED_US = 10_000_000
 #: process itself may have stood still.
 ABSENCE_US = 5_500_000
 
-DECLARED_DEAD = "the controller had no heartbeat of it and declared it dead; it is rebuilt"
+DECLARED_DEAD = "the controller declared it dead (no heartbeat, or no progress); it is rebuilt"
 
 # -- events ---------------------------------------------------------------------------------------
 

@@ -141,7 +141,10 @@ class Metrics(Collector):
         stopped = self._parts.stopped()
         for output in self._monitor.contracts():
             gone.add_metric([output], output in stopped)
-        return iter((unhealthy, failures, gone))
+        differs = _gauge("replica_differs", "Streams that other replicas made otherwise", "node")
+        for node, told_of in self._parts.differs().items():
+            differs.add_metric([node], len(told_of))
+        return iter((unhealthy, failures, gone, differs))
 
 
 def _judged(told: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,9 +28,12 @@ class Parts:
         processes: Mapping[str, HostProcess],
         assigned: Callable[[str], list[str]],
         told: Callable[[str], Mapping[str, PartStatus]],
+        differs: Callable[[], Mapping[str, Sequence[str]]] = dict,
     ) -> None:
-        """`assigned` and `told`: the nodes of a host, and what it says of them."""
+        """`assigned` and `told`: the nodes of a host, and what it says of them. `differs`: what
+        replicas made otherwise than others."""
         self._processes, self._assigned, self._told = processes, assigned, told
+        self.differs = differs
         self._needs = {op.name: _needs(network, op.name) for op in network.outputs}
 
     def hosts(self) -> dict[str, PartStatus]:

@@ -155,7 +155,7 @@ class Run:
         )
         self.parts = Parts(
             network, self.processes, lambda host: self.controller.assigned(host),
-            lambda host: self._presiding.unhealthy(host),
+            lambda host: self._presiding.unhealthy(host), lambda: self._presiding.differs(),
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
@@ -360,6 +360,7 @@ class Run:
             "contracts": self.monitor.contracts(),
             "failures": list(self.failures),
             "unhealthy": self.parts.status(),
+            "differs": self.parts.differs(),
             "stopped": self.parts.stopped(),
         }
 

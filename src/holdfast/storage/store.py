@@ -398,8 +398,7 @@ class Log:
             return self._stream(stream).trimmable
 
     def received(self, stream: str, *, without: Collection[str] = ()) -> int:
-        """The last bucket that every reader that ever acknowledged anything has had, but for those
-        it is asked `without`."""
+        """The last bucket that all other readers that ever acknowledged anything have had."""
         with self.changed:
             return self._stream(stream).received(without)
 

@@ -256,6 +256,8 @@ class Instance:
     positions: Mapping[str, int | None] = field(default_factory=dict)
     #: False: it is being caught up, and does not count as alive yet.
     up: bool = True
+    #: What other replicas made otherwise, for people.
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
 from holdfast.edge.source import Source, dead_letters
-from holdfast.errors import InputError
+from holdfast.errors import InputError, NodeFailed
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
@@ -159,8 +161,6 @@ def test_an_ended_source_takes_no_more(log: Log) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
 def test_files_are_replayed_bucket_by_bucket(log: Log, tmp_path: Path, kind: str) -> None:
-    import threading
-
     import pyarrow.csv
     import pyarrow.parquet
 
@@ -251,3 +251,68 @@ def test_a_push_that_is_repeated_with_its_token_is_taken_once(log: Log) -> None:
     source.advance(2 * WIDTH)
     assert logged(log) == {0: 1, 1: 1}
     assert source.token == "2"
+
+
+def test_a_source_that_nobody_can_read_says_so_to_whoever_pushes(log: Log) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.failure = NodeFailed("nothing that reads it is left")
+    for _ in range(2):
+        with pytest.raises(NodeFailed, match="is left") as told:
+            source.push([row(2)])
+        assert len(told.traceback) < 10  # a retry adds nothing to it
+    source.failure = None
+    source.push([row(3)])
+    source.advance(WIDTH)
+    assert logged(log) == {0: 2}
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_client_whose_output_failed_raises_after_what_it_can_still_read(
+    log: Log, reachable: bool
+) -> None:
+    source, service = make(log), Service(logs={"s": log}, heartbeat_s=0.01)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    client.fail(NodeFailed("node 'main' failed"), reachable=reachable)
+    seen: list[int] = []
+    for _ in range(2):
+        with pytest.raises(NodeFailed, match="node 'main' failed"):
+            client.foreach_bucket(lambda table, info: seen.append(info.bucket))
+    assert seen == ([0] if reachable else [])
+    assert client.closed
+
+
+def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log: Log) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.end()
+    client = Client("s", {"s": lambda: InProcess(Service(logs={"s": log}))}, WIDTH)
+    client.fail(NodeFailed("node 'main' failed"), reachable=True)
+    assert [info.bucket for _, info in client] == [0]
+    assert list(client) == []
+
+
+def test_a_client_that_waits_for_a_node_that_never_came_up_is_told(log: Log) -> None:
+    """The stream is not open, so nothing is delivered, not even a sign of life."""
+    service = Service(logs={"s": log}, heartbeat_s=0.01)
+    waiting = threading.Event()
+
+    def connect() -> InProcess:
+        waiting.set()
+        return InProcess(service)
+
+    client = Client("s", {"s": connect}, WIDTH)
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def read() -> None:
+        try:
+            list(client)
+        except NodeFailed as err:
+            errors.put(err)
+
+    threading.Thread(target=read, daemon=True).start()
+    assert waiting.wait(10)
+    client.fail(NodeFailed("node 'main' failed"), reachable=False)
+    assert str(errors.get(timeout=10)) == "node 'main' failed"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.clock import now_us
 from holdfast.core.following import Following
-from holdfast.errors import StaleEpoch, StorageFull, TransportError
+from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
 from holdfast.streams.delivery import Delivery, Peer
@@ -70,6 +70,8 @@ class Client:
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
+        #: Why nothing more comes. What is there is given first.
+        self._failure: HoldfastError | None = None
         self.peer: Peer | None = None
         self.following = Following(from_bucket, tentative=tentative)
         #: Last bucket that was given as tentative and not taken back since.
@@ -97,7 +99,8 @@ class Client:
             self.undos = log.counter(f"{output}.undos")
 
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """Buckets with rows, in order, until the output ends or `close()` is called."""
+        """Buckets with rows, in order, until the output ends or `close()` is called. Raises
+        `NodeFailed` once the output cannot give any more."""
         self.settle()
         if self.ended:
             return
@@ -109,11 +112,15 @@ class Client:
                     switched=self._switched,
                 ):  # fmt: skip
                     yield from self.take(delivery)
+                    if self._failure is not None and delivery.is_sign_of_life:
+                        self._stop.set()
                     if self._stop.is_set():
-                        return
+                        break
             except TransportError as err:  # files that went with the storage of whoever made them
                 self._lost(err)
                 self._stop.wait(self.following.lost() / 1_000)
+        if self._failure is not None and not self.ended:
+            raise self._failure.with_traceback(None)
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
@@ -121,6 +128,13 @@ class Client:
 
     def close(self) -> None:
         self._stop.set()
+
+    def fail(self, failure: HoldfastError, *, reachable: bool) -> None:
+        """Nothing more will come. Iterating raises that: after what is there already, if whoever
+        has it still answers, or at once. Any thread may say so."""
+        self._failure = failure
+        if not reachable:
+            self._stop.set()
 
     @property
     def closed(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.clock import now_us
-from holdfast.errors import InputError, LogError, StorageFull
+from holdfast.errors import HoldfastError, InputError, LogError, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.storage import Counter, Ended, Log, Retired, Token
@@ -49,6 +49,8 @@ class Source:
         self._buffer_buckets, self._received = buffer_buckets, received
         self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
         self._clock = clock
+        #: Why rows reach nobody any more; told to whoever pushes.
+        self.failure: HoldfastError | None = None
         self.schema = arrow_schema(op.schema)
         self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
         self._lock = threading.RLock()
@@ -91,6 +93,8 @@ class Source:
         last push, if it failed or was not answered, may be repeated with the same `token`: rows
         that are here already are not taken twice.
         """
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         table = self._fit(data)
         with self._lock:
             last = self.token if self._token is None else self._token

@@ -57,8 +57,9 @@ class Node:
         #: Where each input with several makers is: said to all of them.
         self._positions: dict[str, Position] = {}
         self.switches: list[tuple[str, int]] = []
-        #: What ended the node, if anything did.
+        #: What ended the node, if anything did; and who is told of it.
         self.failure: BaseException | None = None
+        self.failed: Callable[[BaseException], None] = lambda err: None
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._stop = threading.Event()
         self.ended = threading.Event()
@@ -297,4 +298,5 @@ class Node:
             if not isinstance(err, ProtocolViolation):
                 _log.error("please report this with the log of the node")
         self._stop.set()
+        self.failed(err)
         self.ended.set()

@@ -38,6 +38,7 @@ from holdfast.edge.source import Source
 from holdfast.errors import (
     HoldfastError,
     InputError,
+    NodeFailed,
     SetupError,
     TransportError,
 )
@@ -53,6 +54,7 @@ from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
 from holdfast.runtime.contracts import Monitor
+from holdfast.runtime.failures import Failures, member
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
@@ -117,7 +119,7 @@ class Run:
             self.layout = layout_of(network, self.options.hosts, self.options.standby)
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, HostProcess] = {}
-        self.failures: list[str] = []
+        self.failures = Failures(network, local=deployment == "local", epoch=self._epoch)
         #: Called by the monitor when a promise is broken and when it is kept again.
         self.on_contract: list[Callable[[Action], None]] = []
         self.controller: Controller
@@ -181,12 +183,12 @@ class Run:
         self._describe()
         if self.deployment == "processes":
             self._start_processes()
-        for source in self.sources.values():
+        for name, source in self.sources.items():
             feed = source.op.feed
             if source.op.clock == "wall":
-                self._thread(partial(tick_wall, source, self._stop), f"clock-{source.name}")
+                self._thread(partial(tick_wall, source, self._stop), f"clock-{name}", name)
             if feed is not None:
-                self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
+                self._thread(partial(feed.run, source, self._stop), f"feed-{name}", name)
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
             silence_us, stop = int(1e6 * self.options.silence_s), self._stop
@@ -211,9 +213,10 @@ class Run:
                 compiled=compiled,
             )
             upstream = {s: self.makers(s, fragment.name) for s in fragment.inputs}
-            self.nodes[fragment.name] = Node(
+            node = self.nodes[fragment.name] = Node(
                 fragment.name, fragment, engine, log, self.service, upstream, self.options
             )
+            node.failed = partial(self.failed, fragment.name)
         for name in one_of_each(self.network, self.nodes):
             for path in self.nodes[name].fragment.paths:
                 self.nodes[name].engine.warm_up(path)
@@ -225,13 +228,13 @@ class Run:
         for host in self.layout:
             process = HostProcess(
                 self.app, host, self.storage, self.server.address, self.options,
-                self.failures.append, self.controller.ended,
+                partial(self._host_failed, host), self.controller.ended,
             )  # fmt: skip
             self.processes[host] = process
             process.start()
         for host in self.layout:
             where = f"its log is in {os.path.join(self.storage, 'nodes')}"
-            up = partial(self._presiding.is_up, host)
+            up = partial(self._is_up_or_failed, host)
             self.wait_for(up, READY_S, f"host {host} to come up ({where})")
 
     # -- for the application ----------------------------------------------------------------------
@@ -269,6 +272,7 @@ class Run:
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)
+        self._tell_failures()
         return client
 
     def makers(self, stream: str, reader: str) -> Makers:
@@ -326,7 +330,9 @@ class Run:
                 for client in self._clients
             },
             "contracts": self.monitor.contracts(),
-            "failures": list(self.failures),
+            "failures": [
+                failure.body() for failure in (*self.failures.all(), *self.failures.troubles(nodes))
+            ],
         }
 
     def asked(self, node: str) -> dict[str, Any]:
@@ -342,13 +348,16 @@ class Run:
         except HoldfastError as err:
             return {"node": node, "failure": str(err)}
 
+    def failed(self, node: str, error: BaseException | str, *, permanent: bool = True) -> None:
+        """A node, or another member, failed: whoever waits for what it made is told."""
+        self.failures.report(node, error, permanent=permanent)
+        self._tell_failures()
+
     def raise_failure(self) -> None:
-        """Raise what stopped a node or a feed, if anything did."""
-        for node in self.nodes.values():
-            if node.failure is not None:
-                raise node.failure
-        if self.failures:
-            raise HoldfastError(self.failures[0])
+        """Raise what stopped an output, if anything did."""
+        for op in self.network.outputs:
+            if (error := self.failures.stopped(op.name)) is not None:
+                raise error
 
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         """Until it is so; raises what stopped a node, or that it took too long."""
@@ -417,14 +426,38 @@ class Run:
             return (fragment.name,)
         return replicas_of(self.network, fragment.name)
 
-    def _thread(self, run: Callable[[], None], name: str) -> None:
+    def _tell_failures(self) -> None:
+        self.failures.tell(list(self._clients), self.sources, self._opened)
+
+    def _opened(self, output: str) -> bool:
+        """What was made of it is in this process, and can be read to its end."""
+        log = self.service.logs.get(output)
+        return log is not None and output in log.streams()
+
+    def _epoch(self, node: str) -> int:
+        return self.controller.epoch(node) if self.deployment == "processes" else 0
+
+    def _host_failed(self, host: str, said: str) -> None:
+        """Its process gave up, and with it all that ran there."""
+        _log.error("%s", said)
+        for node in self.controller.assigned(host) or [f"host {host}"]:
+            self.failed(node, said)
+
+    def _is_up_or_failed(self, host: str) -> bool:
+        """There is nothing to wait for where a host gave up, but others may do without it."""
+        failed = {failure.node for failure in self.failures.all()}
+        return self._presiding.is_up(host) or {*self.controller.assigned(host)} <= failed
+
+    def _thread(self, run: Callable[[], None], name: str, source: str | None = None) -> None:
         def guarded() -> None:
             try:
                 run()
+            except NodeFailed:
+                pass  # it has nobody left to bring rows to
             except Exception as err:
                 if not self._stop.is_set():
-                    self.failures.append(f"{name}: {err}")
                     _log.error("%s stopped: %s", name, err)
+                    self.failed(f"thread {name}" if source is None else member(source), err)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)

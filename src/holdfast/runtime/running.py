@@ -297,9 +297,7 @@ class Run:
         nodes = [node.status() for node in self.nodes.values()]
         hosted: list[tuple[str, dict[str, Any]]] = []
         for host, process in self.processes.items():
-            runs: dict[str, Any] = {
-                "host": host, "pid": process.pid, "restarts": process.restarts,
-            }  # fmt: skip
+            runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
             hosted += [(name, runs) for name in self.controller.assigned(host)]
         if hosted:
             with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
@@ -308,6 +306,7 @@ class Run:
         return {
             "network": self.network.name,
             "deployment": self.deployment,
+            "pid": os.getpid(),
             "sources": {
                 name: {
                     "complete_upto": source.log.info(name).complete_upto if source.opened else None,
@@ -317,6 +316,10 @@ class Run:
             },
             "nodes": nodes,
             "hosts": {host: self.controller.assigned(host) for host in self.processes},
+            "processes": {
+                host: {"pid": process.pid, "restarts": process.restarts}
+                for host, process in self.processes.items()
+            },
             "clients": {
                 client.output: {
                     "position": client.position,
@@ -441,7 +444,7 @@ class Run:
         """Its process gave up, and with it all that ran there."""
         _log.error("%s", said)
         for node in self.controller.assigned(host) or [f"host {host}"]:
-            self.failed(node, said)
+            self.failed(node, said.removeprefix(f"host {host!r} stopped: "))
 
     def _is_up_or_failed(self, host: str) -> bool:
         """There is nothing to wait for where a host gave up, but others may do without it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
 from holdfast.clock import now_us
 from holdfast.edge.client import Client
@@ -59,8 +60,9 @@ def test_rows_of_any_kind_are_taken(log: Log) -> None:
     source.push({"ts": [at], "key": ["b"], "value": [2.0]})
     source.push(pd.DataFrame({"ts": [at], "key": ["c"], "value": [3.0]}))
     source.push(pa.table({"ts": pa.array([5], pa.int64()), "key": ["d"], "value": [4.0]}))
+    source.push([(at, "e", 5.0), [at, "f", 6.0], Row(ts=at, value=7.0, key="g")])
     source.advance(WIDTH)
-    assert logged(log) == {0: 5}
+    assert logged(log) == {0: 8}
 
 
 def test_idle_sources_close_empty_buckets(log: Log) -> None:
@@ -124,6 +126,9 @@ def test_negative_times_have_their_buckets(log: Log) -> None:
         ({"ts": ["yesterday"], "key": ["a"], "value": [1.0]}, "do not fit"),
         ({"ts": [0], "key": ["a"], "value": ["x"]}, "do not fit"),
         (17, "not a table"),
+        ([(0, "a")], r"tuples of 3 values \(ts, key, value\), found tuple"),
+        (["a"], "expected rows as dicts, or as tuples"),
+        ([row(0), 5], "found int 5"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_the_column(

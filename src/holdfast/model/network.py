@@ -8,14 +8,18 @@ net.output("top_talkers", top)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from holdfast.config import duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
 from holdfast.model.protection import Protection
+from holdfast.model.schema import ddl_of
+
+#: DDL text, names and types, an Arrow schema or Spark's StructType (`schema.ddl_of`).
+Schema: TypeAlias = str | Mapping[str, str] | Any
 
 #: Every partition sends to every partition of the next fragment, a file per bucket each.
 PARTITIONS_MAX = 64
@@ -42,7 +46,7 @@ class Network:
     def source(
         self,
         name: str,
-        schema: str,
+        schema: Schema,
         *,
         time: str,
         feed: Any = None,
@@ -51,8 +55,10 @@ class Network:
         grace: str | None = None,
         clock: str | None = None,
     ) -> Stream:
-        """A stream of rows from outside. `feed` brings them by itself (a generator, a replay, a
-        Structured Streaming query); without one the application pushes."""
+        """A stream of rows from outside, of the columns in `schema`: text such as "ts timestamp, x
+        long", a dict of names and types, a StructType or an Arrow schema. `feed` brings the rows by
+        itself (a generator, a replay, a Structured Streaming query); without one the application
+        pushes."""
         if late not in ("restamp", "reject"):
             raise InputError(f"source {name!r}: late={late!r} is not one of 'restamp', 'reject'")
         clock = clock or getattr(feed, "clock", "wall")
@@ -63,7 +69,7 @@ class Network:
         return self._add(
             ops.Source(
                 name=self._name("source", name),
-                schema=schema,
+                schema=ddl_of(schema, f"source {name!r}"),
                 time=time,
                 feed=feed,
                 late=late,
@@ -79,10 +85,11 @@ class Network:
         inputs: list[ops.Operator | None] = [self._mine(stream) for stream in streams]
         return self._add(ops.Union(name=self._name("union", name), inputs=inputs))
 
-    def port(self, name: str, schema: str, *, time: str) -> Stream:
+    def port(self, name: str, schema: Schema, *, time: str) -> Stream:
         """A stream connected later with `connect`, to draw a cycle."""
+        ddl = ddl_of(schema, f"port {name!r}")
         return self._add(
-            ops.Port(name=self._name("port", name), schema=schema, time=time, inputs=[None])
+            ops.Port(name=self._name("port", name), schema=ddl, time=time, inputs=[None])
         )
 
     def connect(self, stream: Stream, port: Stream, *, feedback: int = 0) -> None:
@@ -262,8 +269,8 @@ class Stream:
         fn: Callable[[Any, Any, Any], Any],
         *,
         key: str | list[str] | tuple[str, ...],
-        state: str,
-        out: str,
+        state: Schema,
+        out: Schema,
         timer: str | None = None,
         name: str | None = None,
     ) -> Stream:
@@ -275,8 +282,8 @@ class Stream:
                 name=self._named("stateful", name),
                 fn=fn,
                 keys=_keys(key, "stateful"),
-                state=state,
-                out=out,
+                state=ddl_of(state, "stateful state"),
+                out=ddl_of(out, "stateful out"),
                 timer=timer,
             )
         )

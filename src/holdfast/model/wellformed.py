@@ -10,6 +10,8 @@ Each violation names the operator, the port and the remedy.
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.config import duration_text
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
@@ -175,11 +177,26 @@ def _schemas(network: Network) -> list[str]:
                     problem = check_time(schema, op.timer, of=f"{op.name}, timer")
                     if problem:
                         found.append(problem)
-        if isinstance(op, ops.Source):
-            problem = getattr(op.feed, "problem", lambda: None)()
-            if problem:
-                found.append(f"{op.name}, feed: {problem}")
+        if isinstance(op, ops.Source) and (problem := _feed_problem(op.feed)):
+            found.append(f"{op.name}, feed: {problem}")
+        if isinstance(op, ops.Output) and not (op.sink is None or callable(op.sink)):
+            found.append(
+                f"{op.name}, sink: expected a function(table, info) or a sink such as "
+                f"hf.ParquetSink('folder'), found {op.sink!r}"
+            )
     return found
+
+
+def _feed_problem(feed: Any) -> str | None:
+    if feed is None:
+        return None
+    if not callable(getattr(feed, "run", None)):
+        return (
+            "expected hf.Generate(fn), hf.Replay('file') or hf.ReadStream(fn), found "
+            f"{type(feed).__name__}; without feed= the application pushes rows itself"
+        )
+    problem: str | None = getattr(feed, "problem", lambda: None)()
+    return problem
 
 
 def _delays(network: Network) -> list[str]:

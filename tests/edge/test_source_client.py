@@ -272,21 +272,42 @@ def test_a_source_that_nobody_can_read_says_so_to_whoever_pushes(log: Log) -> No
     assert logged(log) == {0: 2}
 
 
-@pytest.mark.parametrize("reachable", [True, False])
+@pytest.mark.parametrize("upto", [2, 0, None])
 def test_a_client_whose_output_failed_raises_after_what_it_can_still_read(
-    log: Log, reachable: bool
+    log: Log, upto: int | None
 ) -> None:
-    source, service = make(log), Service(logs={"s": log}, heartbeat_s=0.01)
+    """Bucket 2 is complete, and has no rows."""
+    source, service = make(log), Service(logs={"s": log}, heartbeat_s=60.0)
     source.push([row(1)])
-    source.advance(WIDTH)
+    source.advance(3 * WIDTH)
     client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
-    client.fail(NodeFailed("node 'main' failed"), reachable=reachable)
+    client.fail(NodeFailed("node 'main' failed"), upto)
     seen: list[int] = []
     for _ in range(2):
         with pytest.raises(NodeFailed, match="node 'main' failed"):
             client.foreach_bucket(lambda table, info: seen.append(info.bucket))
-    assert seen == ([0] if reachable else [])
+    assert seen == ([] if upto is None else [0])
     assert client.closed
+
+
+def test_a_client_that_has_all_there_is_hears_of_a_failure_at_once(log: Log) -> None:
+    """It waits for news of a silent stream."""
+    source, service = make(log), Service(logs={"s": log}, heartbeat_s=0.01)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    assert next(client)[1].bucket == 0
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def read() -> None:
+        try:
+            next(client)
+        except NodeFailed as err:
+            errors.put(err)
+
+    threading.Thread(target=read, daemon=True).start()
+    client.fail(NodeFailed("node 'main' failed"), 0)
+    assert str(errors.get(timeout=10)) == "node 'main' failed"
 
 
 def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log: Log) -> None:
@@ -294,7 +315,7 @@ def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log
     source.push([row(1)])
     source.end()
     client = Client("s", {"s": lambda: InProcess(Service(logs={"s": log}))}, WIDTH)
-    client.fail(NodeFailed("node 'main' failed"), reachable=True)
+    client.fail(NodeFailed("node 'main' failed"), 0)
     assert [info.bucket for _, info in client] == [0]
     assert list(client) == []
 
@@ -319,5 +340,27 @@ def test_a_client_that_waits_for_a_node_that_never_came_up_is_told(log: Log) -> 
 
     threading.Thread(target=read, daemon=True).start()
     assert waiting.wait(10)
-    client.fail(NodeFailed("node 'main' failed"), reachable=False)
+    client.fail(NodeFailed("node 'main' failed"), None)
     assert str(errors.get(timeout=10)) == "node 'main' failed"
+
+
+def test_iterating_again_goes_on_where_it_was(log: Log) -> None:
+    """As files do. Only a new process, or a function that raised, gets a bucket again."""
+    source = make(log)
+    source.push([row(bucket * WIDTH) for bucket in range(6)])
+    source.end()
+    client = Client("s", {"s": lambda: InProcess(Service(logs={"s": log}))}, WIDTH)
+    assert [next(iter(client))[1].bucket, next(client)[1].bucket] == [0, 1]
+    for _, info in client:
+        if info.bucket == 3:
+            break
+
+    def refuse(table: pa.Table, info: object) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        client.foreach_bucket(refuse)
+    assert client.position == 3
+    assert [info.bucket for _, info in client] == [4, 5]
+    assert list(client) == []
+    assert repr(client) == "<Client of output 's', at bucket 5>"

@@ -181,7 +181,7 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
             client.foreach_bucket(deliver)
         except Exception as err:
             if not isinstance(err, NodeFailed):  # which is known already
-                run.failed(f"client {op.name}", err)
+                run.failures.report(f"client {op.name}", err)
 
     thread = threading.Thread(target=read, name=f"client-{op.name}", daemon=True)
     thread.start()

@@ -70,8 +70,11 @@ class Client:
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
-        #: Why nothing more comes. What is there is given first.
-        self._failure: HoldfastError | None = None
+        self.tentative = tentative
+        #: Where iterating goes on; None while nobody iterates.
+        self._reading: Iterator[tuple[pa.Table, BucketInfo]] | None = None
+        #: Why nothing comes after a bucket.
+        self._failure: tuple[HoldfastError, int] | None = None
         self.peer: Peer | None = None
         self.following = Following(from_bucket, tentative=tentative)
         #: Last bucket that was given as tentative and not taken back since.
@@ -98,9 +101,25 @@ class Client:
             self.tentative_rows = log.counter(f"{output}.tentative_rows")
             self.undos = log.counter(f"{output}.undos")
 
-    def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """Buckets with rows, in order, until the output ends or `close()` is called. Raises
-        `NodeFailed` once the output cannot give any more."""
+    def __repr__(self) -> str:
+        return f"<Client of output {self.output!r}, {_at(self.position)}>"
+
+    def __iter__(self) -> Client:
+        return self
+
+    def __next__(self) -> tuple[pa.Table, BucketInfo]:
+        """Buckets with rows, in order, until the output ends or `close()` is called. Asking for the
+        next one says that the application is done with the one before; after a `break` iterating
+        goes on there. Raises `NodeFailed` once the output cannot give any more."""
+        if self._reading is None:
+            self._reading = self._read()
+        try:
+            return next(self._reading)
+        except BaseException:
+            self._reading = None
+            raise
+
+    def _read(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         self.settle()
         if self.ended:
             return
@@ -112,7 +131,7 @@ class Client:
                     switched=self._switched,
                 ):  # fmt: skip
                     yield from self.take(delivery)
-                    if self._failure is not None and delivery.is_sign_of_life:
+                    if self._failure is not None and self._known() >= self._failure[1]:
                         self._stop.set()
                     if self._stop.is_set():
                         break
@@ -120,20 +139,24 @@ class Client:
                 self._lost(err)
                 self._stop.wait(self.following.lost() / 1_000)
         if self._failure is not None and not self.ended:
-            raise self._failure.with_traceback(None)
+            raise self._failure[0].with_traceback(None)
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
-            fn(table, info)
+            try:
+                fn(table, info)
+            except BaseException:
+                self._reading = None  # the application is not done with the bucket
+                raise
 
     def close(self) -> None:
         self._stop.set()
 
-    def fail(self, failure: HoldfastError, *, reachable: bool) -> None:
-        """Nothing more will come. Iterating raises that: after what is there already, if whoever
-        has it still answers, or at once. Any thread may say so."""
-        self._failure = failure
-        if not reachable:
+    def fail(self, failure: HoldfastError, upto: int | None) -> None:
+        """Nothing comes after a bucket, or (None) from now on. Iterating raises that when it gets
+        there. Any thread may say so."""
+        self._failure = failure, BEFORE_ALL if upto is None else upto
+        if upto is None or self._known() >= upto:
             self._stop.set()
 
     @property
@@ -277,3 +300,7 @@ class Client:
         except StaleEpoch:
             self.close()
             raise
+
+
+def _at(position: int | None) -> str:
+    return "before its first bucket" if position is None else f"at bucket {position}"

@@ -67,6 +67,9 @@ class Source:
                 bucket = segment.id.bucket
                 self._parts[bucket] = max(self._parts.get(bucket, 0), segment.id.part + 1)
 
+    def __repr__(self) -> str:
+        return f"<Source {self.name!r} ({schema_ddl(self.schema)})>"
+
     @property
     def opened(self) -> bool:
         return self.name in self.log.streams()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from holdfast.config import duration_us
+from holdfast.config import duration_text, duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
@@ -42,6 +42,11 @@ class Network:
         self.logical: Network = self
         #: By fragment, what `protect` was told; read it with `protection`.
         self.protections: dict[str, Protection] = {}
+
+    def __repr__(self) -> str:
+        sources = ", ".join(op.name for op in self.sources) or "none"
+        outputs = ", ".join(op.name for op in self.outputs) or "none"
+        return f"<Network {self.name!r}: sources {sources}; outputs {outputs}>"
 
     def source(
         self,
@@ -181,6 +186,9 @@ class Stream:
     def __init__(self, network: Network, op: ops.Operator) -> None:
         self.network = network
         self.op = op
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.op.name!r} of network {self.network.name!r}>"
 
     def apply(
         self, fn: Callable[[Any], Any], *, python_udfs: bool = False, name: str | None = None
@@ -336,6 +344,9 @@ class Windowed:
         self._stream, self._size_us, self._slide_us = stream, size_us, slide_us
         self._name, self._keys = name, keys
 
+    def __repr__(self) -> str:
+        return f"<window of {duration_text(self._size_us)}; finish it with .agg(...) or .apply(fn)>"
+
     def group_by(self, *keys: str) -> Windowed:
         return Windowed(
             self._stream, self._size_us, self._slide_us, self._name, _keys(keys, "group_by")
@@ -373,6 +384,9 @@ class CountWindowed:
     ) -> None:
         self._stream, self._size, self._slide = stream, size, slide
         self._keys, self._name = keys, name
+
+    def __repr__(self) -> str:
+        return f"<window of {self._size} rows; finish it with .agg(...)>"
 
     def agg(self, **aggregates: Any) -> Stream:
         """One row per full window: the keys, the aggregates, and the time of its last row."""

@@ -59,7 +59,7 @@ class Node:
         self.switches: list[tuple[str, int]] = []
         #: What ended the node, if anything did; and who is told of it.
         self.failure: BaseException | None = None
-        self.failed: Callable[[BaseException], None] = lambda err: None
+        self.failed: Callable[[BaseException], object] = lambda err: None
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._stop = threading.Event()
         self.ended = threading.Event()

@@ -9,7 +9,7 @@ wherever somebody waits for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from holdfast.engine.user_errors import location_in, location_of
 from holdfast.errors import HoldfastError, NodeFailed
 from holdfast.model.fragments import fragment_of, fragments, makers_of, producers_of
 from holdfast.model.network import Network
+from holdfast.storage import Log
 
 #: Why each node gives no results any more, as far as it was asked.
 Known = dict[str, "Failure | None"]
@@ -71,12 +72,23 @@ class Failure:
 
 
 class Failures:
-    """Of one run; the newest of each member. Any thread may report and ask."""
+    """Of one run; the newest of each member. Any thread may report and ask. It reads the run's own
+    collections, which grow while it does."""
 
     def __init__(
-        self, network: Network, *, local: bool, epoch: Callable[[str], int] = lambda node: 0
+        self,
+        network: Network,
+        *,
+        local: bool,
+        epoch: Callable[[str], int] = lambda node: 0,
+        clients: Sequence[Client] = (),
+        sources: Mapping[str, Source] | None = None,
+        logs: Mapping[str, Log] | None = None,
     ) -> None:
+        """`epoch`: of the newest instance of a node. `logs`: of what is made in this process, which
+        can be read although whoever made it has failed."""
         self._network, self._local, self._epoch = network, local, epoch
+        self._clients, self._pushed, self._logs = clients, sources or {}, logs or {}
         self._sources = {op.name for op in network.sources}
         self._inputs = {part.name: part.inputs for part in fragments(network)}
         #: What each output depends on: nodes, sources, and whoever reads it.
@@ -97,7 +109,14 @@ class Failures:
         failure = self._made(node, error, permanent, user_location)
         with self._lock:
             self._held[node] = failure, self._epoch(node)
+        self.tell()
         return failure
+
+    def recovered(self, node: str) -> None:
+        """It works again, as the same instance."""
+        with self._lock:
+            self._held.pop(node, None)
+        self.tell()
 
     def all(self) -> list[Failure]:
         """Those that last, the oldest first."""
@@ -133,19 +152,16 @@ class Failures:
             f"source {source!r} takes no more rows, nothing that reads it is left", why[0]
         )
 
-    def tell(
-        self,
-        clients: Iterable[Client],
-        sources: Mapping[str, Source],
-        reachable: Callable[[str], bool],
-    ) -> None:
-        """Whoever waits for an output that is lost hears so, and whoever pushes rows that only such
-        outputs would read."""
-        for client in clients:
-            error = self.lost(client.output, tentative=client.following.tentative)
-            if error is not None:
-                client.fail(error, reachable=reachable(client.output))
-        for name, source in sources.items():
+    def tell(self) -> None:
+        """Whoever waits for an output that is lost hears so, after what can still be read of it;
+        and whoever pushes rows that only such outputs would read."""
+        for client in list(self._clients):
+            output = client.output
+            if (error := self.lost(output, tentative=client.tentative)) is not None:
+                log = self._logs.get(output)
+                opened = log is not None and output in log.streams()
+                client.fail(error, log.info(output).complete_upto if log and opened else None)
+        for name, source in self._pushed.items():
             source.failure = self.unread(name)
 
     def troubles(self, nodes: Iterable[Mapping[str, Any]]) -> list[Failure]:

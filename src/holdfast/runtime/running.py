@@ -52,9 +52,10 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
-from holdfast.model.partitions import one_of_each, physical
+from holdfast.model.partitions import physical
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures, member
+from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.storage import Log
@@ -65,6 +66,7 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
 
 _log = logging.getLogger("holdfast.running")
+NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
 #: A node process that has not reported by then has a problem.
 READY_S = 180.0
 
@@ -106,7 +108,7 @@ class Run:
         network = physical(network)
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
-        self._temporary = storage is None
+        self._started, self._temporary = False, storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
         self.service = Service(heartbeat_s=self.options.heartbeat_s)
         #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
@@ -119,14 +121,16 @@ class Run:
             self.layout = layout_of(network, self.options.hosts, self.options.standby)
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, HostProcess] = {}
-        self.failures = Failures(network, local=deployment == "local", epoch=self._epoch)
         #: Called by the monitor when a promise is broken and when it is kept again.
         self.on_contract: list[Callable[[Action], None]] = []
         self.controller: Controller
         self.rolling: Rolling
         self._logs: list[Log] = []
         self._clients: list[Client] = []
-        self._sessions: Any = None
+        self.failures = Failures(
+            network, local=deployment == "local", epoch=self._epoch, clients=self._clients,
+            sources=self.sources, logs=self.service.logs,
+        )  # fmt: skip
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._producers = producers_of(network)
@@ -135,7 +139,12 @@ class Run:
         )
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes)
 
+    def __repr__(self) -> str:
+        state = f"storage {self.storage}" if self._started else NOT_STARTED
+        return f"<Run of network {self.network.name!r} ({self.deployment}), {state}>"
+
     def start(self) -> Run:
+        self._started = True
         try:
             self._start()
         except BaseException:
@@ -148,7 +157,7 @@ class Run:
             self.metrics.serve(self.options.host, self.options.metrics_port)
         pairs = pairs_of(self.network)
         self.controller = Controller(
-            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
+            self.open_log(os.path.join(self.storage, "controller"), "controller", epoch=False),
             pairs,
             now_us(),
             self.layout,
@@ -157,7 +166,7 @@ class Run:
             for stream in fragment.inputs:
                 self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
         for op in self.network.sources:
-            log = self._open(source_folder(self.storage, op.name), op.name)
+            log = self.open_log(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(
                 op, log, self.network.width_us, buffer_buckets=self.options.buffer_buckets,
                 received=partial(self.service.received, op.name),
@@ -178,7 +187,7 @@ class Run:
             else []
         }
         if self.deployment == "local":
-            self._start_local()
+            start_nodes(self)
         self.server = FlightServer(self.service, self.options.host, self.options.port)
         self._describe()
         if self.deployment == "processes":
@@ -194,34 +203,6 @@ class Run:
             silence_us, stop = int(1e6 * self.options.silence_s), self._stop
             judge = partial(self._presiding.judge, stop, self.options.heartbeat_s, silence_us)
             self._thread(judge, "controller")
-
-    def _start_local(self) -> None:
-        from holdfast.engine import session
-        from holdfast.engine.compiled import compile_network
-        from holdfast.engine.engine import Engine
-        from holdfast.node.node import Node
-
-        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}",
-                                       jvm_log=os.path.join(self.storage, "spark.log"))  # fmt: skip
-        compiled = compile_network(self.network, self._sessions.small)
-        for fragment in self.fragments:
-            log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
-            engine = Engine(
-                self.network,
-                self._sessions,
-                os.path.join(str(log.root), "state"),
-                compiled=compiled,
-            )
-            upstream = {s: self.makers(s, fragment.name) for s in fragment.inputs}
-            node = self.nodes[fragment.name] = Node(
-                fragment.name, fragment, engine, log, self.service, upstream, self.options
-            )
-            node.failed = partial(self.failed, fragment.name)
-        for name in one_of_each(self.network, self.nodes):
-            for path in self.nodes[name].fragment.paths:
-                self.nodes[name].engine.warm_up(path)
-        for node in self.nodes.values():
-            node.start()
 
     def _start_processes(self) -> None:
         assert self.app is not None
@@ -240,6 +221,7 @@ class Run:
     # -- for the application ----------------------------------------------------------------------
 
     def source(self, name: str) -> Source:
+        self._check_started()
         if name not in self.sources:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
@@ -260,11 +242,14 @@ class Run:
         computed while inputs are missing, taken back (`info.undo`) before it is corrected.
         `durable` keeps its position (and with archive what it received) in the storage; by default
         when the storage was named."""
+        self._check_started()
         names = [op.name for op in self.network.outputs]
         if output not in names:
             raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
         keep = (not self._temporary) if durable is None else durable
-        log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
+        log = (
+            self.open_log(client_folder(self.storage, output), f"client-{output}") if keep else None
+        )
         reader = name or f"client-{output}"
         client = Client(
             output, self.makers(output, reader), self.network.width_us, log=log,
@@ -272,7 +257,7 @@ class Run:
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
         self._clients.append(client)
-        self._tell_failures()
+        self.failures.tell()
         return client
 
     def makers(self, stream: str, reader: str) -> Makers:
@@ -294,6 +279,7 @@ class Run:
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
+        self._check_started()
         nodes = [node.status() for node in self.nodes.values()]
         hosted: list[tuple[str, dict[str, Any]]] = []
         for host, process in self.processes.items():
@@ -350,11 +336,6 @@ class Run:
             return told
         except HoldfastError as err:
             return {"node": node, "failure": str(err)}
-
-    def failed(self, node: str, error: BaseException | str, *, permanent: bool = True) -> None:
-        """A node, or another member, failed: whoever waits for what it made is told."""
-        self.failures.report(node, error, permanent=permanent)
-        self._tell_failures()
 
     def raise_failure(self) -> None:
         """Raise what stopped an output, if anything did."""
@@ -413,7 +394,11 @@ class Run:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _open(
+    def _check_started(self) -> None:
+        if not self._started:
+            raise InputError(f"the run is {NOT_STARTED}")
+
+    def open_log(
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
     ) -> Log:
         keep = self.options.archive if archive is None else archive
@@ -429,14 +414,6 @@ class Run:
             return (fragment.name,)
         return replicas_of(self.network, fragment.name)
 
-    def _tell_failures(self) -> None:
-        self.failures.tell(list(self._clients), self.sources, self._opened)
-
-    def _opened(self, output: str) -> bool:
-        """What was made of it is in this process, and can be read to its end."""
-        log = self.service.logs.get(output)
-        return log is not None and output in log.streams()
-
     def _epoch(self, node: str) -> int:
         return self.controller.epoch(node) if self.deployment == "processes" else 0
 
@@ -444,7 +421,7 @@ class Run:
         """Its process gave up, and with it all that ran there."""
         _log.error("%s", said)
         for node in self.controller.assigned(host) or [f"host {host}"]:
-            self.failed(node, said.removeprefix(f"host {host!r} stopped: "))
+            self.failures.report(node, said.removeprefix(f"host {host!r} stopped: "))
 
     def _is_up_or_failed(self, host: str) -> bool:
         """There is nothing to wait for where a host gave up, but others may do without it."""
@@ -460,7 +437,8 @@ class Run:
             except Exception as err:
                 if not self._stop.is_set():
                     _log.error("%s stopped: %s", name, err)
-                    self.failed(f"thread {name}" if source is None else member(source), err)
+                    who = f"thread {name}" if source is None else member(source)
+                    self.failures.report(who, err)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)

@@ -3,6 +3,8 @@
     HoldfastError                 the world's fault: says what happened and what to do next
     ├── NetworkError              the network is not well formed (all violations at once)
     ├── InputError                data or arguments that do not fit what was declared
+    │   └── UserFunctionError     a function of the application raised, with its file and line
+    ├── NodeFailed                no replica is left of a node whose results are waited for
     ├── NotDeterministic          user code that would not give the same bits on every replica
     ├── LogError                  storage
     │   ├── LogCorrupted          bytes on disk are not what was written
@@ -46,6 +48,23 @@ class NetworkError(HoldfastError):
 
 class InputError(HoldfastError):
     """Data or arguments that do not fit what was declared."""
+
+
+class UserFunctionError(InputError):
+    """A function of the application raised. `location` is where: `FILE:LINE in FUNCTION`."""
+
+    def __init__(self, message: str, location: str | None = None) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class NodeFailed(HoldfastError):
+    """A node, or a feed, has failed for good and has no replica left. Raised where its results are
+    read and where rows for it are pushed; `location` is the user's line, if it was a function."""
+
+    def __init__(self, message: str, location: str | None = None) -> None:
+        super().__init__(message)
+        self.location = location
 
 
 class NotDeterministic(HoldfastError):

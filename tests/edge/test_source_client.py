@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
 from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
 from holdfast.edge.source import Source
-from holdfast.errors import InputError
+from holdfast.errors import InputError, NodeFailed
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
@@ -56,8 +59,9 @@ def test_rows_of_any_kind_are_taken(log: Log) -> None:
     source.push({"ts": [at], "key": ["b"], "value": [2.0]})
     source.push(pd.DataFrame({"ts": [at], "key": ["c"], "value": [3.0]}))
     source.push(pa.table({"ts": pa.array([5], pa.int64()), "key": ["d"], "value": [4.0]}))
+    source.push([(at, "e", 5.0), [at, "f", 6.0], Row(ts=at, value=7.0, key="g")])
     source.advance(WIDTH)
-    assert logged(log) == {0: 5}
+    assert logged(log) == {0: 8}
 
 
 def test_idle_sources_close_empty_buckets(log: Log) -> None:
@@ -84,6 +88,9 @@ def test_negative_times_have_their_buckets(log: Log) -> None:
         ({"ts": ["yesterday"], "key": ["a"], "value": [1.0]}, "do not fit"),
         ({"ts": [0], "key": ["a"], "value": ["x"]}, "do not fit"),
         (17, "not a table"),
+        ([(0, "a")], r"tuples of 3 values \(ts, key, value\), found tuple"),
+        (["a"], "expected rows as dicts, or as tuples"),
+        ([row(0), 5], "found int 5"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_the_column(
@@ -121,8 +128,6 @@ def test_an_ended_source_takes_no_more(log: Log) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
 def test_files_are_replayed_bucket_by_bucket(log: Log, tmp_path: Path, kind: str) -> None:
-    import threading
-
     import pyarrow.csv
     import pyarrow.parquet
 
@@ -213,3 +218,111 @@ def test_a_push_that_is_repeated_with_its_token_is_taken_once(log: Log) -> None:
     source.advance(2 * WIDTH)
     assert logged(log) == {0: 1, 1: 1}
     assert source.token == "2"
+
+
+def test_a_source_that_nobody_can_read_says_so_to_whoever_pushes(log: Log) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.failure = NodeFailed("nothing that reads it is left")
+    for _ in range(2):
+        with pytest.raises(NodeFailed, match="is left") as told:
+            source.push([row(2)])
+        assert len(told.traceback) < 10  # a retry adds nothing to it
+    source.failure = None
+    source.push([row(3)])
+    source.advance(WIDTH)
+    assert logged(log) == {0: 2}
+
+
+@pytest.mark.parametrize("upto", [2, 0, None])
+def test_a_client_whose_output_failed_raises_after_what_it_can_still_read(
+    log: Log, upto: int | None
+) -> None:
+    """Bucket 2 is complete, and has no rows."""
+    source, service = make(log), Service(logs={"s": log}, heartbeat_s=60.0)
+    source.push([row(1)])
+    source.advance(3 * WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    client.fail(NodeFailed("node 'main' failed"), upto)
+    seen: list[int] = []
+    for _ in range(2):
+        with pytest.raises(NodeFailed, match="node 'main' failed"):
+            client.foreach_bucket(lambda table, info: seen.append(info.bucket))
+    assert seen == ([] if upto is None else [0])
+    assert client.closed
+
+
+def test_a_client_that_has_all_there_is_hears_of_a_failure_at_once(log: Log) -> None:
+    """It waits for news of a silent stream."""
+    source, service = make(log), Service(logs={"s": log}, heartbeat_s=0.01)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    assert next(client)[1].bucket == 0
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def read() -> None:
+        try:
+            next(client)
+        except NodeFailed as err:
+            errors.put(err)
+
+    threading.Thread(target=read, daemon=True).start()
+    client.fail(NodeFailed("node 'main' failed"), 0)
+    assert str(errors.get(timeout=10)) == "node 'main' failed"
+
+
+def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log: Log) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.end()
+    client = Client("s", {"s": lambda: InProcess(Service(logs={"s": log}))}, WIDTH)
+    client.fail(NodeFailed("node 'main' failed"), 0)
+    assert [info.bucket for _, info in client] == [0]
+    assert list(client) == []
+
+
+def test_a_client_that_waits_for_a_node_that_never_came_up_is_told(log: Log) -> None:
+    """The stream is not open, so nothing is delivered, not even a sign of life."""
+    service = Service(logs={"s": log}, heartbeat_s=0.01)
+    waiting = threading.Event()
+
+    def connect() -> InProcess:
+        waiting.set()
+        return InProcess(service)
+
+    client = Client("s", {"s": connect}, WIDTH)
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def read() -> None:
+        try:
+            list(client)
+        except NodeFailed as err:
+            errors.put(err)
+
+    threading.Thread(target=read, daemon=True).start()
+    assert waiting.wait(10)
+    client.fail(NodeFailed("node 'main' failed"), None)
+    assert str(errors.get(timeout=10)) == "node 'main' failed"
+
+
+def test_iterating_again_goes_on_where_it_was(log: Log) -> None:
+    """As files do. Only a new process, or a function that raised, gets a bucket again."""
+    source = make(log)
+    source.push([row(bucket * WIDTH) for bucket in range(6)])
+    source.end()
+    client = Client("s", {"s": lambda: InProcess(Service(logs={"s": log}))}, WIDTH)
+    assert [next(iter(client))[1].bucket, next(client)[1].bucket] == [0, 1]
+    for _, info in client:
+        if info.bucket == 3:
+            break
+
+    def refuse(table: pa.Table, info: object) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        client.foreach_bucket(refuse)
+    assert client.position == 3
+    assert [info.bucket for _, info in client] == [4, 5]
+    assert list(client) == []
+    assert repr(client) == "<Client of output 's', at bucket 5>"

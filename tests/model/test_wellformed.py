@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampType
 
 import holdfast as hf
 from holdfast.errors import HoldfastError, InputError, NetworkError
+from holdfast.model.operators import Source, Stateful
 
 SCHEMA = "ts timestamp, k string, x double"
 
@@ -274,3 +277,60 @@ def test_mistakes_are_refused_where_they_are_written(case: str) -> None:
     assert isinstance(told.value, InputError)
     assert part in str(told.value)
     assert "\n" not in str(told.value)
+
+
+# -- what is only called when it runs is looked at before ------------------------------------------
+
+
+@pytest.mark.parametrize("feed", [(n for n in range(3)), lambda: [], "rows.csv", [{"x": 1}]])
+def test_a_feed_that_cannot_feed(feed: Any) -> None:
+    net = hf.Network("net", bucket="500ms")
+    net.output("out", net.source("a", SCHEMA, time="ts", feed=feed).filter("x > 0"))
+    message = violation(net)
+    assert message.startswith("a, feed: expected hf.Generate(fn), hf.Replay('file')")
+    assert f"found {type(feed).__name__}" in message
+
+
+@pytest.mark.parametrize("sink", ["out", 7, {"folder": "out"}])
+def test_a_sink_that_takes_nothing(sink: Any) -> None:
+    net, a = network()
+    net.output("out", a.filter("x > 0"), sink=sink)
+    message = violation(net)
+    assert message.startswith("out, sink: expected a function(table, info) or a sink such as hf.Pa")
+    assert message.endswith(f"found {sink!r}")
+
+
+def test_functions_and_sinks_are_fine() -> None:
+    for sink in (None, print, hf.ParquetSink("folder"), hf.CorrectedTable("folder")):
+        net, a = network()
+        net.output("out", a.filter("x > 0"), sink=sink)
+        net.check()
+
+
+# -- schemas in all the forms that people have them in ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"ts": "timestamp", "k": "string", "x": "double"},
+        pa.schema([("ts", pa.timestamp("us", tz="UTC")), ("k", pa.string()), ("x", pa.float64())]),
+        StructType([StructField("ts", TimestampType()), StructField("k", StringType()),
+                    StructField("x", DoubleType())]),
+    ],
+    ids=["dict", "arrow", "spark"],
+)  # fmt: skip
+def test_a_schema_may_be_written_in_any_form(schema: Any) -> None:
+    net = hf.Network("net")
+    op = net.source("a", schema, time="ts").op
+    assert isinstance(op, Source) and op.schema == SCHEMA
+    keyed = hf.Stream(net, op).stateful(nothing, key="k", state=schema, out=schema).op
+    assert isinstance(keyed, Stateful) and keyed.state == keyed.out == SCHEMA
+
+
+@pytest.mark.parametrize("schema", [{"ts": int}, ["ts", "k"], None, {}, 5])
+def test_what_is_no_schema_is_refused_at_once(schema: Any) -> None:
+    with pytest.raises(
+        InputError, match="source 'a': expected a schema as text such as 'ts timest"
+    ):
+        hf.Network("net").source("a", schema, time="ts")

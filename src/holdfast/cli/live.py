@@ -6,7 +6,7 @@ import argparse
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import chdir, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +19,10 @@ from holdfast.cli.show import show_report
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
 from holdfast.edge.client import BucketInfo
-from holdfast.errors import IdentityMismatch, InputError, SetupError, TransportError
+from holdfast.errors import IdentityMismatch, InputError, NodeFailed, SetupError, TransportError
 from holdfast.model.identity import differences, identity_of, listed
 from holdfast.model.partitions import physical
+from holdfast.runtime.failures import Failure
 from holdfast.runtime.rolling_restart import BACK_S
 from holdfast.runtime.running import Run
 from holdfast.storage.root import delete_storage, read_marker
@@ -38,6 +39,7 @@ class Printer:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = threading.Lock()
+        self._failed: list[Failure] = []
         self.buckets = 0
         self.rows = 0
         self.delays_ms: list[float] = []
@@ -57,6 +59,17 @@ class Printer:
                 self._console.print(
                     f"    {text}", highlight=False, overflow="ellipsis", no_wrap=True, markup=False
                 )
+
+    def failures(self, failures: Iterable[Failure]) -> None:
+        """What failed, once, while the rest goes on."""
+        for failure in failures:
+            if failure not in self._failed:
+                self._failed.append(failure)
+                with self._lock:
+                    self._console.print(
+                        failure.text(), style="bold red", highlight=False, soft_wrap=True,
+                        markup=False,
+                    )  # fmt: skip
 
     def contract(self, action: Action, text: str) -> None:
         """A promise was broken, or is kept again: among the results, where it happened."""
@@ -123,15 +136,16 @@ def run_live(
         threads = [_reader(run, op, None if args.quiet else printer) for op in network.outputs]
         until = None if args.seconds is None else time.monotonic() + args.seconds
         while any(thread.is_alive() for thread in threads):
-            run.raise_failure()
+            printer.failures(run.failures.all())
             if until is not None and time.monotonic() >= until:
                 break
             time.sleep(0.1)
-        run.raise_failure()
     except KeyboardInterrupt:
         console.print("stopping")
     finally:
         run.stop()
+    printer.failures(run.failures.all())
+    run.raise_failure()
     if printer.delays_ms:
         delays = sorted(printer.delays_ms)
         console.print(
@@ -173,7 +187,8 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
         try:
             client.foreach_bucket(deliver)
         except Exception as err:
-            run.failures.append(f"client of {op.name!r}: {err}")
+            if not isinstance(err, NodeFailed):  # which is known already
+                run.failures.report(f"client {op.name}", err)
 
     thread = threading.Thread(target=read, name=f"client-{op.name}", daemon=True)
     thread.start()

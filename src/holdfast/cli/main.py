@@ -17,7 +17,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.cli.mttf import reliability_arguments, run_reliability
 from holdfast.config import Options
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NodeFailed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.debug:
             raise
         print(f"error: {err}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(err, NodeFailed) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -295,7 +295,11 @@ def _status(args: argparse.Namespace) -> int:
 
     told = running(_folder(args)).call(GetStatus()).body
     show_status(told, as_json=args.json)
-    failed = told["failures"] or told["stopped"] or any(part["out"] for part in told["unhealthy"])
+    failed = (
+        any(failure["permanent"] for failure in told["failures"])
+        or told["stopped"]
+        or any(part["out"] for part in told["unhealthy"])
+    )
     return 1 if failed or any(node.get("failure") for node in told["nodes"]) else 0
 
 

@@ -40,7 +40,8 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(told, indent=2))
         return
     console = Console()
-    console.print(f"network [bold]{told['network']}[/bold], deployment {told['deployment']}")
+    about = f"network [bold]{told['network']}[/bold], deployment {told['deployment']}"
+    console.print(f"{about}, pid {told['pid']}", highlight=False)
     sources = Table(title="sources")
     for column in ("source", "complete up to", "rows", "late", "future", "dead letters"):
         sources.add_column(column, justify="left" if column == "source" else "right")
@@ -70,11 +71,10 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         "checkpoint",
     ):
         nodes.add_column(column)
+    known = {failure["node"] for failure in told["failures"]}
     for node in told["nodes"]:
-        if node.get("failure"):
+        if node.get("failure") and node["node"] not in known:
             console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
-        if node.get("trouble"):
-            console.print(f"[yellow]node {node['node']} waits: {node['trouble']}[/yellow]")
         for name, path in node.get("paths", {}).items():
             nodes.add_row(
                 *([node["host"]] if shared else []),
@@ -88,9 +88,13 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
                 str(path["checkpoint"]),
             )
     console.print(nodes)
-    for host, runs in told["hosts"].items():
-        if not runs:
-            console.print(f"host {host} stands by", highlight=False)
+    for host, process in told["processes"].items():
+        runs = ", ".join(told["hosts"][host])
+        console.print(
+            f"host {host}: pid {process['pid']}, restarted {process['restarts']} times, "
+            + (f"runs {runs}" if runs else "stands by"),
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     for name, contract in told["contracts"].items():
         parts = [contract_word(contract), f"reader at bucket {contract['position']}"]
         if contract["delay_ms"] is not None:
@@ -117,7 +121,14 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     for failure in told["failures"]:
-        console.print(f"[red]{failure}[/red]")
+        stops = ", ".join(failure["outputs"])
+        what = "failed" if failure["permanent"] else "has trouble and tries again"
+        console.print(
+            f"{failure['node']} {what}" + (f" ({stops} depends on it)" if stops else "")
+            + f": {failure['message']}",
+            style="red" if failure["permanent"] else "yellow", highlight=False, soft_wrap=True,
+            markup=False,
+        )  # fmt: skip
 
 
 def _unhealthy(part: dict[str, Any]) -> str:

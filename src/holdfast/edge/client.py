@@ -88,6 +88,10 @@ class Client:
         #: The newest epochs of producers heard of, and the subscription that tells them positions.
         self._epochs: dict[str, int] = {}
         self.advanced: Callable[[Position], None] = lambda position: None
+        #: Where iterating goes on; None while nobody iterates.
+        self._reading: Iterator[tuple[pa.Table, BucketInfo]] | None = None
+        #: Why nothing comes after a bucket.
+        self._failure: tuple[HoldfastError, int] | None = None
         #: Last bucket that was given as tentative and still is.
         self.tentative_upto: int | None = None
         #: Buckets with rows that were given as tentative and still are, oldest first.
@@ -116,8 +120,25 @@ class Client:
             self.undos = log.counter(f"{output}.undos")
             self._undo_first = bool(log.counter(f"{output}.tentative"))
 
-    def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """Buckets with rows, in order, until the output ends or `close()` is called."""
+    def __repr__(self) -> str:
+        return f"<Client of output {self.output!r}, {_at(self.position)}>"
+
+    def __iter__(self) -> Client:
+        return self
+
+    def __next__(self) -> tuple[pa.Table, BucketInfo]:
+        """Buckets with rows, in order, until the output ends or `close()` is called. Asking for the
+        next one says that the application is done with the one before; after a `break` iterating
+        goes on there. Raises `NodeFailed` once the output cannot give any more."""
+        if self._reading is None:
+            self._reading = self._read()
+        try:
+            return next(self._reading)
+        except BaseException:
+            self._reading = None
+            raise
+
+    def _read(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         self.settle()
         if self.ended:
             return
@@ -130,11 +151,15 @@ class Client:
             try:
                 for delivery in subscriber.deliveries():
                     yield from self.take(delivery)
+                    if self._failure is not None and self._known() >= self._failure[1]:
+                        self._stop.set()
                     if self._stop.is_set():
-                        return
+                        break
             except TransportError as err:  # files that went with the storage of whoever made them
                 self._lost(err)
                 self._stop.wait(RETRY_S)
+        if self._failure is not None and not self.ended:
+            raise self._failure[0].with_traceback(None)
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:
         """From where the application is."""
@@ -147,10 +172,21 @@ class Client:
 
     def foreach_bucket(self, fn: Callable[[pa.Table, BucketInfo], None]) -> None:
         for table, info in self:
-            fn(table, info)
+            try:
+                fn(table, info)
+            except BaseException:
+                self._reading = None  # the application is not done with the bucket
+                raise
 
     def close(self) -> None:
         self._stop.set()
+
+    def fail(self, failure: HoldfastError, upto: int | None) -> None:
+        """Nothing comes after a bucket, or (None) from now on. Iterating raises that when it gets
+        there. Any thread may say so."""
+        self._failure = failure, BEFORE_ALL if upto is None else upto
+        if upto is None or self._known() >= upto:
+            self._stop.set()
 
     @property
     def closed(self) -> bool:
@@ -293,3 +329,7 @@ class Client:
             return
         epoch = self._log.epoch if self._log is not None else 1
         self.advanced(Position(self.position, self.position, epoch))
+
+
+def _at(position: int | None) -> str:
+    return "before its first bucket" if position is None else f"at bucket {position}"

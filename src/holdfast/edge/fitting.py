@@ -79,10 +79,25 @@ def _table(data: Any, schema: pa.Schema) -> pa.Table:
     if isinstance(data, Mapping):
         return pa.table({name: _column(name, values, schema) for name, values in data.items()})
     if isinstance(data, Iterable):
-        rows = list(data)
+        rows = [_named(row, schema) for row in data]
         names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
         return _table({name: [row.get(name) for row in rows] for name in names}, schema)
     raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")
+
+
+def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
+    """A row by the names of its columns; of a tuple they are those of the schema, in order."""
+    if isinstance(row, Mapping):
+        return row
+    if hasattr(row, "asDict"):  # Spark's Row
+        named: Mapping[str, Any] = row.asDict()
+        return named
+    if isinstance(row, tuple | list) and len(row) == len(schema.names):
+        return dict(zip(schema.names, row, strict=True))
+    raise TypeError(
+        f"expected rows as dicts, or as tuples of {len(schema.names)} values "
+        f"({', '.join(schema.names)}), found {type(row).__name__} {repr(row)[:80]}"
+    )
 
 
 def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:

@@ -24,7 +24,7 @@ from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
 from holdfast.edge.dead_letters import DeadLetters
 from holdfast.edge.fitting import fit
 from holdfast.edge.notices import clock_text, report_text
-from holdfast.errors import InputError, LogError, StorageFull
+from holdfast.errors import HoldfastError, InputError, LogError, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.storage import Added, Boundary, Counter, Ended, Log, Retired, Token
@@ -64,6 +64,8 @@ class Source:
         self._clock, self._monotonic = clock, monotonic
         #: Takes what users should know at once: by default a warning in the log.
         self._say = say or (lambda text: _log.warning("source %s: %s", op.name, text))
+        #: Why rows reach nobody any more; told to whoever pushes.
+        self.failure: HoldfastError | None = None
         self.schema = arrow_schema(op.schema)
         self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
         self._lock = threading.RLock()
@@ -84,6 +86,9 @@ class Source:
             for segment in log.segments(op.name, info.complete_upto + 1, 2**62):
                 bucket = segment.id.bucket
                 self._parts[bucket] = max(self._parts.get(bucket, 0), segment.id.part + 1)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name!r} ({schema_ddl(self.schema)})>"
 
     @property
     def opened(self) -> bool:
@@ -134,6 +139,8 @@ class Source:
         last push, if it failed or was not answered, may be repeated with the same `token`: rows
         that are here already are not taken twice.
         """
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         table = fit(data, self.schema, self.name)
         with self._lock:
             last = self.token if self._token is None else self._token

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from holdfast.errors import HoldfastError, InputError, NotDeterministic
+from holdfast.engine.user_errors import location_of
+from holdfast.errors import HoldfastError, InputError, NotDeterministic, UserFunctionError
 
 #: Nodes that treat every row by itself.
 _ROW_BY_ROW = {
@@ -65,12 +67,30 @@ def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
     except HoldfastError:
         raise
     except Exception as err:
-        raise InputError(f"{of}: the function raised {type(err).__name__}: {err}") from err
+        raise raised(err, of) from err
     if not isinstance(result, DataFrame):
         raise InputError(
             f"{of}: the function must return a DataFrame, it returned {type(result).__name__}"
         )
     return result
+
+
+def apply(fn: Callable[[DataFrame], Any], rows: DataFrame, of: str) -> DataFrame:
+    """Call user code in a step. What Spark says is told by whoever runs the step."""
+    try:
+        result: DataFrame = fn(rows)
+        return result
+    except (HoldfastError, PySparkException, Py4JError, OSError):
+        raise
+    except Exception as err:
+        raise raised(err, of) from err
+
+
+def raised(err: Exception, of: str) -> UserFunctionError:
+    location = location_of(err)
+    where = "" if location is None else f", at {location}"
+    what = " ".join(f"{type(err).__name__}: {err}".split())
+    return UserFunctionError(f"{of}: the function raised {what}{where}", location)
 
 
 def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError:

@@ -30,7 +30,8 @@ from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS
-from holdfast.errors import HoldfastError, InputError, StorageFull
+from holdfast.engine.user_errors import location_in, location_of_functions, raised_in
+from holdfast.errors import HoldfastError, InputError, StorageFull, UserFunctionError
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
@@ -210,7 +211,6 @@ class _MadeUp:
         return [file] if lo <= file.bucket <= hi else []
 
 
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.+)$")
 #: What is left of a full disk when it comes through Spark: our error's name, or the system's words.
 _FULL = re.compile(r"\bholdfast\.errors\.StorageFull\b|No space left on device|Disk quota exceeded")
 
@@ -222,16 +222,15 @@ def _full(err: Exception) -> bool:
 
 
 def _told(err: Exception, path: Path, lo: int, hi: int) -> HoldfastError:
-    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's.
+    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's;
+    and where in the application.
 
     A full disk, here or at an executor, is no fault of the rows: the step can be run again."""
-    lines = [line.strip() for line in str(err).strip().splitlines() if line.strip()]
-    raised = [match for line in lines if (match := _RAISED.match(line))]
-    told = brief(err)
-    if "Python worker" in str(err) and raised:
-        name, text = raised[-1].groups()
-        told = text if name.startswith("holdfast.errors.") else f"{name}: {text}"
-    text = f"path {path.name!r}, buckets {lo} to {hi}: {told}"
+    text = f"path {path.name!r}, buckets {lo} to {hi}: {raised_in(str(err)) or brief(err)}"
     if _full(err):
         return StorageFull(f"no space left for a step; free some, it is run again. {text}")
-    return InputError(text)
+    functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]
+    location = location_in(str(err)) or location_of_functions(functions)
+    if location is None:
+        return InputError(text)
+    return UserFunctionError(f"{text}, at {location}", location)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.engine import keyed, windows
+from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.sql import query
@@ -155,7 +155,8 @@ class Step(History):
             micros = f"unix_micros(`{time}`)"
             rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
             rows = rows.coalesce(1).sortWithinPartitions(time, *_sortable(rows, time))
-            result = stamp(op.fn(rows), self.compiled.time[op.name], end)
+            result = determinism.apply(op.fn, rows, op.name)
+            result = stamp(result, self.compiled.time[op.name], end)
             if op.name in self.compiled.from_nothing:
                 # A window without rows has no result, whatever the function makes of nothing.
                 result = result.join(rows.select(F.lit(1).alias("_any")).limit(1)).drop("_any")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from holdfast.engine import windows
+from holdfast.engine import determinism, windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
 from holdfast.engine.sql import read_parquet
@@ -133,7 +133,7 @@ class History:
             up = op.inputs[0]
             assert up is not None
             df = self._stateless(up, lo, hi)
-            return None if df is None else op.fn(df)
+            return None if df is None else determinism.apply(op.fn, df, op.name)
         assert isinstance(op, ops.Union)
         ups = [up for up in op.inputs if up is not None]
         if all(up.name not in self.mine for up in ups):

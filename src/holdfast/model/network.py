@@ -8,14 +8,18 @@ net.output("top_talkers", top)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-from holdfast.config import duration_us
+from holdfast.config import duration_text, duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
 from holdfast.model.protection import Protection
+from holdfast.model.schema import ddl_of
+
+#: DDL text, names and types, an Arrow schema or Spark's StructType (`schema.ddl_of`).
+Schema: TypeAlias = str | Mapping[str, str] | Any
 
 #: Every partition sends to every partition of the next fragment, a file per bucket each.
 PARTITIONS_MAX = 64
@@ -39,10 +43,15 @@ class Network:
         #: By fragment, what `protect` was told; read it with `protection`.
         self.protections: dict[str, Protection] = {}
 
+    def __repr__(self) -> str:
+        sources = ", ".join(op.name for op in self.sources) or "none"
+        outputs = ", ".join(op.name for op in self.outputs) or "none"
+        return f"<Network {self.name!r}: sources {sources}; outputs {outputs}>"
+
     def source(
         self,
         name: str,
-        schema: str,
+        schema: Schema,
         *,
         time: str,
         feed: Any = None,
@@ -52,8 +61,10 @@ class Network:
         idle: str | None = None,
         clock: str | None = None,
     ) -> Stream:
-        """A stream of rows from outside. `feed` brings them by itself (a generator, a replay, a
-        Structured Streaming query); without one the application pushes.
+        """A stream of rows from outside, of the columns in `schema`: text such as "ts timestamp, x
+        long", a dict of names and types, a StructType or an Arrow schema. `feed` brings the rows by
+        itself (a generator, a replay, a Structured Streaming query); without one the application
+        pushes.
 
         `clock` says which time closes buckets: "wall" (default), "data" (default of `ReadStream`),
         "manual" or "live"; `grace` how long after its end a bucket is closed; `late` what becomes
@@ -80,7 +91,7 @@ class Network:
         return self._add(
             ops.Source(
                 name=self._name("source", name),
-                schema=schema,
+                schema=ddl_of(schema, f"source {name!r}"),
                 time=time,
                 feed=feed,
                 late=late,
@@ -97,10 +108,11 @@ class Network:
         inputs: list[ops.Operator | None] = [self._mine(stream) for stream in streams]
         return self._add(ops.Union(name=self._name("union", name), inputs=inputs))
 
-    def port(self, name: str, schema: str, *, time: str) -> Stream:
+    def port(self, name: str, schema: Schema, *, time: str) -> Stream:
         """A stream connected later with `connect`, to draw a cycle."""
+        ddl = ddl_of(schema, f"port {name!r}")
         return self._add(
-            ops.Port(name=self._name("port", name), schema=schema, time=time, inputs=[None])
+            ops.Port(name=self._name("port", name), schema=ddl, time=time, inputs=[None])
         )
 
     def connect(self, stream: Stream, port: Stream, *, feedback: int = 0) -> None:
@@ -193,6 +205,9 @@ class Stream:
         self.network = network
         self.op = op
 
+    def __repr__(self) -> str:
+        return f"<Stream {self.op.name!r} of network {self.network.name!r}>"
+
     def apply(
         self, fn: Callable[[Any], Any], *, python_udfs: bool = False, name: str | None = None
     ) -> Stream:
@@ -280,8 +295,8 @@ class Stream:
         fn: Callable[[Any, Any, Any], Any],
         *,
         key: str | list[str] | tuple[str, ...],
-        state: str,
-        out: str,
+        state: Schema,
+        out: Schema,
         timer: str | None = None,
         name: str | None = None,
     ) -> Stream:
@@ -293,8 +308,8 @@ class Stream:
                 name=self._named("stateful", name),
                 fn=fn,
                 keys=_keys(key, "stateful"),
-                state=state,
-                out=out,
+                state=ddl_of(state, "stateful state"),
+                out=ddl_of(out, "stateful out"),
                 timer=timer,
             )
         )
@@ -347,6 +362,9 @@ class Windowed:
         self._stream, self._size_us, self._slide_us = stream, size_us, slide_us
         self._name, self._keys = name, keys
 
+    def __repr__(self) -> str:
+        return f"<window of {duration_text(self._size_us)}; finish it with .agg(...) or .apply(fn)>"
+
     def group_by(self, *keys: str) -> Windowed:
         return Windowed(
             self._stream, self._size_us, self._slide_us, self._name, _keys(keys, "group_by")
@@ -384,6 +402,9 @@ class CountWindowed:
     ) -> None:
         self._stream, self._size, self._slide = stream, size, slide
         self._keys, self._name = keys, name
+
+    def __repr__(self) -> str:
+        return f"<window of {self._size} rows; finish it with .agg(...)>"
 
     def agg(self, **aggregates: Any) -> Stream:
         """One row per full window: the keys, the aggregates, and the time of its last row."""

@@ -7,6 +7,7 @@ not by Spark. Only types that have one canonical Arrow form are accepted.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -133,6 +134,26 @@ def arrow_schema(ddl: str) -> pa.Schema:
     if twice:
         raise reader.bad(f"column {', '.join(twice)} stands twice")
     return pa.schema([pa.field(f.name, f.type) for f in fields])
+
+
+def ddl_of(schema: object, of: str) -> str:
+    """The DDL text of a schema in any of the forms that people have one in."""
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, pa.Schema):
+        return schema_ddl(schema)
+    kinds: dict[object, object] | None = None
+    if isinstance(schema, Mapping):
+        kinds = dict(schema)
+    elif hasattr(schema, "fields"):  # Spark's StructType, which is not imported here
+        kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if not kinds or not all(isinstance(it, str) for pair in kinds.items() for it in pair):
+        raise InputError(
+            f"{of}: expected a schema as text such as 'ts timestamp, src string', a dict of column "
+            "and type (both as text), a StructType or an Arrow schema, found "
+            f"{type(schema).__name__} {repr(schema)[:80]}"
+        )
+    return ", ".join(f"{_quoted(str(name))} {kind}" for name, kind in kinds.items())
 
 
 def columns_twice(names: list[str]) -> list[str]:

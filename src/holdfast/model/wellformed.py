@@ -176,11 +176,27 @@ def _schemas(network: Network) -> list[str]:
                     problem = check_time(schema, op.timer, of=f"{op.name}, timer")
                     if problem:
                         found.append(problem)
-        if isinstance(op, ops.Source):
-            problem = getattr(op.feed, "problem", lambda op: None)(op)
-            if problem:
-                found.append(f"{op.name}, feed: {problem}")
+        if isinstance(op, ops.Source) and (problem := _feed_problem(op)):
+            found.append(f"{op.name}, feed: {problem}")
+        if isinstance(op, ops.Output) and not (op.sink is None or callable(op.sink)):
+            found.append(
+                f"{op.name}, sink: expected a function(table, info) or a sink such as "
+                f"hf.ParquetSink('folder'), found {op.sink!r}"
+            )
     return found
+
+
+def _feed_problem(source: ops.Source) -> str | None:
+    feed = source.feed
+    if feed is None:
+        return None
+    if not callable(getattr(feed, "run", None)):
+        return (
+            "expected hf.Generate(fn), hf.Replay('file') or hf.ReadStream(fn), found "
+            f"{type(feed).__name__}; without feed= the application pushes rows itself"
+        )
+    problem: str | None = getattr(feed, "problem", lambda op: None)(source)
+    return problem
 
 
 def _sources_above(op: ops.Operator) -> list[ops.Source]:

@@ -91,8 +91,9 @@ class Node:
         self._pair = is_pair(engine.network, fragment.name)
         self._sources = {op.name for op in engine.network.sources}
         self.switches: list[tuple[str, int]] = []
-        #: What ended the node, if anything did.
+        #: What ended the node, if anything did; and who is told of it.
         self.failure: BaseException | None = None
+        self.failed: Callable[[BaseException], object] = lambda err: None
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._stop = threading.Event()
         self.ended = threading.Event()
@@ -375,4 +376,5 @@ class Node:
             if not isinstance(err, ProtocolViolation):
                 _log.error("please report this with the log of the node")
         self._stop.set()
+        self.failed(err)
         self.ended.set()

@@ -58,14 +58,20 @@ class Parts:
         ]
         return hosts + nodes
 
-    def stopped(self, *, final: bool = False) -> dict[str, str]:
-        """The outputs of which nothing is to be expected at the moment, and why; with `final` only
+    def gone(self, *, final: bool = False) -> dict[str, str]:
+        """The nodes of which nothing is to be expected at the moment, and why; with `final` only
         those that do not come back by themselves."""
         nodes = self.nodes().items()
         why = {name: f"node {name} {one.text}" for name, one in nodes if _out(one, final)}
         for host, one in self.hosts().items():
             if _out(one, final):
                 why |= dict.fromkeys(self._assigned(host), f"host {host} {one.text}")
+        return why
+
+    def stopped(self, *, final: bool = False) -> dict[str, str]:
+        """The outputs of which nothing is to be expected at the moment, and why; with `final` only
+        those that do not come back by themselves."""
+        why = self.gone(final=final)
         return {
             output: "; ".join(dict.fromkeys(why[name] for name in gone))
             for output, gone in stopped(self._needs, why).items()
@@ -80,10 +86,11 @@ class Parts:
             bool(nodes) and all(name in told and told[name].out for name in nodes)
         )
 
-    def watch(self, stop: threading.Event) -> None:
+    def watch(self, stop: threading.Event, looked: Callable[[], None] = lambda: None) -> None:
         """Say in the log which outputs stop, and which go on again."""
         known: dict[str, str] = {}
         while not stop.wait(LOOK_S):
+            looked()
             found = self.stopped()
             for output in found.keys() - known.keys():
                 _log.error("output %s stopped, no replica is left: %s", output, found[output])

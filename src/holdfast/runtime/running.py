@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -39,6 +38,7 @@ from holdfast.edge.source import Source
 from holdfast.errors import (
     HoldfastError,
     InputError,
+    NodeFailed,
     SetupError,
     TransportError,
 )
@@ -53,12 +53,15 @@ from holdfast.model.fragments import (
 from holdfast.model.identity import identity_of
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
-from holdfast.model.partitions import one_of_each, physical
+from holdfast.model.partitions import physical
 from holdfast.model.trees import client_tolerance_buckets
 from holdfast.runtime.contracts import Monitor
+from holdfast.runtime.failures import Failures, member
+from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.parts import Parts
 from holdfast.runtime.rolling_restart import Rolling
+from holdfast.runtime.run_status import status_of
 from holdfast.storage import Log
 from holdfast.storage.root import StorageRoot
 from holdfast.streams.calls import (
@@ -79,6 +82,7 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
 
 _log = logging.getLogger("holdfast.running")
+NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
 #: A node process that has not reported by then has a problem.
 READY_S = 180.0
 
@@ -124,7 +128,7 @@ class Run:
         self._accept_versions = accept_versions
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
-        self._temporary = storage is None
+        self._started, self._temporary = False, storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
         self.service = Service(heartbeat_s=self.options.heartbeat_s)
         #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
@@ -137,21 +141,25 @@ class Run:
             self.layout = layout_of(network, self.options.hosts, self.options.standby)
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, HostProcess] = {}
-        self.failures: list[str] = []
         #: Called by the monitor when a promise is broken and when it is kept again.
         self.on_contract: list[Callable[[Action], None]] = []
+        #: Nodes that were reported as failed for good.
+        self._noted: set[str] = set()
         self.controller: Controller
         self.rolling: Rolling
         self._root: StorageRoot | None = None
         self._described = False
         self._logs: list[Log] = []
-        self._clients: list[Client] = []
-        self._sessions: Any = None
+        self.clients: list[Client] = []
+        self.failures = Failures(
+            network, local=deployment == "local", epoch=self._epoch, clients=self.clients,
+            sources=self.sources, logs=self.service.logs,
+        )  # fmt: skip
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._producers = producers_of(network)
         self.monitor = Monitor(
-            network, self.fragments, self.sources, self.nodes, self._clients, self.on_contract
+            network, self.fragments, self.sources, self.nodes, self.clients, self.on_contract
         )
         self.parts = Parts(
             network, self.processes, lambda host: self.controller.assigned(host),
@@ -159,7 +167,12 @@ class Run:
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
+    def __repr__(self) -> str:
+        state = f"storage {self.storage}" if self._started else NOT_STARTED
+        return f"<Run of network {self.network.name!r} ({self.deployment}), {state}>"
+
     def start(self) -> Run:
+        self._started = True
         try:
             self._start()
         except BaseException:
@@ -176,7 +189,7 @@ class Run:
             self.metrics.serve(self.options.host, self.options.metrics_port)
         pairs = pairs_of(self.network)
         self.controller = Controller(
-            self._open(os.path.join(self.storage, "controller"), "controller", epoch=False),
+            self.open_log(os.path.join(self.storage, "controller"), "controller", epoch=False),
             pairs,
             monotonic_us(),
             self.layout,
@@ -189,7 +202,7 @@ class Run:
             for stream in fragment.inputs:
                 self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
         for op in self.network.sources:
-            log = self._open(source_folder(self.storage, op.name), op.name)
+            log = self.open_log(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(
                 op, log, self.network.width_us, buffer_buckets=self.options.buffer_buckets,
                 received=partial(self.service.received, op.name),
@@ -205,48 +218,21 @@ class Run:
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
         if self.deployment == "local":
-            self._start_local()
+            start_nodes(self)
         self.server = FlightServer(self.service, self.options.host, self.options.port)
         self._describe()
         if self.deployment == "processes":
             self._start_processes()
-        for source in self.sources.values():
+        for name, source in self.sources.items():
             feed = source.op.feed
             if source.op.clock in ("wall", "data"):
-                self._thread(partial(run_clock, source, self._stop), f"clock-{source.name}")
+                self._thread(partial(run_clock, source, self._stop), f"clock-{name}", name)
             if feed is not None:
-                self._thread(partial(feed.run, source, self._stop), f"feed-{source.name}")
+                self._thread(partial(feed.run, source, self._stop), f"feed-{name}", name)
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
             judge = partial(self._presiding.judge, self._stop, self.options.heartbeat_s)
             self._thread(judge, "controller")
-
-    def _start_local(self) -> None:
-        from holdfast.engine import session
-        from holdfast.engine.compiled import compile_network
-        from holdfast.engine.engine import Engine
-        from holdfast.node.node import Node
-
-        self._sessions = session.start(self.options, name=f"holdfast-{self.network.name}",
-                                       jvm_log=os.path.join(self.storage, "spark.log"))  # fmt: skip
-        compiled = compile_network(self.network, self._sessions.small)
-        for fragment in self.fragments:
-            log = self._open(node_folder(self.storage, fragment.name), fragment.name, archive=False)
-            engine = Engine(
-                self.network,
-                self._sessions,
-                os.path.join(str(log.root), "state"),
-                compiled=compiled,
-            )
-            upstream = {s: self.makers(s, fragment.name) for s in fragment.inputs}
-            self.nodes[fragment.name] = Node(
-                fragment.name, fragment, engine, log, self.service, upstream, self.options
-            )
-        for name in one_of_each(self.network, self.nodes):
-            for path in self.nodes[name].fragment.paths:
-                self.nodes[name].engine.warm_up(path)
-        for node in self.nodes.values():
-            node.start()
 
     def _start_processes(self) -> None:
         assert self.app is not None
@@ -261,7 +247,7 @@ class Run:
             where = f"its log is in {os.path.join(self.storage, 'nodes')}"
             ready = partial(self._ready, host)
             self.wait_for(ready, READY_S, f"host {host} to come up ({where})")
-        self._thread(partial(self.parts.watch, self._stop), "parts")
+        self._thread(partial(self.parts.watch, self._stop, self._note_parts), "parts")
 
     def _ready(self, host: str) -> bool:
         """It is up, or not to be waited for because the outputs go on without it."""
@@ -273,6 +259,7 @@ class Run:
     # -- for the application ----------------------------------------------------------------------
 
     def source(self, name: str) -> Source:
+        self._check_started()
         if name not in self.sources:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
@@ -293,11 +280,14 @@ class Run:
         computed while inputs are missing, until the stable result replaces it (`info.replaces`).
         `durable` keeps its position (and with archive what it received) in the storage; by default
         when the storage was named."""
+        self._check_started()
         names = [op.name for op in self.network.outputs]
         if output not in names:
             raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
         keep = (not self._temporary) if durable is None else durable
-        log = self._open(client_folder(self.storage, output), f"client-{output}") if keep else None
+        log = (
+            self.open_log(client_folder(self.storage, output), f"client-{output}") if keep else None
+        )
         reader = name or f"client-{output}"
         client = Client(
             output, self.makers(output, reader), self.network.width_us, log=log,
@@ -305,7 +295,8 @@ class Run:
             tolerance_buckets=client_tolerance_buckets(self.network, output),
         )  # fmt: skip
         self.service.readers.setdefault(output, set()).add(client.name)
-        self._clients.append(client)
+        self.clients.append(client)
+        self.failures.tell()
         return client
 
     def makers(self, stream: str, reader: str) -> Makers:
@@ -327,42 +318,8 @@ class Run:
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        nodes = [node.status() for node in self.nodes.values()]
-        hosted: list[tuple[str, dict[str, Any]]] = []
-        for host, process in self.processes.items():
-            runs: dict[str, Any] = {
-                "host": host, "pid": process.pid, "restarts": process.restarts,
-            }  # fmt: skip
-            hosted += [(name, runs) for name in self.controller.assigned(host)]
-        if hosted:
-            with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
-                told = pool.map(self.asked, [name for name, _ in hosted])
-                nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
-        return {
-            "network": self.network.name,
-            "deployment": self.deployment,
-            "sources": {name: source.status() for name, source in self.sources.items()},
-            "nodes": nodes,
-            "hosts": {host: self.controller.assigned(host) for host in self.processes},
-            "clients": {
-                client.output: {
-                    "position": client.position,
-                    "tentative_upto": client.tentative_upto,
-                    "tentative_rows": client.tentative_rows,
-                    "replacements": client.replacements,
-                    "undos": client.undos,
-                    "reads": client.switches[-1][0] if client.switches else None,
-                    "switches": max(0, len(client.switches) - 1),
-                    "reconnects": client.reconnects,
-                }
-                for client in self._clients
-            },
-            "contracts": self.monitor.contracts(),
-            "failures": list(self.failures),
-            "unhealthy": self.parts.status(),
-            "differs": self.parts.differs(),
-            "stopped": self.parts.stopped(),
-        }
+        self._check_started()
+        return status_of(self)
 
     def asked(self, node: str) -> dict[str, Any]:
         """What a node in another process says of itself."""
@@ -378,15 +335,10 @@ class Run:
             return {"node": node, "failure": str(err)}
 
     def raise_failure(self) -> None:
-        """Raise what stopped a node or a feed, if anything did."""
-        for node in self.nodes.values():
-            if node.failure is not None:
-                raise node.failure
-        if self.failures:
-            raise HoldfastError(self.failures[0])
-        for_good = self.parts.stopped(final=True)
-        if len(for_good) == len(self.network.outputs):
-            raise HoldfastError(next(iter(for_good.values())))
+        """Raise what stopped an output, if anything did."""
+        for op in self.network.outputs:
+            if (error := self.failures.stopped(op.name)) is not None:
+                raise error
 
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         """Until it is so; raises what stopped a node, or that it took too long."""
@@ -408,7 +360,7 @@ class Run:
     def stop(self) -> None:
         self._stop.set()
         self.metrics.close()
-        for client in self._clients:
+        for client in self.clients:
             client.close()
         for thread in self._threads:
             thread.join(timeout=10)
@@ -441,7 +393,11 @@ class Run:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _open(
+    def _check_started(self) -> None:
+        if not self._started:
+            raise InputError(f"the run is {NOT_STARTED}")
+
+    def open_log(
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
     ) -> Log:
         keep = self.options.archive if archive is None else archive
@@ -459,14 +415,29 @@ class Run:
             return (fragment.name,)
         return replicas_of(self.network, fragment.name)
 
-    def _thread(self, run: Callable[[], None], name: str) -> None:
+    def _epoch(self, node: str) -> int:
+        return self.controller.epoch(node) if self.deployment == "processes" else 0
+
+    def _note_parts(self) -> None:
+        """Nodes that do not come back by themselves stop what has no other replica."""
+        gone = self.parts.gone(final=True)
+        for node in gone.keys() - self._noted:
+            self.failures.report(node, gone[node])
+        for node in self._noted - gone.keys():
+            self.failures.recovered(node)
+        self._noted = set(gone)
+
+    def _thread(self, run: Callable[[], None], name: str, source: str | None = None) -> None:
         def guarded() -> None:
             try:
                 run()
+            except NodeFailed:
+                pass  # it has nobody left to bring rows to
             except Exception as err:
                 if not self._stop.is_set():
-                    self.failures.append(f"{name}: {err}")
                     _log.error("%s stopped: %s", name, err)
+                    who = f"thread {name}" if source is None else member(source)
+                    self.failures.report(who, err)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)

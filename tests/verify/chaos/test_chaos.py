@@ -57,7 +57,7 @@ class TestTwoNodesInARow:
         (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
         assert ended.code == EXIT_CODES["transport"]
         assert "was replaced" in ended.last_words or "the older one must stop" in ended.last_words
-        assert deployment.run.failures == []
+        assert deployment.run.failures.all() == []
 
 
 @pytest.mark.processes

@@ -16,6 +16,7 @@ from holdfast.clock import now_us
 from holdfast.core.quarantine import kind_of_exit
 from holdfast.edge.client import Client
 from holdfast.errors import HoldfastError
+from holdfast.runtime.failures import Failure
 from holdfast.runtime.running import Run
 from holdfast.storage import Added, read_only
 from holdfast.storage.folder import MANIFEST
@@ -34,7 +35,7 @@ class Watcher:
         self._run, self._clients, self._recorder = run, clients, recorder
         self._told: dict[str, int | None] = {}
         self._hinted: dict[str, int] = {}
-        self._stopped = 0
+        self._stopped: list[Failure] = []
         self._exits: dict[str, int] = {}
         #: Of every segment of the run, as the log of its maker says, by that log and the file.
         self._made: dict[tuple[str, str], Made] = {}
@@ -98,10 +99,11 @@ class Watcher:
                     told = ended.replaced or kind_of_exit(ended.code) != "crash"
                     whose = "world" if told else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
-        for failure in self._run.failures[self._stopped :]:
-            self._stopped += 1
-            if not failure.startswith("host "):  # those are among the exits
-                self._recorder.add(Stopped(now_us(), "run", "ours", failure))
+        for failure in self._run.failures.all():
+            hosted = failure.kind in ("node", "host")  # those are among the exits
+            if not hosted and failure not in self._stopped:
+                self._stopped.append(failure)
+                self._recorder.add(Stopped(now_us(), "run", "ours", failure.message))
 
     def _look_inside(self) -> None:
         self._see_processes()

@@ -1,0 +1,96 @@
+"""Where in the application an error comes from: the file and line of the user's own function.
+
+A user's function is called in this process (DataFrame code) or in a Python worker of Spark, whose
+traceback arrives as text; expressions fail in the JVM, which remembers where they were written.
+In all three the frames of Python, Spark and Holdfast are of no use to whoever has to repair it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterable
+from types import CodeType
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_EXAMPLES = os.path.join(_OURS, "examples") + os.sep
+#: Parts of paths of installed code, also on executors whose folders are not ours.
+_INSTALLED = (
+    "/site-packages/", "/dist-packages/", "/lib/python3.", "/python/pyspark/", "/pyspark.zip/",
+    "/holdfast/engine/", "/holdfast/storage/", "<frozen ",
+)  # fmt: skip
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_CALLED_FROM = re.compile(r"was called from\n(?P<file>.+):(?P<line>\d+)\s*$", re.MULTILINE)
+#: As messages of ours say it.
+_TOLD = re.compile(r", at (?P<where>\S[^\n]*?(?:\.py|>):\d+(?: in [\w<>]+)?)")
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+TEXT_MAX = 400
+
+
+def is_users(file: str) -> bool:
+    """Whether a file may be the application's."""
+    if file.startswith(_OURS):
+        return file.startswith(_EXAMPLES)
+    return not any(part in file for part in _INSTALLED)
+
+
+def location_of(err: BaseException) -> str | None:
+    """The innermost line of the application that an exception passed, or one it was caused by."""
+    known: BaseException | None = err
+    while known is not None:
+        if (location := getattr(known, "location", None)) is not None:
+            return str(location)
+        frames = traceback.extract_tb(known.__traceback__)
+        for frame in reversed(frames):
+            if is_users(frame.filename):
+                return _where(frame.filename, frame.lineno or 0, frame.name)
+        known = known.__cause__
+    return None
+
+
+def location_in(text: str) -> str | None:
+    """The same in a text: of a Python worker, of the JVM, or of a message of ours."""
+    for match in reversed([*_FRAME.finditer(text)]):
+        if is_users(match["file"]):
+            return _where(match["file"], int(match["line"]), match["name"])
+    for match in _CALLED_FROM.finditer(text):
+        if is_users(match["file"]):
+            return _where(match["file"], int(match["line"]), None)
+    told = _TOLD.search(text)
+    return None if told is None else told["where"]
+
+
+def location_of_functions(functions: Iterable[Callable[..., object]]) -> str | None:
+    """Where the only function of the application among those is; None if there are several."""
+    found = {}
+    for fn in functions:
+        code = getattr(fn, "__code__", None)
+        if isinstance(code, CodeType) and is_users(code.co_filename):
+            found[code.co_filename, code.co_firstlineno] = code.co_name
+    if len(found) != 1:
+        return None
+    (((file, line), name),) = found.items()
+    return _where(file, line, name)
+
+
+def raised_in(text: str) -> str | None:
+    """What a Python worker raised, in one line; None if the text is not of a Python worker. Of an
+    error of ours only the message: it is written for the user."""
+    _, found, last = text.rpartition(_TRACEBACK)
+    if not found:
+        return None
+    lines = last.partition("\n\nJVM stacktrace:")[0].strip("\n").splitlines()
+    raised = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), None)
+    if raised is None or (match := _RAISED.match(lines[raised])) is None:
+        return None
+    name, rest = match[1], [match[2] or "", *lines[raised + 1 :]]
+    text = " ".join(" ".join(rest).split())[:TEXT_MAX]
+    if name.startswith("holdfast.errors."):
+        return text
+    return f"{name}: {text}" if text else name
+
+
+def _where(file: str, line: int, name: str | None) -> str:
+    return f"{file}:{line}" if name is None else f"{file}:{line} in {name}"

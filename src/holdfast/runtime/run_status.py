@@ -1,0 +1,54 @@
+"""What a run tells of itself, for people and programs: one object, as JSON has it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.runtime.running import Run
+
+
+def status_of(run: Run) -> dict[str, Any]:
+    nodes = [node.status() for node in run.nodes.values()]
+    hosted: list[tuple[str, dict[str, Any]]] = []
+    for host, process in run.processes.items():
+        runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
+        hosted += [(name, runs) for name in run.controller.assigned(host)]
+    if hosted:
+        with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
+            told = pool.map(run.asked, [name for name, _ in hosted])
+            nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
+    return {
+        "network": run.network.name,
+        "deployment": run.deployment,
+        "pid": os.getpid(),
+        "sources": {name: source.status() for name, source in run.sources.items()},
+        "nodes": nodes,
+        "hosts": {host: run.controller.assigned(host) for host in run.processes},
+        "processes": {
+            host: {"pid": process.pid, "restarts": process.restarts}
+            for host, process in run.processes.items()
+        },
+        "clients": {
+            client.output: {
+                "position": client.position,
+                "tentative_upto": client.tentative_upto,
+                "tentative_rows": client.tentative_rows,
+                "replacements": client.replacements,
+                "undos": client.undos,
+                "reads": client.switches[-1][0] if client.switches else None,
+                "switches": max(0, len(client.switches) - 1),
+                "reconnects": client.reconnects,
+            }
+            for client in run.clients
+        },
+        "contracts": run.monitor.contracts(),
+        "failures": [
+            failure.body() for failure in (*run.failures.all(), *run.failures.troubles(nodes))
+        ],
+        "unhealthy": run.parts.status(),
+        "differs": run.parts.differs(),
+        "stopped": run.parts.stopped(),
+    }

@@ -1,0 +1,145 @@
+"""Which outputs a failure stops: those of which no replica of something they need is left."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import InputError, UserFunctionError
+from holdfast.runtime.failures import Failures
+
+SCHEMA = "ts timestamp, key string, x long"
+
+
+def chain(**second: object) -> hf.Network:
+    """`a` and `b` -> first -> second -> `deep`; `b` -> third -> `apart`."""
+    net = hf.Network("chain", bucket="1s")
+    a, b = (net.source(name, SCHEMA, time="ts") for name in ("a", "b"))
+    both = a.union(b).on("first").filter("x > 0")
+    deep = both.on("second")
+    if second:
+        deep = deep.union(b.on("second"))
+    net.output("deep", deep.filter("x > 1"), contract=hf.Contract(within="5s"))
+    net.output("apart", b.on("third").filter("x > 2"))
+    net.protect("first", replicas=2)
+    if second:
+        net.protect("second", **second)
+    return net
+
+
+def told(failures: Failures, output: str, **how: bool) -> str:
+    return str(failures.lost(output, **how) or "")
+
+
+def test_an_output_stops_with_the_last_replica_of_what_it_needs() -> None:
+    failures = Failures(chain(), local=False)
+    failures.report("first", InputError("a refused plan"))
+    assert failures.lost("deep") is None
+    failures.report("first@2", InputError("a full disk"))
+    assert "node 'first@2' failed: a full disk. Settle that" in told(failures, "deep")
+    assert failures.lost("apart") is None
+    assert [(f.node, f.outputs) for f in failures.all()] == [
+        ("first", ("deep",)), ("first@2", ("deep",))
+    ]  # fmt: skip
+
+
+def test_in_one_process_there_are_no_replicas() -> None:
+    failures = Failures(chain(), local=True)
+    failures.report("first", InputError("gone"))
+    assert told(failures, "deep").startswith("output 'deep' gives no more results: node 'first' f")
+
+
+def test_what_is_tried_again_stops_nothing() -> None:
+    failures = Failures(chain(), local=True)
+    failure = failures.report("first", InputError("a full disk"), permanent=False)
+    assert failures.lost("deep") is None
+    assert failure.text() == "node 'first' has trouble and tries again: a full disk"
+
+
+def test_a_failure_ends_when_a_newer_instance_has_registered() -> None:
+    epochs = {"second": 1}
+    failures = Failures(chain(), local=False, epoch=lambda node: epochs.get(node, 0))
+    failures.report("second", InputError("gone"))
+    assert failures.lost("deep") is not None
+    epochs["second"] = 2
+    assert failures.lost("deep") is None
+    assert failures.all() == []
+
+
+def test_copies_that_do_not_know_each_other_fail_as_a_whole() -> None:
+    """`clusters`: a copy of the dataflow with a lost node is useless."""
+    net = hf.Network("clusters", bucket="1s")
+    rows = net.source("a", SCHEMA, time="ts").on("one").filter("x > 0")
+    net.output("out", rows.on("two").filter("x > 1"))
+    for fragment in ("one", "two"):
+        net.protect(fragment, replicas=2, read="clusters")
+    failures = Failures(net, local=False)
+    failures.report("one", InputError("gone"))
+    assert failures.lost("out") is None
+    failures.report("two@2", InputError("gone"))
+    assert failures.lost("out") is not None
+
+
+def test_a_fragment_that_goes_on_without_an_input_serves_whoever_takes_tentative_results() -> None:
+    failures = Failures(chain(failure="process"), local=True)
+    failures.report("first", InputError("gone"))
+    assert failures.lost("deep", tentative=True) is None
+    assert failures.lost("deep") is not None
+    failures.report("source b", InputError("gone"))  # now nothing is left to go on with
+    assert failures.lost("deep", tentative=True) is not None
+
+
+def test_a_source_takes_no_rows_that_nobody_would_read() -> None:
+    failures = Failures(chain(), local=True)
+    failures.report("second", InputError("gone"))
+    assert "source 'a' takes no more rows" in str(failures.unread("a"))
+    assert failures.unread("b") is None  # `apart` reads it
+    failures.report("third", InputError("gone"))
+    assert failures.unread("b") is not None
+
+
+def test_a_feed_that_failed_stops_what_depends_on_it() -> None:
+    failures = Failures(chain(), local=False)
+    failures.report("source a", ValueError("no such file"))
+    assert "source 'a' failed: ValueError: no such file. Report this fault" in told(
+        failures, "deep"
+    )
+    assert failures.lost("apart") is None
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["error", "text of another process"])
+def test_the_users_line_is_told_once_and_apart(known: bool) -> None:
+    where = "/srv/app.py:7 in parse"
+    error = UserFunctionError(f"path 'deep', buckets 1 to 1: KeyError: 'page', at {where}", where)
+    failures = Failures(chain(), local=True)
+    failures.report("second", error if known else f"host 'second' stopped: {error}")
+    (failure,) = failures.all()
+    assert failure.user_location == where
+    lost = failures.lost("deep")
+    assert lost is not None and lost.location == where
+    assert lost.__cause__ is (error if known else None)
+    assert str(lost).count(where) == 1
+    assert str(lost).endswith("Correct the function, or the rows it cannot take, and start the "
+                              "run again")  # fmt: skip
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_user() -> None:
+    failures = Failures(chain(), local=True)
+    error = AssertionError("shards")
+    error.__traceback__ = None
+    failures.report("second", error)
+    (failure,) = failures.all()
+    assert failure.user_location is None
+    assert "AssertionError: shards. Report this fault of Holdfast" in failure.text()
+
+
+def test_status_tells_what_a_node_tries_again() -> None:
+    """As a full disk, or a tentative step that failed, is told by the node itself."""
+    failures = Failures(chain(), local=True)
+    (failure,) = failures.troubles(
+        [{"node": "second", "trouble": "KeyError: 'a', at /srv/app.py:7 in f"}, {"node": "third"}]
+    )
+    assert failure.body() == {
+        "node": "second", "outputs": ["deep"], "message": "KeyError: 'a', at /srv/app.py:7 in f",
+        "user_location": "/srv/app.py:7 in f", "at": failure.at, "permanent": False,
+    }  # fmt: skip

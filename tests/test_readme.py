@@ -1,8 +1,15 @@
-"""What the README says can be typed, can be typed."""
+"""What the README says can be typed, can be typed; every block of it is run."""
 
 from __future__ import annotations
 
+import os
+import queue
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +21,26 @@ from holdfast.verify.sim.simulation import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+LIMIT_S = 180.0
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands(block: str) -> list[str]:
+    lines = [line.split("#", 1)[0].strip() for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+#: Whoever adds a block says here which test runs it.
+MAKE, RUN, WATCH, AUDIT = blocks("sh")
+APP, PROGRAM, PAIRS = blocks("python")
+(SESSION,) = blocks("text")
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    assert README.count("\n```") == 2 * len([MAKE, RUN, WATCH, AUDIT, APP, PROGRAM, PAIRS, SESSION])
 
 
 def test_every_make_target_exists() -> None:
@@ -26,11 +49,9 @@ def test_every_make_target_exists() -> None:
 
 
 COMMANDS = [
-    line.split("#", 1)[0].strip()
-    for block in blocks("sh")
-    for line in block.splitlines()
-    if line.startswith("holdfast ")
-] + re.findall(r"`(holdfast (?:run|check|experiment) [^`]*)`", README)
+    *(line for block in blocks("sh") for line in commands(block) if line.startswith("holdfast ")),
+    *re.findall(r"`(holdfast (?:run|check|experiment) [^`]*)`", README),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -38,18 +59,19 @@ def test_every_command_parses(command: str) -> None:
     _parser().parse_args(command.split()[1:])
 
 
-def test_the_query_of_the_readme_is_well_formed() -> None:
+@pytest.mark.parametrize("app", [APP, APP + PAIRS], ids=["query", "with pairs"])
+def test_the_query_is_well_formed_and_has_rows(app: str) -> None:
     names: dict[str, object] = {}
-    exec(blocks("python")[0], names)
+    exec(app, names)
     net = names["net"]
     assert isinstance(net, Network)
     net.check()
+    assert all(source.feed is not None for source in net.sources)
 
 
 def test_the_session_is_what_the_command_prints() -> None:
-    (session,) = blocks("text")
     story = simulate(find("tentative")).world.transcript()
-    shown = [line.strip() for line in session.splitlines() if line.strip() not in ("", "…")]
+    shown = [line.strip() for line in SESSION.splitlines() if line.strip() not in ("", "…")]
     told = iter([line.strip() for line in story.splitlines()])
     assert [line for line in shown if line not in told] == []  # in this order
 
@@ -57,3 +79,121 @@ def test_the_session_is_what_the_command_prints() -> None:
 def test_every_file_it_points_to_exists() -> None:
     for path in re.findall(r"`(tests/[\w./]+)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_the_command_is_where_it_says() -> None:
+    assert "`.venv/bin/holdfast`" in README
+    assert re.search(r"^VENV := \.venv$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+# -- for real: in a folder of their own, as they stand there -------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """With the command on the PATH, as after `source .venv/bin/activate`; of this very tree."""
+    paths = {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": str(ROOT / "src")}
+    inherited = {name: os.environ.get(name, "") for name in paths}
+    joined = {name: os.pathsep.join(filter(None, (paths[name], inherited[name]))) for name in paths}
+    return {**os.environ, **joined, "COLUMNS": "200"}
+
+
+def typed(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def audited(report: str, *outputs: str) -> None:
+    """All rows, and no others. Whether they came in time depends on who else uses the machine."""
+    for output in outputs:
+        found = re.search(rf"^{output} +(?:ok|failed) .*", report, re.MULTILINE)
+        assert found, report
+        ideal, received, *wrong = found[0].split()[3:8]
+        assert ideal == received != "0" and wrong == ["0", "0", "0"], report
+
+
+class Terminal:
+    """A command that goes on until it is interrupted, and what it prints."""
+
+    def __init__(self, line: str, cwd: Path) -> None:
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            ["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def wait_for(self, text: str) -> None:
+        seen: list[str] = []
+        until = time.monotonic() + LIMIT_S
+        while not (seen and text in seen[-1]):
+            line = self.lines.get(timeout=max(0.0, until - time.monotonic()))
+            assert line is not None, "".join(seen)
+            seen.append(line)
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_the_query_shows_rows_survives_a_kill_and_is_audited(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (line,) = commands(RUN)
+    terminal = Terminal(line, tmp_path)
+    try:
+        terminal.wait_for("src=10.0.0.")
+        status, tail, kill, again = commands(WATCH)
+        told = typed(status, tmp_path)
+        assert told.returncode == 0, told.stderr
+        (pid,) = re.findall(r"^host main: pid (\d+)", told.stdout, re.MULTILINE)
+        shown = typed(tail, tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert "src=10.0.0." in shown.stdout
+        assert "PID" in kill
+        assert typed(kill.replace("PID", pid), tmp_path).returncode == 0
+        back, until = "", time.monotonic() + LIMIT_S
+        while not re.search(r"^host main: pid \d+, restarted 1 times", back, re.MULTILINE):
+            assert time.monotonic() < until, back
+            back = typed(again, tmp_path).stdout
+        terminal.wait_for("src=10.0.0.")
+        assert terminal.interrupt() == 0
+    finally:
+        terminal.process.kill()
+    (audit,) = commands(AUDIT)
+    audited(typed(audit, tmp_path).stdout, "top_talkers")
+
+
+@pytest.mark.spark
+def test_the_program_prints_its_rows_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = typed("python program.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "STABLE [{'page': '/', 'n': 1, " in done.stdout
+    assert "{'page': '/docs', 'n': 1, " in done.stdout
+
+
+@pytest.mark.spark
+def test_what_is_added_to_the_query_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP + PAIRS)
+    done = typed("holdfast run app.py --seconds 12 --audit", tmp_path)
+    assert " busy bucket " in done.stdout, (done.stdout, done.stderr)
+    audited(done.stdout, "busy", "top_talkers")
+
+
+@pytest.mark.spark
+def test_the_demo_runs(tmp_path: Path) -> None:
+    assert "make demo" in MAKE
+    makefile = (ROOT / "Makefile").read_text()
+    (command,) = re.findall(r"\$\(BIN\)/(holdfast run \S+netmon:net .*)", makefile)
+    done = typed(command.replace("--seconds 30", "--seconds 8"), tmp_path)
+    assert "top_talkers bucket" in done.stdout, (done.stdout, done.stderr)
+    audited(done.stdout, "top_talkers")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import holdfast as hf
+from holdfast.edge.client import Client
+from holdfast.edge.source import Source
 from holdfast.errors import InputError, UserFunctionError
 from holdfast.runtime.failures import Failures
+from holdfast.storage import Log
+from holdfast.streams.serving import Service
+from holdfast.transport.in_process import InProcess
 
 SCHEMA = "ts timestamp, key string, x long"
 
@@ -143,3 +150,30 @@ def test_status_tells_what_a_node_tries_again() -> None:
         "node": "second", "outputs": ["deep"], "message": "KeyError: 'a', at /srv/app.py:7 in f",
         "user_location": "/srv/app.py:7 in f", "at": failure.at, "permanent": False,
     }  # fmt: skip
+
+
+def test_clients_and_sources_of_the_run_are_told(tmp_path: Path) -> None:
+    """Those that are there when it happens: a run opens its sources and clients later."""
+    net, clients, sources, logs = chain(), list[Client](), dict[str, Source](), dict[str, Log]()
+    failures = Failures(net, local=True, clients=clients, sources=sources, logs=logs)
+    for op in net.sources:
+        logs[op.name] = Log.open(tmp_path / op.name, op.name, fsync="never")
+        sources[op.name] = Source(op, logs[op.name], net.width_us)
+    service = Service(logs=logs)
+    logs["deep"] = Log.open(tmp_path / "second", "second", fsync="never")
+    logs["deep"].open_stream("deep", SCHEMA, "ts", 0)
+    logs["deep"].commit("deep", [], 4)
+    for name in ("deep", "apart"):
+        clients.append(Client(name, {name: lambda: InProcess(service)}, net.width_us))
+    failures.report("second", InputError("a refused plan"))
+    with pytest.raises(hf.NodeFailed, match="source 'a' takes no more rows"):
+        sources["a"].push([])
+    sources["b"].push([])
+    with pytest.raises(hf.NodeFailed, match="output 'deep' gives no more results"):
+        list(clients[0])
+    assert clients[0].position == 4  # what can still be read was
+    assert not clients[1].closed
+    failures.recovered("second")
+    sources["a"].push([])
+    for log in logs.values():
+        log.close()

@@ -41,7 +41,8 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
         return
     console = Console()
     about = f"network [bold]{told['network']}[/bold], deployment {told['deployment']}"
-    console.print(f"{about}, pid {told['pid']}", highlight=False)
+    pid = f", pid {told['pid']}" if "pid" in told else ""
+    console.print(about + pid, highlight=False)
     sources = Table(title="sources")
     for column in ("source", "complete up to", "rows", "late", "future", "dead letters"):
         sources.add_column(column, justify="left" if column == "source" else "right")
@@ -88,7 +89,7 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
                 str(path["checkpoint"]),
             )
     console.print(nodes)
-    for host, process in told["processes"].items():
+    for host, process in told.get("processes", {}).items():
         runs = ", ".join(told["hosts"][host])
         console.print(
             f"host {host}: pid {process['pid']}, restarted {process['restarts']} times, "
@@ -107,15 +108,15 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    for part in told["unhealthy"]:
+    for part in told.get("unhealthy", ()):
         console.print(_unhealthy(part), highlight=False, soft_wrap=True)
-    for node, differences in told["differs"].items():
+    for node, differences in told.get("differs", {}).items():
         for text in differences:
             console.print(
                 f"[red]node {node}: replicas differ:[/red] {escape(text)}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
-    for output, why in told["stopped"].items():
+    for output, why in told.get("stopped", {}).items():
         console.print(
             f"[bold red]output {output} stopped, no replica is left:[/bold red] {escape(why)}",
             highlight=False, soft_wrap=True,

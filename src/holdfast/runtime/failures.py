@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.clock import now_us
@@ -82,13 +83,13 @@ class Failures:
         local: bool,
         epoch: Callable[[str], int] = lambda node: 0,
         clients: Sequence[Client] = (),
-        sources: Mapping[str, Source] | None = None,
-        logs: Mapping[str, Log] | None = None,
+        sources: Mapping[str, Source] = MappingProxyType({}),
+        logs: Mapping[str, Log] = MappingProxyType({}),
     ) -> None:
         """`epoch`: of the newest instance of a node. `logs`: of what is made in this process, which
         can be read although whoever made it has failed."""
         self._network, self._local, self._epoch = network, local, epoch
-        self._clients, self._pushed, self._logs = clients, sources or {}, logs or {}
+        self._clients, self._pushed, self._logs = clients, sources, logs
         self._sources = {op.name for op in network.sources}
         self._inputs = {part.name: part.inputs for part in fragments(network)}
         #: What each output depends on: nodes, sources, and whoever reads it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -52,10 +52,11 @@ LIMIT_S = 30.0
 class Dropping(Client):
     """Loses a bucket on the way to the application, as a mistake in a client would."""
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for number, given in enumerate(super().__iter__()):
-            if number != 3:
-                yield given
+    given = 0
+
+    def __next__(self) -> tuple[Any, Any]:
+        self.given += 1
+        return super().__next__() if self.given != 4 else [super().__next__() for _ in "12"][-1]
 
 
 def run(folder: Path, kind: type[Client]) -> History:

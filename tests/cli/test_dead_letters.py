@@ -67,7 +67,7 @@ def test_status_counts_them(source: Source, capsys: pytest.CaptureFixture[str]) 
     late(source, 7)
     told = {
         "network": "net", "deployment": "local", "sources": {"tap": source.status()},
-        "nodes": [], "hosts": {}, "contracts": {}, "failures": [],
+        "nodes": [], "hosts": {}, "contracts": {}, "unhealthy": [], "stopped": {}, "failures": [],
     }  # fmt: skip
     show_status(told, as_json=False)
     out = capsys.readouterr().out

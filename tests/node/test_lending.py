@@ -72,23 +72,3 @@ def test_a_newcomer_that_died_does_not_pin_anything_for_ever() -> None:
     assert all(running.there(names))
     running.until(8 + LEASE_US / S + 5)
     assert not any(running.there(names)) and not running.node.service.pins
-
-
-def test_a_survivor_that_has_not_opened_its_inputs_yet_has_state() -> None:
-    """After a full restart it was taken for one that began empty."""
-    running = Running()
-    cast = running.sim.cast
-    for name in ("ingress", "lower.0", "lower.0@2"):
-        cast.by_name[name].die("killed")
-    cast.by_name["ingress"].start()
-    running.node.start()
-    running.until(11)
-    cast.by_name["ingress"].die("killed")
-    running.node.die("killed")
-    running.until(12)
-    node = running.node
-    node.start()
-    node.rebuild = None
-    node.log.raise_epoch(node.log.epoch + 1)
-    node.up()  # without its producer
-    assert running.lend()

@@ -56,7 +56,8 @@ class Dropping(Client):
 
     def __next__(self) -> tuple[Any, Any]:
         self.given += 1
-        return super().__next__() if self.given != 4 else [super().__next__() for _ in "12"][-1]
+        found = super().__next__()
+        return super().__next__() if self.given == 4 else found
 
 
 def run(folder: Path, kind: type[Client]) -> History:

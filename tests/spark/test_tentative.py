@@ -107,7 +107,9 @@ def told(infos: list[BucketInfo]) -> list[str]:
 
 
 @pytest.mark.parametrize("reconcile", ["checkpoint", "undo"])
-def test_tentative_results_stand_until_stable_ones_replace_them(reconcile: str, sessions: Sessions) -> None:
+def test_tentative_results_stand_until_stable_ones_replace_them(
+    reconcile: str, sessions: Sessions
+) -> None:
     net = network(reconcile=reconcile, x="1s")
     with watched(net) as (run, watches):
         given, pairs = watches["rows"], watches["pairs"]

@@ -134,8 +134,12 @@ class Observer:
             yield from self._reads(now, "controller", name, name, bad, within_us)
 
     def _heard(self, node: NodeProcess, controller: Member) -> bool:
+        """What it says arrives; whether it hears an answer is another matter."""
         up = node.is_up and self._condition.there(node) and not self._condition.impaired(node)
-        return up and self._condition.reaches(controller, node, strict=True)
+        return up and self._condition.there(controller) and self._says(node, controller)
+
+    def _says(self, node: NodeProcess, controller: Member) -> bool:
+        return not self._cast.wire.link(node.name, controller.name).cut
 
     def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Member) -> tuple[str, int]:
         silent_us = DEAD_US + 2 * REGISTER_US
@@ -143,7 +147,7 @@ class Observer:
             return "it is dead", silent_us
         if node.paused:
             return "it stands still", silent_us
-        if not self._condition.linked(controller, node):
+        if not self._says(node, controller):
             return "it is cut off", silent_us
         if node.is_up and (node.hung or node.disk.full) and self._behind(node, partner):
             # As long as a step may take (docs/pairs.md).

@@ -56,7 +56,7 @@ class Oracle:
         self._makers = producers_of(cast.network)
         self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
         self._paired = set(pairs_of(cast.network))
-        self._said: dict[str, tuple[str, int]] = {}
+        self._said: dict[str, tuple[str, tuple[int, int]]] = {}
         self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
@@ -77,6 +77,10 @@ class Oracle:
                 self._within_us[kind, op.name] = STEP_US + steps_us[op.name] + since_end_us
             steps = STEP_US + steps_us[op.name]
             self._age_us[op.name] = self._first_us[op.name] + 2 * width_us + steps
+        #: How often a row may be late on its way because of a slow link: where nobody has an X that
+        #: covers it, and from the last node to the client.
+        blocks = {name: int(x is None) for name, x in patience(cast.network).items()}
+        self._uncovered = {name: 1 + n for name, n in longest(cast.network, blocks).items()}
         self._depth = {name: us // STEP_US for name, us in steps_us.items()}
         self._suspends = any(
             self._network.protection(part.name).failure != "block"
@@ -87,7 +91,10 @@ class Oracle:
         #: When anything broke, healed, died or was started last, when that was something to notice,
         #: and when the trees were looked at.
         self._changed_at = self._taken_at = self._looked_at = -1
-        self._lives, self._all_up, self._more_us = 0, False, 0
+        self._lives, self._all_up = 0, False
+        #: Granted while something is up that cannot be counted on: for replicas that are behind,
+        #: and for slow links.
+        self._more_us = (0, 0)
         #: Of each client the best tree, and the best one of those that have caught up.
         self._kinds: dict[str, tuple[str, str]] = {}
         #: Since when a client has had a tree without a break, and of what kind it is.
@@ -134,7 +141,7 @@ class Oracle:
         come up: most of the time they need not be looked at."""
         lives = sum(process.life for process in self._cast.by_name.values())
         if lives != self._lives:
-            self._lives, self._changed_at, self._taken_at = lives, now, now
+            self._lives, self._changed_at = lives, now
         if self._looked_at > self._changed_at and self._all_up:
             return
         self._looked_at = now
@@ -152,7 +159,9 @@ class Oracle:
         output = client.output
         within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
         if kind in self._settle_us:
-            within_us += self._more_us * (1 + self._depth[output])
+            lag_us, slow_us = self._more_us
+            within_us += lag_us + slow_us * self._uncovered[output]
+            within_us += min(slow_us * self._depth[output], self._first_us[output])
         if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
             settle_us = max(settle_us, self._first_us[output] + STEP_US)
         return Expected(now, client.name, output, kind, within_us, settle_us)
@@ -172,7 +181,8 @@ class Oracle:
         settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
         if now - since < settle_us:
             return None
-        age_us = self._age_us[output] + self._more_us * (1 + self._depth[output])
+        lag_us, slow_us = self._more_us
+        age_us = self._age_us[output] + lag_us + slow_us * self._uncovered[output]
         if now - self._taken_at < self._detect_us + age_us:
             age_us += self._detect_us
         return age_us
@@ -203,15 +213,14 @@ class Oracle:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _granted_us(self) -> int:
-        """What is granted at every step while something is up that cannot be counted on: it is left
-        when it is behind by some buckets, and a link that is slow is slow."""
+    def _granted_us(self) -> tuple[int, int]:
+        """A replica that is up but cannot be counted on is left when it is behind by some buckets;
+        and a link that is slow is slow."""
         if "impaired" in self._excuses:
-            return 0
-        more_us = self._cast.wire.delays_us
-        if any(self.condition.impaired(process) for process in self._cast.by_name.values()):
-            more_us += (LAG_BUCKETS + 1) * self._network.width_us
-        return more_us
+            return 0, 0
+        lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
+        behind_us = (LAG_BUCKETS + 1) * self._network.width_us
+        return len(lags) * behind_us, self._cast.wire.delays_us
 
     def _stopped_by_a_reader(self) -> bool:
         """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be

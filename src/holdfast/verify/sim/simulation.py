@@ -51,12 +51,14 @@ LONG_US, LONG_SHARE = 60 * S, 50
 #: Faults that take something away or change nothing that users may notice; others leave something
 #: that is up and cannot be counted on.
 CLEAR = {"kill", "wipe", "torn", "pause", "replace", "silent", "retire", "cut", "reset", "repeat"}
-#: Faults after which nobody has to be left: whoever is missing something waits its X, and that is
-#: all.
-UNNOTICED = {"silent", "retire", "skew", "clock", "delay", "repeat"}
+#: Faults that are noticed by silence or by lag alone. Who dies breaks its connections.
+SILENT = {
+    "pause", "replace", "hang", "cut", "full", "slow", "throttle", "damage", "eio-read",
+    "eio-fsync",
+}  # fmt: skip
 LOOK_US = 250_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
-SLACK_BUCKETS = 12
+SLACK_BUCKETS = 6
 
 
 def held_buckets(network: Network, options: Options) -> int:
@@ -137,7 +139,7 @@ class Simulation:
         self._expect()
         last = int(EPOCH_US + self.scenario.seconds * S)
         for fault in self.scenario.faults:
-            world.at(EPOCH_US + fault.at_us, self._applier(fault))
+            world.at(EPOCH_US + fault.at_us, partial(self.inject, fault))
             last = max(last, EPOCH_US + fault.at_us + fault.for_us)
         world.run_until(last)
         self.cast.mend()
@@ -237,27 +239,25 @@ class Simulation:
                 end_us = (bucket + 1) * self.network.width_us
                 self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))
 
-    def _applier(self, fault: Fault) -> Callable[[], None]:
-        def apply() -> None:
-            self.world.say("FAULT", str(fault))
-            self.history.add(Broke(self.world.now, fault.do, fault.on))
-            heal = faults.apply(fault, self.cast)
-            self._vigil.broke(fault.on)
-            self._oracle.changed(self.world.now, noticed=fault.do not in UNNOTICED)
-            unclear = fault.do not in CLEAR
-            self._unclear += unclear
+    def inject(self, fault: Fault) -> None:
+        """Apply a fault now, and heal it when its time is over."""
+        self.world.say("FAULT", str(fault))
+        self.history.add(Broke(self.world.now, fault.do, fault.on))
+        heal = faults.apply(fault, self.cast)
+        self._vigil.broke(fault.on)
+        self._oracle.changed(self.world.now, noticed=fault.do in SILENT)
+        unclear = fault.do not in CLEAR
+        self._unclear += unclear
 
-            def healed() -> None:
-                heal()
-                self._vigil.healed(fault.on)
-                self._oracle.changed(self.world.now, noticed=False)
-                self._unclear -= unclear
-                self.world.say("HEALED", fault.do, fault.on)
-                self.history.add(Healed(self.world.now, fault.do, fault.on))
+        def healed() -> None:
+            heal()
+            self._vigil.healed(fault.on)
+            self._oracle.changed(self.world.now, noticed=False)
+            self._unclear -= unclear
+            self.world.say("HEALED", fault.do, fault.on)
+            self.history.add(Healed(self.world.now, fault.do, fault.on))
 
-            self.world.at(self.world.now + fault.for_us, healed)
-
-        return apply
+        self.world.at(self.world.now + fault.for_us, healed)
 
 
 def simulate(

@@ -63,14 +63,18 @@ class Condition:
         bears_us = self._bears_us.get(fragment_of(reader.name), SILENCE_US)
         return link.delay_us > max(0, bears_us)
 
-    def impaired(self, process: Server) -> str:
-        """Why a process that is up cannot be counted on; empty where it can."""
+    def stuck(self, process: Server) -> str:
+        """Why a process that is up can do nothing; empty where it can."""
         disk = process.disk
         if disk.full or disk.unreadable or disk.unsyncable:
             return "its disk fails"
+        return "it makes no progress" if process.hung else ""
+
+    def impaired(self, process: Server) -> str:
+        """Why a process that is up cannot be counted on; empty where it can."""
+        if why := self.stuck(process):
+            return why
         if isinstance(process, NodeProcess):
-            if process.hung:
-                return "it makes no progress"
             return "it is slow" if process.slowness > 1.0 else ""
         off = process.offset_us or self._cast.world.now < process.unsteady_until
         return "its clock is off" if off and isinstance(process, SourceProcess) else ""

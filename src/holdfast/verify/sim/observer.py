@@ -14,6 +14,7 @@ from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.condition import Condition, detect_us
 from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.members import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
 
@@ -104,7 +105,7 @@ class Observer:
         if not self._condition.linked(reader, node):
             return "it is cut off", self._detect_us
         mine = internals.stands(node, stream)
-        if mine is None or mine[0] is OutputState.STABILIZATION:
+        if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
         if max(ahead, default=mine[1]) - mine[1] < BEHIND_BUCKETS:
@@ -133,15 +134,15 @@ class Observer:
                 bad, within_us = self._gone(self._node(name), other, process)
             yield from self._reads(now, "controller", name, name, bad, within_us)
 
-    def _heard(self, node: NodeProcess, controller: Member) -> bool:
+    def _heard(self, node: NodeProcess, controller: Server) -> bool:
         """What it says arrives; whether it hears an answer is another matter."""
         up = node.is_up and self._condition.there(node) and not self._condition.impaired(node)
         return up and self._condition.there(controller) and self._says(node, controller)
 
-    def _says(self, node: NodeProcess, controller: Member) -> bool:
+    def _says(self, node: NodeProcess, controller: Server) -> bool:
         return not self._cast.wire.link(node.name, controller.name).cut
 
-    def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Member) -> tuple[str, int]:
+    def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Server) -> tuple[str, int]:
         silent_us = DEAD_US + 2 * REGISTER_US
         if not node.alive:
             return "it is dead", silent_us
@@ -149,7 +150,7 @@ class Observer:
             return "it stands still", silent_us
         if not self._says(node, controller):
             return "it is cut off", silent_us
-        if node.is_up and (node.hung or node.disk.full) and self._behind(node, partner):
+        if node.is_up and self._condition.stuck(node) and self._behind(node, partner):
             # As long as a step may take (docs/pairs.md).
             return "it makes no progress", STEP_US
         return "", 0
@@ -190,7 +191,7 @@ class Observer:
 
     def _is_sound(self, node: NodeProcess, other: NodeProcess, path: Path, what: str) -> bool:
         up = other.is_up and self._condition.there(other) and self._condition.linked(node, other)
-        if not up or self._condition.impaired(other):
+        if not up or self._condition.stuck(other):
             return False
         return what != "answers" or not internals.suspended(other, path)
 

@@ -9,18 +9,15 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.model.contract import Contract
-from holdfast.model.network import Network, Stream
+from holdfast.model.network import Network
 from holdfast.verify.history import Given, Hinted, History, Undone
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import internals
-from holdfast.verify.sim.networks import NETWORKS, SCHEMA, small
+from holdfast.verify.sim.networks import NETWORKS, small
+from holdfast.verify.sim.networks import _sources as sources
 from holdfast.verify.sim.simulation import Outcome, Simulation
 
 S = 1_000_000
-
-
-def sources(net: Network, number: int) -> list[Stream]:
-    return [net.source(f"s{n}", SCHEMA, time="ts", clock="live") for n in range(1, number + 1)]
 
 
 def union_of_two(replicas: int, bucket: str = "100ms", x: str = "1500ms") -> Network:

@@ -56,7 +56,7 @@ class Oracle:
         self._makers = producers_of(cast.network)
         self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
         self._paired = set(pairs_of(cast.network))
-        self._said: dict[str, tuple[str, tuple[int, int]]] = {}
+        self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
         self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
@@ -87,14 +87,14 @@ class Oracle:
             and self._network.protection(part.name).stabilization == "suspend"
             for part in parts
         )
-        self._detect_us = detect_us(width_us)
+        self._detect_us = detect_us(cast.network)
         #: When anything broke, healed, died or was started last, when that was something to notice,
         #: and when the trees were looked at.
         self._changed_at = self._taken_at = self._looked_at = -1
         self._lives, self._all_up = 0, False
         #: Granted while something is up that cannot be counted on: for replicas that are behind,
-        #: and for slow links.
-        self._more_us = (0, 0)
+        #: and for slow links; and whether a source is late.
+        self._more_us = (0, 0, False)
         #: Of each client the best tree, and the best one of those that have caught up.
         self._kinds: dict[str, tuple[str, str]] = {}
         #: Since when a client has had a tree without a break, and of what kind it is.
@@ -159,9 +159,12 @@ class Oracle:
         output = client.output
         within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
         if kind in self._settle_us:
-            lag_us, slow_us = self._more_us
-            within_us += lag_us + slow_us * self._uncovered[output]
-            within_us += min(slow_us * self._depth[output], self._first_us[output])
+            lag_us, slow_us, late = self._more_us
+            # What is late again and again is waited for again and again.
+            waits_us = self._first_us[output]
+            if not (late and kind == Kind.TENTATIVE):
+                waits_us = min(waits_us, slow_us * self._depth[output])
+            within_us += lag_us + slow_us * self._uncovered[output] + waits_us
         if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
             settle_us = max(settle_us, self._first_us[output] + STEP_US)
         return Expected(now, client.name, output, kind, within_us, settle_us)
@@ -181,7 +184,7 @@ class Oracle:
         settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
         if now - since < settle_us:
             return None
-        lag_us, slow_us = self._more_us
+        lag_us, slow_us, _ = self._more_us
         age_us = self._age_us[output] + lag_us + slow_us * self._uncovered[output]
         if now - self._taken_at < self._detect_us + age_us:
             age_us += self._detect_us
@@ -202,7 +205,7 @@ class Oracle:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
-                idle = [internals.suspended(node, path) for node in up]
+                idle = [bool(internals.answered_by(node, path)) for node in up]
                 if len(idle) > 1 and all(idle):
                     found.append(Deserted(now, part.name, path.name))
         return found
@@ -213,14 +216,15 @@ class Oracle:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _granted_us(self) -> tuple[int, int]:
+    def _granted_us(self) -> tuple[int, int, bool]:
         """A replica that is up but cannot be counted on is left when it is behind by some buckets;
         and a link that is slow is slow."""
         if "impaired" in self._excuses:
-            return 0, 0
+            return 0, 0, False
         lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
         behind_us = (LAG_BUCKETS + 1) * self._network.width_us
-        return len(lags) * behind_us, self._cast.wire.delays_us
+        late = any(self.condition.impaired(source) for source in self._cast.sources)
+        return len(lags) * behind_us, self._cast.wire.delays_us, late
 
     def _stopped_by_a_reader(self) -> bool:
         """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be

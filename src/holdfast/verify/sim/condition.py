@@ -51,14 +51,14 @@ class Condition:
         link = self._cast.wire.link
         return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
 
-    def reaches(self, reader: Server, maker: Server, *, strict: bool) -> bool:
-        """Rows get from the maker to the reader. A link that is only bad may do, and may not: with
-        `strict` it is not counted on."""
+    def reaches(self, reader: Server, maker: Server) -> bool:
+        """Rows get from the maker to the reader. A link that is only bad may do, and may not: it is
+        not counted on."""
         if not (self.there(maker) and self.linked(reader, maker)):
             return False
         wire = self._cast.wire
         there, back = wire.link(maker.name, reader.name), wire.link(reader.name, maker.name)
-        return not (strict and (self._bad(there, reader) or self._bad(back, reader)))
+        return not (self._bad(there, reader) or self._bad(back, reader))
 
     def _bad(self, link: Link, reader: Server) -> bool:
         if link.damage or link.row_us:

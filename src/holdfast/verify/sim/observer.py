@@ -118,7 +118,7 @@ class Observer:
         return NO_PROGRESS, self._detect_us + (STEP_US if home else 0)
 
     def _serves(self, node: NodeProcess, reader: Member) -> bool:
-        return node.is_up and self._condition.reaches(reader, node, strict=True)
+        return node.is_up and self._condition.reaches(reader, node)
 
     def _node(self, name: str) -> NodeProcess:
         node = self._cast.by_name[name]

@@ -8,7 +8,6 @@ the tree without it is owed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from holdfast.core.replica_selector import LAG_BUCKETS
@@ -37,18 +36,10 @@ NOTICED_US = 3_000_000
 #: Where the trees say nothing.
 UNKNOWN = "UNKNOWN"
 
-#: What is not demanded yet, and why. An entry goes with the repair that it names.
-EXCUSES: Mapping[str, str] = {
-    "restart": "A5: a replica with a checkpoint, started while an input is away, gives nothing",
-    "impaired": "A4, A8, B3: nothing is owed while a disk is full, a link slow, a clock off ...",
-    "controller": "D: simulated readers forget where replicas are whenever one does not answer",
-    "buffer": "B3: nothing is owed with buffer_buckets, however short the failure",
-}
-
 
 class Oracle:
-    def __init__(self, cast: Cast, recovery_us: int, excuses: Mapping[str, str] = EXCUSES) -> None:
-        self._cast, self._excuses = cast, excuses
+    def __init__(self, cast: Cast, recovery_us: int) -> None:
+        self._cast = cast
         #: Until what is promised with a tree holds: a stable one does when everybody has caught up
         #: and corrected what it gave.
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
@@ -115,13 +106,12 @@ class Oracle:
         if noticed:
             self._taken_at = now
 
-    def look(self, now: int, *, clear: bool) -> list[Expected | Owed]:
-        """What has changed; with `clear` nothing is broken that the trees do not speak of."""
-        clear = clear or "impaired" not in self._excuses
-        if self._cast.options.buffer_buckets is not None:
-            # At the bound of its buffer a source stops for the sake of one reader, and all others
-            # wait (docs/availability.md, How much is kept).
-            clear = clear and "buffer" not in self._excuses and not self._stopped_by_a_reader()
+    def look(self, now: int) -> list[Expected | Owed]:
+        """What has changed."""
+        # At the bound of its buffer a source stops for the sake of one reader, and all others wait
+        # (docs/availability.md, Retention).
+        bounded = self._cast.options.buffer_buckets is not None
+        clear = not (bounded and self._stopped_by_a_reader())
         self._look_at_trees(now)
         more_us = self._more_us
         found: list[Expected | Owed] = []
@@ -219,8 +209,6 @@ class Oracle:
     def _granted_us(self) -> tuple[int, int, bool]:
         """A replica that is up but cannot be counted on is left when it is behind by some buckets;
         and a link that is slow is slow."""
-        if "impaired" in self._excuses:
-            return 0, 0, False
         lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
         behind_us = (LAG_BUCKETS + 1) * self._network.width_us
         late = any(self.condition.impaired(source) for source in self._cast.sources)
@@ -246,34 +234,24 @@ class Oracle:
 
     def _kind(self, client: ClientProcess, now: int, *, ready: bool) -> str:
         """With `ready` only replicas count that have caught up since they were started."""
-        up = self.condition.there(client) and not self._unreliable(client)
-        if "controller" in self._excuses:
-            up = up and self._reaches_controller(client)
-        if not up:
+        if not self.condition.there(client) or self.condition.impaired(client):
             return UNKNOWN
         return str(self._best(client, client.output, {}, now if ready else None))
-
-    def _unreliable(self, process: Server) -> bool:
-        return "impaired" not in self._excuses and bool(self.condition.impaired(process))
-
-    def _reaches_controller(self, process: Server) -> bool:
-        return self.condition.reaches(process, self._cast.wire.controller, strict=False)
 
     def _best(
         self, reader: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
-        strict = "impaired" not in self._excuses
         kinds = [
             self._made(maker, stream, known, ready_at)
             for name in self._makers[stream]
-            if self.condition.reaches(reader, maker := self._cast.by_name[name], strict=strict)
+            if self.condition.reaches(reader, maker := self._cast.by_name[name])
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 
     def _made(
         self, maker: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
-        if self._unreliable(maker):
+        if self.condition.impaired(maker):
             return Kind.BLOCKING
         if isinstance(maker, SourceProcess):
             there = maker.is_up and not maker.silent
@@ -290,14 +268,10 @@ class Oracle:
     ) -> Kind:
         if not node.is_up:
             return Kind.BLOCKING
-        if "controller" in self._excuses and not self._reaches_controller(node):
-            return Kind.BLOCKING
         path = next(path for path in node.fragment.paths if stream in path.outputs)
-        if not internals.begun(node, path) and (
-            "restart" in self._excuses or not internals.has_checkpoint(node, path)
-        ):
+        if not internals.begun(node, path) and not internals.has_checkpoint(node, path):
             # It cannot know where an input begins that it has never seen (docs/availability.md,
-            # What it does not do).
+            # Restarts).
             return Kind.BLOCKING
         if ready_at is not None and not self.condition.caught_up(node, path, ready_at):
             return Kind.BLOCKING

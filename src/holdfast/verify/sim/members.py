@@ -232,7 +232,7 @@ class Member(Server):
         if stream not in self.log.streams():
             return None
         first = self.log.info(stream).trimmed_upto + 1
-        return len(self.log.segments(stream, first, FOREVER))
+        return len({segment.id.bucket for segment in self.log.segments(stream, first, FOREVER)})
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
         """A full disk makes it wait, nothing else."""

@@ -126,8 +126,7 @@ def test_the_users_line_is_told_once_and_apart(known: bool) -> None:
     assert lost is not None and lost.location == where
     assert lost.__cause__ is (error if known else None)
     assert str(lost).count(where) == 1
-    assert str(lost).endswith("Correct the function, or the rows it cannot take, and start the "
-                              "run again")  # fmt: skip
+    assert ". Correct the function and start the run again, with another storage" in str(lost)
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_user() -> None:

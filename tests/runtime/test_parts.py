@@ -72,11 +72,11 @@ def test_only_the_output_without_a_replica_stops_and_says_why(tmp_path: Path) ->
     story.is_out("second")
     assert list(story.parts.stopped()) == ["far"]
     assert "node second quarantined: second holds another query" in story.parts.stopped()["far"]
-    assert list(story.parts.stopped(final=True)) == ["far"]
+    assert list(story.parts.gone(final=True)) == ["second"]
     for node in ("first", "first@2"):
         story.is_out(node, "storage")
     assert sorted(story.parts.stopped()) == ["far", "near"]
-    assert list(story.parts.stopped(final=True)) == ["far"], "storage may be repaired"
+    assert list(story.parts.gone(final=True)) == ["second"], "storage may be repaired"
 
 
 def test_metrics_tell_of_bad_parts_and_stopped_outputs(tmp_path: Path) -> None:

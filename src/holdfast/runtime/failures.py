@@ -63,8 +63,13 @@ class Failure:
         if not self.permanent:
             return f"{who} has trouble and tries again: {self.message}"
         ours = self.error is not None and not isinstance(self.error, HoldfastError)
-        if self.user_location is not None:
-            remedy = "Correct the function, or the rows it cannot take, and start the run again"
+        if self.user_location is not None and self.kind == "node":
+            remedy = (
+                "Correct the function and start the run again, with another storage: a query that "
+                "was changed does not go on with the old one"
+            )
+        elif self.user_location is not None:
+            remedy = "Correct the function and start the run again"
         elif ours:
             remedy = "Report this fault of Holdfast with its log, and start the run again"
         else:

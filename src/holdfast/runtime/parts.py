@@ -58,20 +58,19 @@ class Parts:
         ]
         return hosts + nodes
 
-    def gone(self, *, final: bool = False) -> dict[str, str]:
-        """The nodes of which nothing is to be expected at the moment, and why; with `final` only
-        those that do not come back by themselves."""
+    def gone(self, *, final: bool = False) -> dict[str, tuple[str, PartStatus]]:
+        """The nodes of which nothing is to be expected at the moment, with what failed (the node or
+        its host) and how; with `final` only those that do not come back by themselves."""
         nodes = self.nodes().items()
-        why = {name: f"node {name} {one.text}" for name, one in nodes if _out(one, final)}
+        why = {name: (f"node {name}", one) for name, one in nodes if _out(one, final)}
         for host, one in self.hosts().items():
             if _out(one, final):
-                why |= dict.fromkeys(self._assigned(host), f"host {host} {one.text}")
+                why |= dict.fromkeys(self._assigned(host), (f"host {host}", one))
         return why
 
-    def stopped(self, *, final: bool = False) -> dict[str, str]:
-        """The outputs of which nothing is to be expected at the moment, and why; with `final` only
-        those that do not come back by themselves."""
-        why = self.gone(final=final)
+    def stopped(self) -> dict[str, str]:
+        """The outputs of which nothing is to be expected at the moment, and why."""
+        why = {name: f"{what} {one.text}" for name, (what, one) in self.gone().items()}
         return {
             output: "; ".join(dict.fromkeys(why[name] for name in gone))
             for output, gone in stopped(self._needs, why).items()

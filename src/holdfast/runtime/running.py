@@ -422,7 +422,7 @@ class Run:
         """Nodes that do not come back by themselves stop what has no other replica."""
         gone = self.parts.gone(final=True)
         for node in gone.keys() - self._noted:
-            self.failures.report(node, gone[node])
+            self.failures.report(node, gone[node][1].reason)
         for node in self._noted - gone.keys():
             self.failures.recovered(node)
         self._noted = set(gone)

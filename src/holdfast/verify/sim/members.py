@@ -115,9 +115,6 @@ class ControllerProcess(Server):
         current = answered(lambda: known.register(name, address, epoch, at, positions))
         return known.standings() if current else None
 
-    def announce(self, name: str, address: str, epoch: int) -> bool:
-        return self._up().announce(name, address, epoch)
-
     def heartbeat(self, asked: Register) -> Registration:
         """Of a host."""
         self._up()

@@ -130,6 +130,7 @@ class SUnion:
         hold_us = self.own_us
         if spent_us is not None:
             hold_us = max(self.own_us, self.patience_us - spent_us)
+        self.expired_upto(at)  # what is over need not be kept to know that
         held, until = self._held[stream], at + hold_us
         since = at if spent_us is None else at - spent_us
         while held and held[-1].until >= until:  # once the newer one is over, the older one is too

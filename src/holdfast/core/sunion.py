@@ -16,6 +16,8 @@ from holdfast.errors import ProtocolViolation
 
 #: Stands for "every bucket there will ever be": the boundary of a stream that has ended.
 FOREVER = 2**62
+#: So many deadlines of an input are kept although they may be over.
+MANY = 8
 #: Weight of the newest buckets in the recent rate of an input.
 RATE_WEIGHT = 0.1
 
@@ -130,8 +132,9 @@ class SUnion:
         hold_us = self.own_us
         if spent_us is not None:
             hold_us = max(self.own_us, self.patience_us - spent_us)
-        self.expired_upto(at)  # what is over need not be kept to know that
         held, until = self._held[stream], at + hold_us
+        if len(held) >= MANY:
+            self.expired_upto(at)  # what is over need not be kept to know that
         since = at if spent_us is None else at - spent_us
         while held and held[-1].until >= until:  # once the newer one is over, the older one is too
             since = min(since, held.pop().since)

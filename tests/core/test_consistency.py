@@ -383,9 +383,11 @@ def test_the_tentative_line_does_not_start_again_when_there_is_nothing_new_to_gi
 
 def test_the_tentative_line_does_not_start_again_from_a_state_that_is_about_to_be_newer() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 6), guessed(1_210, 6), came(1_300, "s2", 5))
-    assert said(core, came(1_310, "s1", 7)) == [guess(7, 7)], "Run 5..5 is under way"
-    said(core, guessed(1_320, 7), done(1_330, 5))
+    said(core, came(1_200, "s1", 8), guessed(1_210, 8), came(1_300, "s2", 6), done(1_310, 6))
+    assert said(core, came(1_320, "s2", 7)) == [Run("p", 7, 7)]  # under way
+    assert said(core, came(1_330, "s1", 9)) == [guess(9, 9)]
+    said(core, guessed(1_340, 9), done(1_350, 7))
+    assert said(core, came(1_360, "s1", 10)) == [Enter("p", 2, False), guess(8, 10, line=2)]
 
 
 def test_the_tentative_line_does_not_start_again_where_that_takes_more_than_one_job() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from holdfast.core.following import Following
 
 import holdfast.streams.serving
 import holdfast.verify.sim.follower
 from holdfast.cluster.controller import Controller
 from holdfast.core import progress
 from holdfast.core.monitor import Monitor
+from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
 from holdfast.node.effects import Again
@@ -29,10 +29,12 @@ from tests.verify.sim.mutations.planting import mutation
 
 @mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", seed=1)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def one_less(self: Following, upto: int) -> None:
-        self.at = upto if self.at is None else max(self.at, upto)
+    original = Subscription._taken
 
-    patch.setattr(Following, "taken", one_less)
+    def one_less(self: Subscription, event: Any) -> Any:
+        return original(self, replace(event, upto=event.upto - 1))
+
+    patch.setattr(Subscription, "_taken", one_less)
 
 
 @mutation("skip a bucket when reconnecting", "wrong", "lost", seed=1)
@@ -100,13 +102,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("off by one in replay", "wrong", "lost", "alive", seed=10)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._from
+    original = Performer.wanted
 
     def late(self: Performer, stream: str) -> int | None:
         found = original(self, stream)
         return None if found is None else found + 1
 
-    patch.setattr(Performer, "_from", late)
+    patch.setattr(Performer, "wanted", late)
 
 
 @mutation("forget how far windows reach back", "alive", "lost", "wrong", seed=1)
@@ -204,8 +206,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: Client, *args: Any, **more: Any) -> None:
         original(self, *args, **more)
-        if self.following.at is not None:
-            self.following.at -= 1
+        if self.position is not None:
+            self.position -= 1
 
     patch.setattr(Client, "__init__", again)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from holdfast.core.upstream import Upstream
 
 import holdfast.cluster.controller
 import holdfast.node.lending
 import holdfast.verify.sim.engine_twin
 from holdfast.core import membership, progress
+from holdfast.core.replica_selector import NOTHING, ReplicaSelector
 from holdfast.node.state_transfer import Staging
 from holdfast.streams.serving import Service
 from holdfast.verify.scenario import Fault
@@ -55,12 +55,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._lags
+    original = ReplicaSelector._furthest
 
-    def faithful(self: Upstream, replica: str, *more: Any) -> bool:
-        return replica != self.home and original(self, replica, *more)
+    def faithful(self: ReplicaSelector, known: Any, *more: Any) -> int:
+        return NOTHING if known.replica == self.home else original(self, known, *more)
 
-    patch.setattr(Upstream, "_lags", faithful)
+    patch.setattr(ReplicaSelector, "_furthest", faithful)
 
 
 ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
@@ -110,13 +110,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._best
+    original = ReplicaSelector._best
 
-    def faithful(self: Upstream) -> str | None:
-        found = original(self)
+    def faithful(self: ReplicaSelector, *how: Any) -> str | None:
+        found = original(self, *how)
         return found if self.home is None or found == self.home else None
 
-    patch.setattr(Upstream, "_best", faithful)
+    patch.setattr(ReplicaSelector, "_best", faithful)
 
 
 @mutation(

@@ -6,62 +6,69 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from holdfast.core.following import NOTHING, Following
-from holdfast.core.upstream import Upstream
+from holdfast.core.following import NOTHING
 
 import holdfast.streams.serving
 from holdfast.core import progress
-from holdfast.core.consistency import Consistency
+from holdfast.core.promises import Promises
+from holdfast.core.replica_selector import NOTHING, ReplicaSelector
+from holdfast.core.subscription import Poll, Subscription
 from holdfast.node.executor import Performer
 from holdfast.types import OutputState
 from holdfast.verify.scenario import Fault
-from holdfast.verify.sim.follower import Follower
 from tests.verify.sim.mutations.planting import S, mutation
 
 
 @mutation("take a tentative bucket from every replica", "order", seed=20)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def young(self: Following, bucket: int) -> bool:
-        return self.tentative and (self.at is None or bucket >= self.at)
+    original = Subscription._taken
 
-    patch.setattr(Following, "is_younger", young)
-    patch.setattr(
-        Following, "tentative_after", property(lambda self: NOTHING if self.tentative else None)
-    )
+    def forgetful(self: Subscription, event: Any) -> Any:
+        return original(self, replace(event, tentative_upto=None))
+
+    patch.setattr(Subscription, "_taken", forgetful)
 
 
 @mutation("never leave a replica that answers", "available", "delay", seed=169)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._best
+    original = ReplicaSelector._best
 
-    def faithful(self: Upstream) -> str | None:
-        return self.main if self.main in self._known else original(self)
+    def faithful(self: ReplicaSelector, *how: Any) -> str | None:
+        reads = self.choice.main
+        return reads if reads in self._known else original(self, *how)
 
-    patch.setattr(Upstream, "_best", faithful)
+    patch.setattr(ReplicaSelector, "_best", faithful)
 
 
 @mutation("stay with a replica that lags", "available", "delay", seed=411)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upstream, "_lags", lambda self, *which: False)
+    patch.setattr(ReplicaSelector, "_furthest", lambda self, *which: NOTHING)
 
 
 @mutation("acknowledge only to the replica that is read", "bounded", seed=20)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Follower._say
+    original = Subscription._polls
 
-    def one(self: Follower, server: Any, position: Any) -> Any:
-        read = self.connection is not None and self.connection.server is server
-        return original(self, server, position if read or not self._many else None)
+    def one(self: Subscription, at: int) -> Any:
+        reads = self._connections.get(False)
+        return [
+            replace(action, position=None)
+            if isinstance(action, Poll)
+            and self.many
+            and (reads is None or reads.replica != action.replica)
+            else action
+            for action in original(self, at)
+        ]
 
-    patch.setattr(Follower, "_say", one)
+    patch.setattr(Subscription, "_polls", one)
 
 
 @mutation("rebuild without what came before", "wrong", "alive", "converge", "lost", seed=39)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._next_stable
 
-    def short(self: progress.Progress, path: Any) -> Any:
-        actions = original(self, path)
+    def short(self: progress.Progress, path: Any, at: int) -> Any:
+        actions = original(self, path, at)
         return [
             replace(a, lo=a.rebuild_from)
             if isinstance(a, progress.Run) and a.rebuild_from is not None
@@ -95,8 +102,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.streams.serving._tentative
 
     def quiet(*args: Any) -> Any:
-        segments, upto, missing = original(*args)
-        return segments, upto if segments else None, missing
+        segments, upto, *more = original(*args)
+        return segments, upto if segments else None, *more
 
     patch.setattr(holdfast.streams.serving, "_tentative", quiet)
 
@@ -114,17 +121,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("correct all replicas at once", "available", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Consistency, "asked_by", lambda self, partner, me: "postponed")
+    patch.setattr(Promises, "asked", lambda self, *which, **how: "answering")
+    patch.setattr(Promises, "waits_for", lambda self, at: None)
 
 
 @mutation("prefer a replica that guesses", "available", "delay", "lost", seed=169)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._rank
+    original = ReplicaSelector._rank
 
-    def odd(self: Upstream, heard: Any) -> int:
-        return (1, 0, 2, 3)[original(self, heard)]
+    def odd(self: ReplicaSelector, known: Any, now: int) -> int:
+        return (1, 0, 2, 3)[original(self, known, now)]
 
-    patch.setattr(Upstream, "_rank", odd)
+    patch.setattr(ReplicaSelector, "_rank", odd)
 
 
 @mutation(
@@ -135,12 +143,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ),
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Upstream._rank
+    original = ReplicaSelector._rank
 
-    def gullible(self: Upstream, heard: Any) -> int:
-        return 0 if heard.state is OutputState.STABLE else original(self, heard)
+    def gullible(self: ReplicaSelector, known: Any, now: int) -> int:
+        return 0 if known.status.state is OutputState.STABLE else original(self, known, now)
 
-    patch.setattr(Upstream, "_rank", gullible)
+    patch.setattr(ReplicaSelector, "_rank", gullible)
 
 
 @mutation(
@@ -153,14 +161,33 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ),
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Following.refuses
+    original = Subscription._refuses
 
-    def mixed(self: Following, epoch: int, since: int, replica: str = "") -> str | None:
-        return original(self, epoch, since)
+    def mixed(self: Subscription, event: Any, replica: str) -> str | None:
+        newest = max(self.epochs.values(), default=0)
+        return "an old epoch" if event.epoch < newest else original(self, event, replica)
 
-    patch.setattr(Following, "refuses", mixed)
+    patch.setattr(Subscription, "_refuses", mixed)
 
 
 @mutation("do not wake up when X is over", "available", seed=48)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(progress.Progress, "_wake", lambda self, path, after, at: [])
+    patch.setattr(progress.Progress, "_wake", lambda self, path, at: [])
+
+
+@mutation("rely on a promise for ever", "available", "delay", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Promises, "covered", lambda self, at: bool(self._until))
+    original = Promises.answered
+
+    def loyal(self: Promises, at: int, peer: str, correction: int, answer: Any) -> None:
+        if answer != "away" or peer not in self._until:
+            original(self, at, peer, correction, answer)
+
+    patch.setattr(Promises, "answered", loyal)
+
+
+@mutation("begin to correct without a promise", "available", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(progress.Progress, "_may_correct", lambda self, path, at: True)
+    patch.setattr(Promises, "covered", lambda self, at: bool(self.peers))

@@ -6,17 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from holdfast.core.following import Following
 
 import holdfast.core.consistency
 from holdfast.core import progress
 from holdfast.core.consistency import Consistency
+from holdfast.core.promises import Promises
+from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import Best
-from holdfast.storage import Log
-from holdfast.storage.records import Added, Boundary, Undo
+from holdfast.storage import log_state
+from holdfast.storage.records import Added, Boundary
 from holdfast.streams.soutput import SOutput
 from holdfast.types import SegmentId, Stability
 from tests.verify.sim.mutations.planting import mutation
@@ -45,11 +46,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def received(self: Following, upto: int) -> None:
-        self.tentative_upto = max(self.tentative_upto, upto)
-        self.taken(upto)
+    original = Subscription._taken
 
-    patch.setattr(Following, "taken_tentative", received)
+    def received(self: Subscription, event: Any) -> Any:
+        upto = event.upto if event.tentative_upto is None else event.tentative_upto
+        return original(self, replace(event, upto=max(event.upto, upto)))
+
+    patch.setattr(Subscription, "_taken", received)
 
 
 @mutation("correct results from the state that has diverged", "wrong", "converge", seed=20)
@@ -86,7 +89,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "step", on_what_is_there)
 
 
-@mutation("delete the state that a tentative run began from", "alive", seed=20)
+@mutation("delete the state that a tentative run began from", "available", "alive", seed=20)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._release
 
@@ -121,27 +124,68 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("never correct anything", "lost", "corrected", "bounded", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Consistency, "corrected", lambda self, whole, stable: False)
+    patch.setattr(progress.Progress, "_is_corrected", lambda self, path: False)
+    patch.setattr(Consistency, "may_redo", lambda self, whole, stable: False)
 
 
 @mutation("wait for a partner for ever", "lost", "bounded", "available", "delay", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = progress.Progress.handle
+    patch.setattr(Promises, "waits_for", lambda self, at: next(iter(self._grants), None))
+    original = Promises.asked
 
-    def deaf(self: progress.Progress, event: Any) -> Any:
-        return [] if isinstance(event, progress.Postponed) else original(self, event)
+    def deaf(self: Promises, *which: Any, done: bool, able: bool) -> Any:
+        return "away" if done else original(self, *which, done=False, able=able)
 
-    patch.setattr(progress.Progress, "handle", deaf)
+    patch.setattr(Promises, "asked", deaf)
 
 
-@mutation("log corrections without an UNDO", "alive", seed=4)
+@mutation("keep guesses in the log beside their corrections", "alive", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Log.append
+    patch.setattr(log_state, "_supersede", lambda stream, upto: None)
 
-    def without(self: Log, *records: Any) -> None:
-        original(self, *(record for record in records if not isinstance(record, Undo)))
 
-    patch.setattr(Log, "append", without)
+@mutation("do not replace a guess by nothing", "corrected", "wrong", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.take
+
+    def partly(self: Client, delivery: Any) -> Any:
+        return (given for given in original(self, delivery)
+                if given[1].rows or not given[1].replaces)  # fmt: skip
+
+    patch.setattr(Client, "take", partly)
+
+
+@mutation("give a bucket as tentative again when the line starts again", "order", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Client.subscription
+
+    def anew(self: Client, replicas: Any) -> Any:
+        subscription = original(self, replicas)
+        subscription.tentative_upto = -(2**62)
+        return subscription
+
+    patch.setattr(Client, "subscription", anew)
+    patch.setattr(Subscription, "_taken", _forgets_guesses(Subscription._taken))
+
+
+def _forgets_guesses(original: Any) -> Any:
+    return lambda self, event: original(self, replace(event, tentative_upto=None))
+
+
+@mutation("drop the tentative line with every correction", "available", "delay", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Consistency, stable: int) -> bool:
+        return self.position is not None and not self.forgotten and stable > self.base
+
+    patch.setattr(Consistency, "worth_restarting", hasty)
+
+
+@mutation("let a tentative step that fails stop the node", "alive", seed=4)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def strict(self: Performer, err: BaseException) -> None:
+        raise err
+
+    patch.setattr(Performer, "_tentative_failed", strict)
 
 
 @mutation("log guesses as if they were whole", "wrong", "lost", "alive", seed=4)
@@ -178,10 +222,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion._arrived
 
     def anew(self: SUnion, stream: str, *more: Any) -> None:
-        held = len(self._steps[stream])
         original(self, stream, *more)
-        if len(self._steps[stream]) > held:
-            del self._steps[stream][:-1]
+        held = self._held[stream]
+        while len(held) > 1:
+            held.popleft()
 
     patch.setattr(SUnion, "_arrived", anew)
 
@@ -200,7 +244,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Consistency.run
 
     def one(self: Consistency, hi: int) -> Any:
-        outputs, missing = original(self, hi)
-        return outputs[:1], missing
+        outputs, *more = original(self, hi)
+        return outputs[:1], *more
 
     patch.setattr(Consistency, "run", one)

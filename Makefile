@@ -32,15 +32,20 @@ check: $(READY) ## format, lint, types and the tests that need no Java; before e
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto -m "not spark and not processes"
+	$(BIN)/pytest -n auto -m "not spark and not processes and not soak"
 
 .PHONY: test
 test: check setup ## everything: check, more seeds, the tests on Spark and on processes, quick experiments
 	$(BIN)/holdfast simulate --seeds 1..200
-	$(WITH_JAVA) $(BIN)/pytest -m "spark or processes"
+	$(WITH_JAVA) $(BIN)/pytest -m "(spark or processes) and not soak"
 	$(WITH_JAVA) for experiment in $(QUICK_EXPERIMENTS); do \
 	    $(BIN)/holdfast experiment "$$experiment" --quick; \
 	done
+
+.PHONY: soak
+soak: setup ## what is too long for every commit: planted bugs, 20,000 seeds, long runs
+	$(WITH_JAVA) $(BIN)/pytest -n auto -m soak
+	$(BIN)/holdfast simulate --seeds 1..20000
 
 .PHONY: format
 format: $(READY) ## put the code into the common format and repair what the linter can

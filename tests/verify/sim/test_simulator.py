@@ -77,6 +77,7 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
     assert len(set(traces[0].split())) == 14
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.plant(monkeypatch)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from holdfast.core.following import NOTHING
 
 import holdfast.streams.serving
 from holdfast.core import progress

@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast.core.transfer import OwnPath, Piece
 from holdfast.engine.state import Version
-from holdfast.errors import InputsLost, LogCorrupted, LogError, StaleEpoch, TransportError, Trimmed
+from holdfast.errors import LogCorrupted, LogError, TransportError, Trimmed
 from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log
 from holdfast.storage.disk import OS_DISK, Disk
@@ -30,10 +30,6 @@ from holdfast.storage.files import make_folder, storage
 from holdfast.storage.segment import PARQUET, Segments
 from holdfast.streams.calls import Moving, OfferedState, Results, StateFile
 from holdfast.types import Segment
-
-#: How one copy of a pair finds out that it was declared dead: it is then rebuilt.
-DECLARED_DEAD = (StaleEpoch, Trimmed, InputsLost)
-
 
 # -- the survivor ---------------------------------------------------------------------------------
 

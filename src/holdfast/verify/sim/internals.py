@@ -69,9 +69,9 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
 
 
 def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int]]:
-    """What is gone through at every event, and how many entries that has. A path that has not begun
-    asks for no deadlines, and goes through none."""
+    """What is gone through at every event, and how many entries that has. Deadlines that are over
+    are gone through once more."""
+    now = node.monotonic()
     for name, path in node.performer.core.paths.items():
-        if path.position is None:
-            continue
-        yield f"deadlines of {name}", sum(map(len, path.sunion._held.values()))
+        held = path.sunion._held.values()
+        yield f"deadlines of {name}", sum(it.until > now for deadlines in held for it in deadlines)

@@ -11,6 +11,7 @@ from holdfast.types import OutputState
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.members import Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.sources import SourceProcess
 
 
 def begun(node: NodeProcess, path: Path) -> bool:
@@ -31,6 +32,15 @@ def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
 def received_by(process: Member, stream: str) -> dict[str, int]:
     """Up to where each reader of a stream has had it, as the log of its producer knows."""
     return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
+
+
+def is_at_bound(process: SourceProcess) -> bool:
+    """It may close no bucket until the slowest reader has had an older one."""
+    stream = process.name
+    if not process.is_up or stream not in process.log.streams():
+        return False
+    info = process.log.info(stream)
+    return not info.ended and info.complete_upto >= process.source._room_upto()
 
 
 def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:

@@ -91,6 +91,13 @@ def test_in_a_failure_one_bucket_more_is_kept_with_every_bucket() -> None:
     }
 
 
+def test_in_a_failure_a_node_may_read_all_buckets_again() -> None:
+    """Ten of them, when the failure has lasted for two and a half."""
+    kept = Held(BROKE_US + 250_000, "n1 inputs", "one", 13)
+    assert failed(story(BROKE, HEALED, kept)) == {}
+    assert failed(story(BROKE, HEALED, replace(kept, buckets=14))).keys() == {"held"}
+
+
 def test_what_is_kept_goes_back_after_the_failure() -> None:
     over_us = HEALED_US + RECOVERY_US
     kept = Held(over_us, "n1 log", "one", 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.verify.checkers import check
 from holdfast.verify.history import (
     Accepted,
+    AtBound,
     Began,
     Broke,
     Closed,
@@ -45,6 +46,14 @@ def test_a_clock_that_is_set_is_no_excuse_for_closing_nothing() -> None:
     assert outcome == "failed" and "closed nothing for 2.5s" in why
     half = closings((1, 1), (2, 1.5), (3, 2), (4, 2.5))
     assert verdict("closing", *set_clock(1, 4), *half)[0] == "ok"
+
+
+def test_at_the_bound_of_its_buffer_a_source_closes_nothing() -> None:
+    steps = closings((1, 1), (1.5, 1.5), (4, 4), (8, 8))
+    assert verdict("closing", *steps)[0] == "failed"
+    outcome, why = verdict("closing", *steps, AtBound(3 * S, "s1"), AtBound(6 * S, "s2"))
+    assert outcome == "failed" and "closed nothing for 4s" in why
+    assert verdict("closing", *steps, AtBound(3 * S, "s1"), AtBound(6 * S, "s1"))[0] == "ok"
 
 
 def test_a_source_that_is_killed_has_an_excuse_until_it_has_recovered() -> None:

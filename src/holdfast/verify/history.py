@@ -90,6 +90,15 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class AtBound:
+    """A source closes nothing now, since a reader is as many buckets behind as `buffer_buckets`
+    allows."""
+
+    at: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """A node logged a segment; every instance and every replica must make the same."""
 
@@ -311,16 +320,16 @@ class Finished:
 
 
 Event = (
-    Began | Promised | Accepted | Logged | PutAside | Closed | Made | Given | Told | Hinted
-    | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone | Held | Pending
-    | Broke | Healed | Stopped | Reported | Ideal | Finished
+    Began | Promised | Accepted | Logged | PutAside | Closed | AtBound | Made | Given | Told
+    | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone | Held
+    | Pending | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, Made, Given, Told, Hinted,
-                 Expected, Owed, Reading, Relied, Deserted, Restored, Outlived, Undone, Held,
-                 Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
+    for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, AtBound, Made, Given, Told,
+                 Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived, Undone,
+                 Held, Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 
 

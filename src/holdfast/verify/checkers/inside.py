@@ -78,9 +78,10 @@ def alive(story: Story) -> Verdict:
 
 def held(story: Story) -> Verdict:
     """Memory and disk are bounded in a failure, too. What cannot be corrected yet is kept, so that
-    with every bucket of a failure one bucket more may be kept of a stream, but not two; and what
-    has to be gone through to decide something does not grow at all."""
-    width_us, bound = story.began.width_us, story.began.held_buckets
+    with every bucket of a failure one bucket more may be kept of a stream, but not two; a node that
+    lost its storage may read every bucket again since the beginning. What has to be gone through to
+    decide something does not grow at all."""
+    began, bound = story.began, story.began.held_buckets
     faults = [
         Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to go through, "
               f"and at most {event.most} are granted")
@@ -91,11 +92,10 @@ def held(story: Story) -> Verdict:
         trouble = story.trouble_at(kept.at) if kept.buckets > bound else None
         if trouble is None:  # or `bounded` has said so
             continue
-        lasted_us = kept.at - trouble[0]
-        most = bound + -(-lasted_us // width_us)
+        since_us = began.at if kept.where.endswith(" inputs") else trouble[0]
+        most = bound + -(-(kept.at - since_us) // began.width_us)
         if kept.buckets > most:
-            why = (
-                f"{kept.where} holds {kept.buckets} buckets of {kept.stream}, {lasted_us / 1e6:g}s"
-            )
-            faults.append(Fault(kept.at, f"{why} after something broke; {most} are granted"))
+            why = f"{kept.where} holds {kept.buckets} buckets of {kept.stream}, "
+            why += f"{(kept.at - trouble[0]) / 1e6:g}s after something broke; {most} are granted"
+            faults.append(Fault(kept.at, why))
     return judged("held", faults)

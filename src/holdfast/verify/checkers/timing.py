@@ -13,6 +13,7 @@ from holdfast.model.trees import Kind
 from holdfast.verify.checkers.story import NEVER_US, Story
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
 from holdfast.verify.history import (
+    AtBound,
     Deserted,
     Expected,
     Held,
@@ -129,12 +130,16 @@ def bounded(story: Story) -> Verdict:
 
 def closing(story: Story) -> Verdict:
     """A source closes buckets whatever is done to its clock: at half speed at least, not far ahead
-    because of a clock that was set a moment ago, and soon at their time again."""
+    because of a clock that was set a moment ago, and soon at their time again; but none at the
+    bound of its buffer."""
     faults = []
     width_us = story.began.width_us
     for source, closings in story.closings.items():
+        full_at = [event.at for event in story.of(AtBound) if event.source == source]
         set_at = [e.at for e in story.changes if (e.fault, e.on) == ("skew", source)]
         for last, closed in pairwise(closings):
+            if any(last.at <= at <= closed.at for at in full_at):
+                continue
             trouble = [
                 until
                 for since, until in story.trouble_beside_clocks

@@ -11,6 +11,7 @@ from holdfast.types import OutputState
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.members import Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.sources import SourceProcess
 
 
 def begun(node: NodeProcess, path: Path) -> bool:
@@ -31,6 +32,15 @@ def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
 def received_by(process: Member, stream: str) -> dict[str, int]:
     """Up to where each reader of a stream has had it, as the log of its producer knows."""
     return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
+
+
+def is_at_bound(process: SourceProcess) -> bool:
+    """It may close no bucket until the slowest reader has had an older one."""
+    stream = process.name
+    if not process.is_up or stream not in process.log.streams():
+        return False
+    info = process.log.info(stream)
+    return not info.ended and info.complete_upto >= process.source._room_upto()
 
 
 def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
@@ -69,9 +79,9 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
 
 
 def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int]]:
-    """What is gone through at every event, and how many entries that has. A path that has not begun
-    asks for no deadlines, and goes through none."""
+    """What is gone through at every event, and how many entries that has. Deadlines that are over
+    are gone through once more."""
+    now = node.monotonic()
     for name, path in node.performer.core.paths.items():
-        if path.position is None:
-            continue
-        yield f"deadlines of {name}", sum(map(len, path.sunion._held.values()))
+        held = path.sunion._held.values()
+        yield f"deadlines of {name}", sum(it.until > now for deadlines in held for it in deadlines)

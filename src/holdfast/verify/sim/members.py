@@ -87,7 +87,8 @@ class ControllerProcess(Server):
             rejoin_us=self._options.rejoin_us, stall_us=self._options.stall_us,
         )  # fmt: skip
         self._presiding = Presiding(self.controller, self.service, (), lambda: self.world.now)
-        self._judge()
+        if self._partners:  # nobody else is ever declared dead
+            self._judge()
 
     def _judge(self) -> None:
         assert self.controller is not None

@@ -9,7 +9,7 @@ from holdfast.core.lag import AHEAD_BUCKETS
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.model.fragments import Path, home_of, pairs_of, partners_of, producers_of
 from holdfast.types import OutputState
-from holdfast.verify.history import Event, Held, Pending, Reading, Relied
+from holdfast.verify.history import AtBound, Event, Held, Pending, Reading, Relied
 from holdfast.verify.sim import internals
 from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.clients import ClientProcess
@@ -48,6 +48,10 @@ class Observer:
             yield from self._read(now)
             yield from self._declared(now)
             yield from self._relies(now)
+        if self._cast.options.buffer_buckets is not None:
+            for source in self._cast.sources:
+                if internals.is_at_bound(source):
+                    yield AtBound(now, source.name)
         self._looks += 1
         if self._looks % KEPT_LOOKS == 0:
             yield from self._kept(now)

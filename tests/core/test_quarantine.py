@@ -28,11 +28,13 @@ from holdfast.core.quarantine import (
 )
 from holdfast.errors import (
     HoldfastError,
+    IdentityMismatch,
     InputsLost,
     LogCorrupted,
     LogError,
     NotDeterministic,
     ProtocolViolation,
+    Refuted,
     SetupError,
     StaleEpoch,
     StorageDenied,
@@ -210,6 +212,8 @@ def test_whoever_is_asked_to_end_has_not_failed() -> None:
         (SetupError("no Java"), "setup"),
         (NotDeterministic("rand"), "refused"),
         (HoldfastError("another query"), "refused"),
+        (IdentityMismatch("other code"), "refused"),
+        (Refuted("other results"), "damaged"),
         (ProtocolViolation("ours"), "crash"),
         (ValueError("anybody's"), "crash"),
     ],

@@ -118,6 +118,14 @@ def test_a_position_that_did_not_arrive_is_told_again() -> None:
     assert said(machine, Tick(102)) == [Poll("s", NINE)]
 
 
+def test_a_producer_that_is_connected_to_again_is_told_the_position_again() -> None:
+    """It may have been restarted, and not know how far the consumer is."""
+    machine = Subscription(("s",), 10)
+    said(machine, Begin(0), Advanced(1, NINE), Reported(2, "s", Status(STABLE, 9)))
+    said(machine, Disconnected(3, 1))
+    assert said(machine, Tick(3 + RETRY_US)) == [Connect(2, "s", 10, None), Poll("s", NINE)]
+
+
 def test_what_the_only_producer_has_deleted_cannot_be_had() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0))

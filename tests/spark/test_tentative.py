@@ -107,7 +107,9 @@ def told(infos: list[BucketInfo]) -> list[str]:
 
 
 @pytest.mark.parametrize("reconcile", ["checkpoint", "undo"])
-def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions: Sessions) -> None:
+def test_tentative_results_stand_until_stable_ones_replace_them(
+    reconcile: str, sessions: Sessions
+) -> None:
     net = network(reconcile=reconcile, x="1s")
     with watched(net) as (run, watches):
         given, pairs = watches["rows"], watches["pairs"]
@@ -127,9 +129,9 @@ def test_tentative_results_are_taken_back_and_corrected(reconcile: str, sessions
             run.heal("right")
             given.wait(lambda seen=seen: any(i.rec_done for _, i in given.given[seen:]), LIMIT_S)
             story = [info for _, info in given.given[seen:]]
-            assert told(story)[:3] == ["TENTATIVE", "UNDO", "STABLE"]
-            (undo,) = (info for info in story if info.undo)
-            assert undo.bucket == cut_at - 1 and undo.rows == 0
+            assert told(story)[:3] == ["TENTATIVE", "STABLE", "REC_DONE"]
+            replaced = [info.bucket for info in story if info.replaces]
+            assert replaced == list(range(cut_at, cut_at + 5))
             push(run, cut_at + 5, cut_at + 10)
             stable_upto(watches, cut_at + 9)
         found = to_the_end(run, watches)

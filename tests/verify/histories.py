@@ -79,12 +79,12 @@ def story(
     return History(sorted([*kept, *more], key=lambda event: event.at))
 
 
-def failed(history: History, *, strict: bool = True, **how: bool) -> dict[str, str]:
-    return {v.checker: v.why for v in check(history, strict=strict, **how) if v.outcome == "failed"}
+def failed(history: History, **how: bool) -> dict[str, str]:
+    return {v.checker: v.why for v in check(history, **how) if v.outcome == "failed"}
 
 
-def verdict(history: History, checker: str, *, strict: bool = True, **how: bool) -> Verdict:
-    return next(v for v in check(history, strict=strict, **how) if v.checker == checker)
+def verdict(history: History, checker: str, **how: bool) -> Verdict:
+    return next(v for v in check(history, **how) if v.checker == checker)
 
 
 def of_bucket(kind: type[Event], bucket: int, output: str = "out") -> Callable[[Event], bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.verify.checkers import CHECKERS, WAITING, Verdict, check, verdict_table
+from holdfast.verify.checkers import CHECKERS, Verdict, check, verdict_table
 from holdfast.verify.history import (
     Accepted,
     Began,
@@ -39,7 +39,7 @@ from tests.verify.histories import (
 
 
 def test_a_good_run_passes_everything_in_the_order_of_the_checkers() -> None:
-    verdicts = check(story(), monitored=True, strict=True)
+    verdicts = check(story(), monitored=True)
     assert [v.checker for v in verdicts] == [checker.__name__ for checker in CHECKERS]
     assert {v.outcome for v in verdicts} == {"ok"}, verdict_table(verdicts)
     assert failed(story(), monitored=True) == {}
@@ -65,17 +65,9 @@ def test_a_checker_that_breaks_has_failed_and_raises_nothing() -> None:
     verdicts = check(story(without=lambda event: isinstance(event, Began)), monitored=True)
     assert {v.outcome for v in verdicts} == {"ok", "failed"}
     assert "does not say by which bounds" in verdict_table(verdicts)
-    assert len(check(History(), strict=True)) == len(CHECKERS)
+    assert len(check(History())) == len(CHECKERS)
     odd = check(story(change=given_as(7, [([1], 2)])))
     assert {v.checker for v in odd if v.outcome == "failed"} >= {"wrong", "doubled", "lost"}
-
-
-def test_checkers_that_wait_for_a_repair_are_asked_on_request() -> None:
-    names = [checker.__name__ for checker in CHECKERS]
-    assert set(WAITING) < set(names) and all(WAITING.values())
-    asked = [v.checker for v in check(story(), monitored=True)]
-    assert asked == [name for name in names if name not in WAITING]
-    assert [v.checker for v in check(story(), strict=True)] == names
 
 
 def test_whether_a_promise_was_reported_is_unknown_where_nobody_watched() -> None:
@@ -97,7 +89,7 @@ def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Pat
     history.write(path)
     again = History.read(path)
     assert again.events == history.events
-    assert check(again, strict=True) == check(history, strict=True)
+    assert check(again) == check(history)
     assert failed(again).keys() == {"alive", "accepted", "corrected", "held", "undos"}
 
 

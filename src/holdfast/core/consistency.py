@@ -102,7 +102,7 @@ class Consistency:
         """Whether the line should start again from the stable state before it goes on."""
         if self.position is None or self.state is not OutputState.UP_FAILURE or self.forgotten:
             return False
-        return 0 < stable - self.base >= self.position - stable
+        return self.position > stable and stable - self.base >= self.position - stable
 
     def mode(self, at: int) -> FailurePolicy | None:
         """What becomes of buckets that cannot be stable; None: they wait."""

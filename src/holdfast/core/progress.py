@@ -248,9 +248,9 @@ class Progress:
         consistency.running_upto = None
         if event.hi is None:
             consistency.failed(event.at)
-        else:
-            consistency.position, consistency.failures = event.hi, 0
-        return self._next(path, event.at)
+            return self._next(path, event.at)
+        consistency.position, consistency.failures = event.hi, 0
+        return [*self._caught_up(path), *self._next(path, event.at)]
 
     def _asked(self, event: Asked) -> list[Action]:
         path = self.paths[event.path]
@@ -382,10 +382,10 @@ class Progress:
         return min(had, default=FOREVER) + self.buffer_buckets
 
     def _caught_up(self, path: PathState) -> list[Action]:
-        """After a stable step: is the tentative line overtaken?"""
+        """After a step: is the tentative line overtaken, with what it is about to give?"""
         consistency = path.consistency
         assert path.position is not None
-        if consistency.position is None or path.position < consistency.position:
+        if consistency.position is None or path.position < consistency.reached:
             return []
         actions: list[Action] = []
         if consistency.state is OutputState.UP_FAILURE:

@@ -18,6 +18,7 @@ from typing import Literal, assert_never
 
 from holdfast.errors import (
     HoldfastError,
+    IdentityMismatch,
     InputsLost,
     LogCorrupted,
     LogError,
@@ -113,7 +114,7 @@ def kind_of(err: BaseException) -> Kind:
             return "damaged"
         case LogError() | OSError():
             return "storage"
-        case SetupError():
+        case SetupError() if not isinstance(err, IdentityMismatch):
             return "setup"
         case HoldfastError():
             return "refused"

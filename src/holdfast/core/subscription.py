@@ -368,6 +368,8 @@ class Subscription:
     def _connect(self, at: int, replica: str, *, correcting: bool) -> list[Action]:
         self._number += 1
         self._connections[correcting] = _Connection(self._number, replica, correcting)
+        # It may be a new instance, that does not know how far the consumer is.
+        self._polling[replica].told = None
         if not correcting and self._wanted_at is None:
             self._wanted_at = at
         after = self.tentative_upto if self.tentative and not correcting else None

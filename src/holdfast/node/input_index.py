@@ -76,8 +76,9 @@ class InputIndex:
             return held[-1].bucket if held else None
 
     def held(self, stream: str) -> int:
+        """How many buckets of a stream there are rows of."""
         with self._lock:
-            return len(self._files.get(stream, []))
+            return len({file.bucket for file in self._files.get(stream, [])})
 
     def add(self, delivery: Delivery, time: str) -> list[tuple[int, int]]:
         """Bucket and rows of each segment. All of them or none: what fails comes again whole."""

@@ -16,7 +16,7 @@ the run, so that the simulator and chaos on real processes are held to the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from holdfast.verify.checkers.given import (
     contract,
@@ -35,7 +35,7 @@ from holdfast.verify.checkers.timing import available, bounded, closing, delay, 
 from holdfast.verify.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
 from holdfast.verify.history import History, Reported
 
-__all__ = ["CHECKERS", "WAITING", "Outcome", "Verdict", "check", "verdict_table", "write_verdicts"]
+__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_verdicts"]
 
 Checker = Callable[[Story], Verdict]
 #: In the order of the verdicts.
@@ -43,26 +43,16 @@ CHECKERS: tuple[Checker, ...] = (
     lost, doubled, wrong, undone, corrected, order, delay, available, standing, undos, promises,
     detected, bounded, held, paired, closing, converge, accepted, alive, contract, reported,
 )  # fmt: skip
-#: Checkers that the protocols do not pass yet, and what is missing. They are asked with `strict`
-#: alone. An entry goes with the repair that it names.
-WAITING: Mapping[str, str] = {
-    "standing": "A1, A3, A5, A6, A7: results are taken back before anything replaces them",
-    "undos": "A1: one UNDO per correction step",
-    "promises": "A3, A4: nobody watches the replica that promised to answer, or to be done soon",
-    "detected": "A11, B3: who answers but makes no progress is kept",
-    "held": "A7, A10, B3: a failure costs more than what has to be corrected",
-}
 
 
-def check(history: History, *, monitored: bool = False, strict: bool = False) -> list[Verdict]:
+def check(history: History, *, monitored: bool = False) -> list[Verdict]:
     """All verdicts. Whether broken promises were reported is asked only where a monitor ran: it is
     `monitored`, or was heard."""
     story = Story(history)
-    asked = [one for one in CHECKERS if strict or one.__name__ not in WAITING]
     if not monitored and not story.of(Reported):
         silent = Verdict("reported", "unknown", "no monitor was heard")
-        return [*(_ask(one, story) for one in asked if one is not reported), silent]
-    return [_ask(one, story) for one in asked]
+        return [*(_ask(one, story) for one in CHECKERS if one is not reported), silent]
+    return [_ask(one, story) for one in CHECKERS]
 
 
 def _ask(checker: Checker, story: Story) -> Verdict:

@@ -15,7 +15,7 @@ from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.verify.history import History
 from holdfast.verify.sim.clients import ClientProcess
-from holdfast.verify.sim.host_process import HostedNode, HostProcess, Supervisor
+from holdfast.verify.sim.host_process import HostProcess, Supervisor
 from holdfast.verify.sim.links import Server, Wire
 from holdfast.verify.sim.members import ControllerProcess
 from holdfast.verify.sim.nodes import NodeProcess
@@ -69,7 +69,7 @@ class Cast:
 
     def replace(self, node: NodeProcess) -> None:
         """A successor of its host on another machine, while the old instance stands still."""
-        assert isinstance(node, HostedNode)
+        assert isinstance(node, NodeProcess)
         former = node.host
         former.pause()
         former.replaced = True
@@ -95,18 +95,18 @@ class Cast:
             self.world, self.wire, name, self._node, self._rebuildable, self._supervisor
         )
 
-    def _node(self, host: HostProcess, name: str) -> HostedNode:
+    def _node(self, host: HostProcess, name: str) -> NodeProcess:
         part = self._parts[fragment_of(name)]
-        return HostedNode(host, self.network, part, name, self.options, self.history)
+        return NodeProcess(host, self.network, part, name, self.options, self.history)
 
     def _rebuildable(self, name: str) -> bool:
         return is_pair(self.network, fragment_of(name)) or self.options.recovery == "replay"
 
-    def _took(self, node: HostedNode) -> None:
+    def _took(self, node: NodeProcess) -> None:
         """The node of that name is this one now."""
         known = self.by_name[node.name]
         if known is not node:
-            assert isinstance(known, HostedNode)
+            assert isinstance(known, NodeProcess)
             self.nodes[self.nodes.index(known)] = node
             self.by_name[node.name] = node
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.core import transfer as core
-from holdfast.core.catch_up import CatchUp, Phase
+from holdfast.core.catch_up import CatchUp
 from holdfast.errors import HoldfastError, NotOffered, StaleEpoch, StateLost, StorageFull
 from holdfast.model.fragments import partners_of, producers_of
 from holdfast.node.effects import StateReleased, StateRenewed
@@ -15,7 +15,7 @@ from holdfast.node.state_transfer import Staging, own_paths
 from holdfast.storage.files import put_file
 from holdfast.streams.calls import OfferedState
 from holdfast.verify.sim.engine_twin import EngineTwin
-from holdfast.verify.sim.members import REGISTER_US, memory_log
+from holdfast.verify.sim.members import memory_log
 
 if TYPE_CHECKING:
     from holdfast.verify.sim.nodes import NodeProcess
@@ -35,30 +35,12 @@ class Rebuild:
         self._pieces = 1
 
     def begin(self) -> None:
-        self._announce()
+        self._node.host.wake()  # the peer may ask what this copy has
         self._take(core.Begin(self._now))
 
     @property
     def _now(self) -> int:
         return self._node.world.now
-
-    def _announce(self) -> None:
-        """Until it is over: the peer may ask what this copy has."""
-        node, epoch = self._node, self._node.log.epoch
-
-        def told(current: bool) -> None:
-            if not current:
-                raise StaleEpoch(f"{node.name} of epoch {epoch} was replaced; it stops")
-            again()
-
-        def again() -> None:
-            if self.core.phase is not Phase.OVER:
-                node.after(REGISTER_US, self._announce)
-
-        address = node.address
-        node.wire.ask_controller(
-            node, lambda c: c.announce(node.name, address, epoch), told, lambda err: again()
-        )
 
     def _take(self, event: core.Event) -> None:
         for action in self.core.handle(event):

@@ -4,8 +4,9 @@ be counted on although it is up. The trees of the oracle are made of this."""
 from __future__ import annotations
 
 from holdfast.core.replica_selector import LAG_BUCKETS
-from holdfast.model.fragments import Path, fragment_of
-from holdfast.model.trees import patience
+from holdfast.model.fragments import Path, fragment_of, fragments
+from holdfast.model.network import Network
+from holdfast.model.trees import patience, tolerance_buckets
 from holdfast.types import OutputState
 from holdfast.verify.sim import internals
 from holdfast.verify.sim.cast import Cast
@@ -17,11 +18,13 @@ from holdfast.verify.sim.sources import SourceProcess
 STEP_US = 150_000
 
 
-def detect_us(width_us: int) -> int:
+def detect_us(network: Network) -> int:
     """How long until everybody has left a process that died, hangs or was cut off. Readers notice
-    its silence, looking twice in that time, or that it is behind by `LAG_BUCKETS`."""
+    its silence, looking twice in that time, or that it is behind by `LAG_BUCKETS`, or by more than
+    they may wait anyway (docs/availability.md, Replicas)."""
     silent_us = SILENCE_US + SILENCE_US // 2 + 5 * HEARTBEAT_US
-    return max(silent_us, (LAG_BUCKETS + 1) * width_us)
+    behind = [LAG_BUCKETS, *(tolerance_buckets(network, f.name) + 1 for f in fragments(network))]
+    return max(silent_us, (max(behind) + 1) * network.width_us)
 
 
 class Condition:
@@ -48,14 +51,14 @@ class Condition:
         link = self._cast.wire.link
         return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
 
-    def reaches(self, reader: Server, maker: Server, *, strict: bool) -> bool:
-        """Rows get from the maker to the reader. A link that is only bad may do, and may not: with
-        `strict` it is not counted on."""
+    def reaches(self, reader: Server, maker: Server) -> bool:
+        """Rows get from the maker to the reader. A link that is only bad may do, and may not: it is
+        not counted on."""
         if not (self.there(maker) and self.linked(reader, maker)):
             return False
         wire = self._cast.wire
         there, back = wire.link(maker.name, reader.name), wire.link(reader.name, maker.name)
-        return not (strict and (self._bad(there, reader) or self._bad(back, reader)))
+        return not (self._bad(there, reader) or self._bad(back, reader))
 
     def _bad(self, link: Link, reader: Server) -> bool:
         if link.damage or link.row_us:
@@ -63,14 +66,18 @@ class Condition:
         bears_us = self._bears_us.get(fragment_of(reader.name), SILENCE_US)
         return link.delay_us > max(0, bears_us)
 
-    def impaired(self, process: Server) -> str:
-        """Why a process that is up cannot be counted on; empty where it can."""
+    def stuck(self, process: Server) -> str:
+        """Why a process that is up can do nothing; empty where it can."""
         disk = process.disk
         if disk.full or disk.unreadable or disk.unsyncable:
             return "its disk fails"
+        return "it makes no progress" if process.hung else ""
+
+    def impaired(self, process: Server) -> str:
+        """Why a process that is up cannot be counted on; empty where it can."""
+        if why := self.stuck(process):
+            return why
         if isinstance(process, NodeProcess):
-            if process.hung:
-                return "it makes no progress"
             return "it is slow" if process.slowness > 1.0 else ""
         off = process.offset_us or self._cast.world.now < process.unsteady_until
         return "its clock is off" if off and isinstance(process, SourceProcess) else ""

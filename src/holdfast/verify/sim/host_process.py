@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from holdfast.core import quarantine as q
 from holdfast.core.hosts import (
@@ -31,7 +30,7 @@ from holdfast.core.hosts import (
 )
 from holdfast.core.membership import process_of
 from holdfast.errors import HoldfastError
-from holdfast.streams.calls import Instance, Register, Registration
+from holdfast.streams.calls import Register, Registration
 from holdfast.verify.sim.links import Server, Wire
 from holdfast.verify.sim.members import REGISTER_US
 from holdfast.verify.sim.memory_disk import MemoryDisk
@@ -40,61 +39,6 @@ from holdfast.verify.sim.world import World
 
 #: So long at most until nothing of a node runs any more that was stopped.
 STOPPING_US = 200_000
-#: Errors that no fault explains, so that they are told as stops.
-BUGS = ("crash", "refused")
-
-
-class HostedNode(NodeProcess):
-    """Started and stopped by its host, which tells the controller of it."""
-
-    def __init__(self, host: HostProcess, *how: Any) -> None:
-        self.host = host
-        super().__init__(host.world, host.wire, *how)
-
-    @property
-    def position(self) -> int | None:
-        found = [path.position for path in self.performer.core.paths.values()]
-        begun = [position for position in found if position is not None]
-        return min(begun) if len(begun) == len(found) else None
-
-    # -- for the host -----------------------------------------------------------------------------
-
-    def begin(self, *, rebuild: bool) -> None:
-        if rebuild:
-            self.world.say(self.name, "is rebuilt")
-            crash_after = self.disk.crash_after
-            self.disk.wipe()
-            self.disk.crash_after = crash_after
-        super().start()
-
-    def end(self, why: str, *, power: bool = False) -> None:
-        """It may be on its way back already, and that counts from its beginning."""
-        since = self.lost_at
-        super().die(why, power=power)
-        self.lost_at = since if why == "stopped" else None
-
-    # -- what happens to it happens to its host ---------------------------------------------------
-
-    def start(self) -> None:
-        self.host.start()
-
-    def die(self, why: str, *, power: bool = False) -> None:
-        self.host.die(why, power=power)
-
-    def pause(self) -> None:
-        self.host.pause()
-
-    def resume(self) -> None:
-        self.host.resume()
-
-    def give_up(self, err: BaseException) -> None:
-        self.world.say(self.name, "fails:", f"{type(err).__name__}: {err}")
-        if q.kind_of(err) in BUGS:
-            self.world.on_stop(self, err)
-        self.host.failed(self, err)
-
-    def _register(self) -> None:
-        self.host.wake()
 
 
 class HostProcess(Server):
@@ -103,14 +47,14 @@ class HostProcess(Server):
         world: World,
         wire: Wire,
         name: str,
-        make: Callable[[HostProcess, str], HostedNode],
+        make: Callable[[HostProcess, str], NodeProcess],
         rebuildable: Callable[[str], bool],
         supervisor: Supervisor,
     ) -> None:
         super().__init__(world, name, wire)
         self._make, self._rebuildable, self._supervisor = make, rebuildable, supervisor
         #: Those it runs or ran: their disks stay here.
-        self.nodes: dict[str, HostedNode] = {}
+        self.nodes: dict[str, NodeProcess] = {}
         #: A successor runs in its place.
         self.replaced = False
         self._core = Host(0, rebuildable)
@@ -118,7 +62,7 @@ class HostProcess(Server):
         #: Numbers heartbeats: one that was put forward is not sent twice. None: it is under way.
         self._next: int | None = 0
 
-    def node(self, name: str) -> HostedNode:
+    def node(self, name: str) -> NodeProcess:
         if name not in self.nodes:
             self.nodes[name] = self._make(self, name)
         return self.nodes[name]
@@ -153,7 +97,7 @@ class HostProcess(Server):
         if self._next is not None:
             self._schedule(0)
 
-    def failed(self, node: HostedNode, err: BaseException) -> None:
+    def failed(self, node: NodeProcess, err: BaseException) -> None:
         told = NodeFailed(self.world.now, node.name, q.kind_of(err), q.reason_of(err))
         life = node.life
 
@@ -188,19 +132,18 @@ class HostProcess(Server):
         self.after(after_us, due)
 
     def _beat(self) -> None:
-        up = [node for node in self.nodes.values() if node.alive and node.is_up]
-        told = [Instance(n.name, n.address, n.log.epoch, n.position, n.positions()) for n in up]
+        told = [said for node in self.nodes.values() if (said := node.told())]
         asked = Register(self.name, self._epoch, tuple(told))
-        for node in up:
-            if node.position is not None:
-                self._handle(NodeProgressed(self.world.now, node.name, node.position))
+        for said in told:
+            if said.position is not None:
+                self._handle(NodeProgressed(self.world.now, said.node, said.position))
 
         def answered(answer: Registration) -> None:
             if not answer.current:
                 self._handle(Replaced(self.world.now))
                 return
             self._handle(Answered(self.world.now, answer.assigned, answer.refused))
-            for node in up:
+            for node in self.nodes.values():
                 if node.alive and node.is_up:
                     node.enter(partial(node.heard, dict(answer.standings)))
             self._schedule(HEARTBEAT_US)
@@ -243,7 +186,7 @@ class Supervisor:
     """Starts hosts again that ended by themselves. It lives in the process of the controller, so it
     does nothing while that is away."""
 
-    def __init__(self, world: World, wire: Wire, took: Callable[[HostedNode], None]) -> None:
+    def __init__(self, world: World, wire: Wire, took: Callable[[NodeProcess], None]) -> None:
         self._world, self._wire = world, wire
         #: Told of every node that is started: the one of its name that counts now.
         self.took = took

@@ -33,11 +33,13 @@ def received_by(process: Member, stream: str) -> dict[str, int]:
     return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
 
 
-def suspended(node: NodeProcess, path: Path) -> bool:
-    """It gives no answers to new rows, since another replica promised to."""
-    consistency = node.performer.core.paths[path.name].consistency
-    correcting = consistency.state is OutputState.STABILIZATION
-    return correcting and consistency.promises.covered(node.monotonic())
+def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
+    """The replicas that promised to answer while this one corrects itself and does not; empty where
+    it answers by itself."""
+    consistency, now = node.performer.core.paths[path.name].consistency, node.monotonic()
+    if consistency.state is not OutputState.STABILIZATION:
+        return ()
+    return tuple(peer for peer, until in consistency.promises._until.items() if until > now)
 
 
 def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
@@ -67,6 +69,9 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
 
 
 def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int]]:
-    """What is gone through at every event, and how many entries that has."""
+    """What is gone through at every event, and how many entries that has. A path that has not begun
+    asks for no deadlines, and goes through none."""
     for name, path in node.performer.core.paths.items():
+        if path.position is None:
+            continue
         yield f"deadlines of {name}", sum(map(len, path.sunion._held.values()))

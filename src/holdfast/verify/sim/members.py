@@ -115,9 +115,6 @@ class ControllerProcess(Server):
         current = answered(lambda: known.register(name, address, epoch, at, positions))
         return known.standings() if current else None
 
-    def announce(self, name: str, address: str, epoch: int) -> bool:
-        return self._up().announce(name, address, epoch)
-
     def heartbeat(self, asked: Register) -> Registration:
         """Of a host."""
         self._up()
@@ -232,7 +229,7 @@ class Member(Server):
         if stream not in self.log.streams():
             return None
         first = self.log.info(stream).trimmed_upto + 1
-        return len(self.log.segments(stream, first, FOREVER))
+        return len({segment.id.bucket for segment in self.log.segments(stream, first, FOREVER)})
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
         """A full disk makes it wait, nothing else."""

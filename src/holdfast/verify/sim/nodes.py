@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Options
 from holdfast.core import moves as core
@@ -12,10 +12,11 @@ from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
+from holdfast.core.quarantine import kind_of
 from holdfast.core.subscription import Position, Subscription
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, NotOffered, Refuted, TransportError
+from holdfast.errors import HoldfastError, NotOffered, TransportError
 from holdfast.model.fragments import (
     Fragment,
     home_of,
@@ -38,36 +39,42 @@ from holdfast.node.effects import (
     Work,
 )
 from holdfast.node.executor import Performer
-from holdfast.node.state_transfer import DECLARED_DEAD, Fingerprints, Staging
+from holdfast.node.state_transfer import Fingerprints, Staging
 from holdfast.storage import Log
-from holdfast.streams.calls import Digests, OfferedState
+from holdfast.streams.calls import Digests, Instance, OfferedState
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
 from holdfast.verify.sim.follower import Follower
-from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Wire
-from holdfast.verify.sim.members import REGISTER_US, Member, kept_for_ever
+from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US
+from holdfast.verify.sim.members import Member, kept_for_ever
 from holdfast.verify.sim.tables import RowSegments
-from holdfast.verify.sim.world import World
+
+if TYPE_CHECKING:
+    from holdfast.verify.sim.host_process import HostProcess
+
+#: Kinds of errors that no fault explains: they are told as stops.
+BUGS = ("crash", "refused")
 
 
 class NodeProcess(Member):
-    """Implements `performer.Carrier`."""
+    """Implements `performer.Carrier`. Its host starts and stops it, and tells the controller of it;
+    whatever else happens to it happens to its host."""
 
     def __init__(
         self,
-        world: World,
-        wire: Wire,
+        host: HostProcess,
         network: Network,
         fragment: Fragment,
         name: str,
         options: Options,
         history: History,
     ) -> None:
-        super().__init__(world, name, wire)
+        super().__init__(host.world, name, host.wire)
+        self.host = host
         self.network, self.fragment, self.options = network, fragment, options
         self.history = history
-        self.chance = world.rng(f"steps/{self.name}")
+        self.chance = self.world.rng(f"steps/{self.name}")
         #: Steps take so many times as long.
         self.slowness = 1.0
         #: Each bucket more in a step costs so much.
@@ -88,27 +95,61 @@ class NodeProcess(Member):
         super().forget()
         self.rebuild = None
 
-    def die(self, why: str, *, power: bool = False) -> None:
+    # -- for the host -----------------------------------------------------------------------------
+
+    def begin(self, *, rebuild: bool) -> None:
+        if rebuild:
+            self.world.say(self.name, "is rebuilt")
+            crash_after = self.disk.crash_after
+            self.disk.wipe()
+            self.disk.crash_after = crash_after
+        super().start()
+
+    def end(self, why: str, *, power: bool = False) -> None:
+        """It may be on its way back already, and that counts from its beginning."""
+        since = self.lost_at
         super().die(why, power=power)
-        self.lost_at = None
+        self.lost_at = since if why == "stopped" else None
+
+    def told(self) -> Instance | None:
+        """What the controller is told of it; None before there is anything to tell."""
+        if self.rebuild is not None:
+            return Instance(self.name, self.address, self.log.epoch, up=False)
+        if not (self.alive and self.is_up):
+            return None
+        return Instance(
+            self.name, self.address, self.log.epoch, self.position, dict(self.positions())
+        )
+
+    @property
+    def position(self) -> int | None:
+        """The last bucket of its slowest path; None before all have begun."""
+        found = list(self.positions().values())
+        begun = [position for position in found if position is not None]
+        return min(begun) if len(begun) == len(found) else None
+
+    # -- by its host ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.host.start()
+
+    def die(self, why: str, *, power: bool = False) -> None:
+        self.host.die(why, power=power)
+
+    def pause(self) -> None:
+        self.host.pause()
+
+    def resume(self) -> None:
+        self.host.resume()
 
     def give_up(self, err: BaseException) -> None:
-        """One of a pair that was declared dead, and so finds itself replaced or without inputs, is
-        rebuilt: its supervisor starts it again. So is a replica that was refuted, without its
-        storage."""
-        if isinstance(err, Refuted) and not self.replaced:
-            self.world.say(self.name, "is refuted:", str(err))
-            self.die("it was refuted")
-            self.disk.wipe()
-            self.world.at(self.world.now + REGISTER_US, self.start)
-        elif self.pair and not self.replaced and isinstance(err, DECLARED_DEAD):
-            self.world.say(self.name, "starts anew:", f"{type(err).__name__}: {err}")
-            since = self.lost_at
-            self.die("it was declared dead")
-            self.lost_at = since
-            self.world.at(self.world.now + REGISTER_US, self.start)
-        else:
-            super().give_up(err)
+        self.world.say(self.name, "fails:", f"{type(err).__name__}: {err}")
+        if kind_of(err) in BUGS:
+            self.world.on_stop(self, err)
+        self.host.failed(self, err)
+
+    def _register(self) -> None:
+        self.host.wake()
 
     # -- catch-up of one of a pair ----------------------------------------------------------------
 

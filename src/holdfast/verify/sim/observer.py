@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.core.lag import AHEAD_BUCKETS
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.model.fragments import Path, home_of, pairs_of, partners_of, producers_of
 from holdfast.types import OutputState
@@ -14,6 +15,7 @@ from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.condition import Condition, detect_us
 from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.members import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
 
@@ -23,6 +25,7 @@ KEPT_LOOKS = 8
 TIMERS_MAX = 120
 #: A producer that is behind by so many buckets, at least, makes no progress worth waiting for.
 BEHIND_BUCKETS = LAG_BUCKETS + 1
+NO_PROGRESS = "it makes no progress"
 
 
 class Observer:
@@ -32,7 +35,10 @@ class Observer:
         makers = producers_of(cast.network)
         self._makers = {stream: names for stream, names in makers.items() if len(names) > 1}
         self._pairs = pairs_of(cast.network)
-        self._detect_us = detect_us(cast.network.width_us)
+        self._detect_us = detect_us(cast.network)
+        #: Of each of a pair that is behind the other one: since when; and how long it was, at most.
+        self._behind_since: dict[str, int] = {}
+        self._delay_us: dict[str, int] = {}
         self._looks = 0
         self._readings: dict[tuple[str, str], tuple[str, str]] = {}
         self._relied: dict[tuple[str, str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -104,15 +110,15 @@ class Observer:
         if not self._condition.linked(reader, node):
             return "it is cut off", self._detect_us
         mine = internals.stands(node, stream)
-        if mine is None or mine[0] is OutputState.STABILIZATION:
+        if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
         if max(ahead, default=mine[1]) - mine[1] < BEHIND_BUCKETS:
             return "", 0
-        return "it makes no progress", self._detect_us + (STEP_US if home else 0)
+        return NO_PROGRESS, self._detect_us + (STEP_US if home else 0)
 
     def _serves(self, node: NodeProcess, reader: Member) -> bool:
-        return node.is_up and self._condition.reaches(reader, node, strict=True)
+        return node.is_up and self._condition.reaches(reader, node)
 
     def _node(self, name: str) -> NodeProcess:
         node = self._cast.by_name[name]
@@ -126,6 +132,7 @@ class Observer:
         process = self._cast.wire.controller
         known = process.controller
         standings = {} if known is None else known.standings()
+        self._compare(now)
         for name, partner in self._pairs.items():
             standing, other = standings.get(name), self._node(partner)
             bad, within_us = "", 0
@@ -133,27 +140,43 @@ class Observer:
                 bad, within_us = self._gone(self._node(name), other, process)
             yield from self._reads(now, "controller", name, name, bad, within_us)
 
-    def _heard(self, node: NodeProcess, controller: Member) -> bool:
+    def _heard(self, node: NodeProcess, controller: Server) -> bool:
+        """What it says arrives; whether it hears an answer is another matter."""
         up = node.is_up and self._condition.there(node) and not self._condition.impaired(node)
-        return up and self._condition.reaches(controller, node, strict=True)
+        return up and self._condition.there(controller) and self._says(node, controller)
 
-    def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Member) -> tuple[str, int]:
+    def _says(self, node: NodeProcess, controller: Server) -> bool:
+        return not self._cast.wire.link(node.name, controller.name).cut
+
+    def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Server) -> tuple[str, int]:
         silent_us = DEAD_US + 2 * REGISTER_US
         if not node.alive:
             return "it is dead", silent_us
         if node.paused:
             return "it stands still", silent_us
-        if not self._condition.linked(controller, node):
+        if not self._says(node, controller):
             return "it is cut off", silent_us
-        if node.is_up and (node.hung or node.disk.full) and self._behind(node, partner):
-            # As long as a step may take (docs/pairs.md).
-            return "it makes no progress", STEP_US
+        if self._condition.stuck(node) and node.name in self._behind_since:
+            # A copy is given twice as long as either of the two needed before (docs/pairs.md).
+            needed_us = max(self._delay_us.get(name, 0) for name in (node.name, partner.name))
+            patience_us = max(self._cast.options.stall_us, 2 * needed_us)
+            return NO_PROGRESS, patience_us + 2 * REGISTER_US
         return "", 0
 
+    def _compare(self, now: int) -> None:
+        """Which of a pair is behind the other one, and how long it took to make that good."""
+        for name, partner in self._pairs.items():
+            node, other = self._node(name), self._node(partner)
+            if node.is_up and other.is_up and self._behind(node, other):
+                self._behind_since.setdefault(name, now)
+            elif (since := self._behind_since.pop(name, None)) is not None:
+                self._delay_us[name] = max(now - since, self._delay_us.get(name, 0))
+
     def _behind(self, node: NodeProcess, partner: NodeProcess) -> bool:
-        for stream in node.fragment.outputs:
-            mine, theirs = internals.stands(node, stream), internals.stands(partner, stream)
-            if mine is not None and theirs is not None and theirs[1] - mine[1] >= BEHIND_BUCKETS:
+        mine = node.positions()
+        for path, theirs in partner.positions().items():
+            reached = mine[path]
+            if theirs is not None and (reached is None or theirs - reached >= AHEAD_BUCKETS):
                 return True
         return False
 
@@ -169,11 +192,7 @@ class Observer:
 
     def _answered(self, node: NodeProcess, path: Path) -> tuple[str, ...]:
         """Those that a replica counts on to answer while it does not."""
-        if not (node.is_up and internals.suspended(node, path)):
-            return ()
-        partners = [self._node(name) for name in partners_of(self._cast.network, node.name)]
-        promised = [p for p in partners if p.is_up and node.name in internals.waits_for(p, path)]
-        return tuple(partner.name for partner in promised or partners)
+        return internals.answered_by(node, path) if node.is_up else ()
 
     def _relies_for(
         self, now: int, node: NodeProcess, path: Path, what: str, on: tuple[str, ...]
@@ -185,10 +204,15 @@ class Observer:
             yield Relied(now, node.name, path.name, what, on, sound)
 
     def _is_sound(self, node: NodeProcess, other: NodeProcess, path: Path, what: str) -> bool:
-        up = other.is_up and self._condition.there(other) and self._condition.linked(node, other)
-        if not up or self._condition.impaired(other):
+        """Who answers must be able to; for whoever corrects itself, and cannot, one waits as long
+        as for anybody (`promises`)."""
+        if not (other.is_up and self._condition.there(other)):
             return False
-        return what != "answers" or not internals.suspended(other, path)
+        if what == "answers" and self._condition.stuck(other):
+            return False
+        return self._condition.linked(node, other) and not (
+            what == "answers" and internals.answered_by(other, path)
+        )
 
     # -- how much is kept -------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ the tree without it is owed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from holdfast.core.replica_selector import LAG_BUCKETS
@@ -37,18 +36,10 @@ NOTICED_US = 3_000_000
 #: Where the trees say nothing.
 UNKNOWN = "UNKNOWN"
 
-#: What is not demanded yet, and why. An entry goes with the repair that it names.
-EXCUSES: Mapping[str, str] = {
-    "restart": "A5: a replica with a checkpoint, started while an input is away, gives nothing",
-    "impaired": "A4, A8, B3: nothing is owed while a disk is full, a link slow, a clock off ...",
-    "controller": "D: simulated readers forget where replicas are whenever one does not answer",
-    "buffer": "B3: nothing is owed with buffer_buckets, however short the failure",
-}
-
 
 class Oracle:
-    def __init__(self, cast: Cast, recovery_us: int, excuses: Mapping[str, str] = EXCUSES) -> None:
-        self._cast, self._excuses = cast, excuses
+    def __init__(self, cast: Cast, recovery_us: int) -> None:
+        self._cast = cast
         #: Until what is promised with a tree holds: a stable one does when everybody has caught up
         #: and corrected what it gave.
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
@@ -56,7 +47,7 @@ class Oracle:
         self._makers = producers_of(cast.network)
         self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
         self._paired = set(pairs_of(cast.network))
-        self._said: dict[str, tuple[str, int]] = {}
+        self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
         self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
@@ -77,17 +68,24 @@ class Oracle:
                 self._within_us[kind, op.name] = STEP_US + steps_us[op.name] + since_end_us
             steps = STEP_US + steps_us[op.name]
             self._age_us[op.name] = self._first_us[op.name] + 2 * width_us + steps
+        #: How often a row may be late on its way because of a slow link: where nobody has an X that
+        #: covers it, and from the last node to the client.
+        blocks = {name: int(x is None) for name, x in patience(cast.network).items()}
+        self._uncovered = {name: 1 + n for name, n in longest(cast.network, blocks).items()}
         self._depth = {name: us // STEP_US for name, us in steps_us.items()}
         self._suspends = any(
             self._network.protection(part.name).failure != "block"
             and self._network.protection(part.name).stabilization == "suspend"
             for part in parts
         )
-        self._detect_us = detect_us(width_us)
+        self._detect_us = detect_us(cast.network)
         #: When anything broke, healed, died or was started last, when that was something to notice,
         #: and when the trees were looked at.
         self._changed_at = self._taken_at = self._looked_at = -1
-        self._lives, self._all_up, self._more_us = 0, False, 0
+        self._lives, self._all_up = 0, False
+        #: Granted while something is up that cannot be counted on: for replicas that are behind,
+        #: and for slow links; and whether a source is late.
+        self._more_us = (0, 0, False)
         #: Of each client the best tree, and the best one of those that have caught up.
         self._kinds: dict[str, tuple[str, str]] = {}
         #: Since when a client has had a tree without a break, and of what kind it is.
@@ -108,13 +106,12 @@ class Oracle:
         if noticed:
             self._taken_at = now
 
-    def look(self, now: int, *, clear: bool) -> list[Expected | Owed]:
-        """What has changed; with `clear` nothing is broken that the trees do not speak of."""
-        clear = clear or "impaired" not in self._excuses
-        if self._cast.options.buffer_buckets is not None:
-            # At the bound of its buffer a source stops for the sake of one reader, and all others
-            # wait (docs/availability.md, How much is kept).
-            clear = clear and "buffer" not in self._excuses and not self._stopped_by_a_reader()
+    def look(self, now: int) -> list[Expected | Owed]:
+        """What has changed."""
+        # At the bound of its buffer a source stops for the sake of one reader, and all others wait
+        # (docs/availability.md, Retention).
+        bounded = self._cast.options.buffer_buckets is not None
+        clear = not (bounded and self._stopped_by_a_reader())
         self._look_at_trees(now)
         more_us = self._more_us
         found: list[Expected | Owed] = []
@@ -134,7 +131,7 @@ class Oracle:
         come up: most of the time they need not be looked at."""
         lives = sum(process.life for process in self._cast.by_name.values())
         if lives != self._lives:
-            self._lives, self._changed_at, self._taken_at = lives, now, now
+            self._lives, self._changed_at = lives, now
         if self._looked_at > self._changed_at and self._all_up:
             return
         self._looked_at = now
@@ -152,7 +149,12 @@ class Oracle:
         output = client.output
         within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
         if kind in self._settle_us:
-            within_us += self._more_us * (1 + self._depth[output])
+            lag_us, slow_us, late = self._more_us
+            # What is late again and again is waited for again and again.
+            waits_us = self._first_us[output]
+            if not (late and kind == Kind.TENTATIVE):
+                waits_us = min(waits_us, slow_us * self._depth[output])
+            within_us += lag_us + slow_us * self._uncovered[output] + waits_us
         if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
             settle_us = max(settle_us, self._first_us[output] + STEP_US)
         return Expected(now, client.name, output, kind, within_us, settle_us)
@@ -172,7 +174,8 @@ class Oracle:
         settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
         if now - since < settle_us:
             return None
-        age_us = self._age_us[output] + self._more_us * (1 + self._depth[output])
+        lag_us, slow_us, _ = self._more_us
+        age_us = self._age_us[output] + lag_us + slow_us * self._uncovered[output]
         if now - self._taken_at < self._detect_us + age_us:
             age_us += self._detect_us
         return age_us
@@ -192,7 +195,7 @@ class Oracle:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
-                idle = [internals.suspended(node, path) for node in up]
+                idle = [bool(internals.answered_by(node, path)) for node in up]
                 if len(idle) > 1 and all(idle):
                     found.append(Deserted(now, part.name, path.name))
         return found
@@ -203,15 +206,13 @@ class Oracle:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _granted_us(self) -> int:
-        """What is granted at every step while something is up that cannot be counted on: it is left
-        when it is behind by some buckets, and a link that is slow is slow."""
-        if "impaired" in self._excuses:
-            return 0
-        more_us = self._cast.wire.delays_us
-        if any(self.condition.impaired(process) for process in self._cast.by_name.values()):
-            more_us += (LAG_BUCKETS + 1) * self._network.width_us
-        return more_us
+    def _granted_us(self) -> tuple[int, int, bool]:
+        """A replica that is up but cannot be counted on is left when it is behind by some buckets;
+        and a link that is slow is slow."""
+        lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
+        behind_us = (LAG_BUCKETS + 1) * self._network.width_us
+        late = any(self.condition.impaired(source) for source in self._cast.sources)
+        return len(lags) * behind_us, self._cast.wire.delays_us, late
 
     def _stopped_by_a_reader(self) -> bool:
         """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be
@@ -233,34 +234,24 @@ class Oracle:
 
     def _kind(self, client: ClientProcess, now: int, *, ready: bool) -> str:
         """With `ready` only replicas count that have caught up since they were started."""
-        up = self.condition.there(client) and not self._unreliable(client)
-        if "controller" in self._excuses:
-            up = up and self._reaches_controller(client)
-        if not up:
+        if not self.condition.there(client) or self.condition.impaired(client):
             return UNKNOWN
         return str(self._best(client, client.output, {}, now if ready else None))
-
-    def _unreliable(self, process: Server) -> bool:
-        return "impaired" not in self._excuses and bool(self.condition.impaired(process))
-
-    def _reaches_controller(self, process: Server) -> bool:
-        return self.condition.reaches(process, self._cast.wire.controller, strict=False)
 
     def _best(
         self, reader: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
-        strict = "impaired" not in self._excuses
         kinds = [
             self._made(maker, stream, known, ready_at)
             for name in self._makers[stream]
-            if self.condition.reaches(reader, maker := self._cast.by_name[name], strict=strict)
+            if self.condition.reaches(reader, maker := self._cast.by_name[name])
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 
     def _made(
         self, maker: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
-        if self._unreliable(maker):
+        if self.condition.impaired(maker):
             return Kind.BLOCKING
         if isinstance(maker, SourceProcess):
             there = maker.is_up and not maker.silent
@@ -277,14 +268,10 @@ class Oracle:
     ) -> Kind:
         if not node.is_up:
             return Kind.BLOCKING
-        if "controller" in self._excuses and not self._reaches_controller(node):
-            return Kind.BLOCKING
         path = next(path for path in node.fragment.paths if stream in path.outputs)
-        if not internals.begun(node, path) and (
-            "restart" in self._excuses or not internals.has_checkpoint(node, path)
-        ):
+        if not internals.begun(node, path) and not internals.has_checkpoint(node, path):
             # It cannot know where an input begins that it has never seen (docs/availability.md,
-            # What it does not do).
+            # Restarts).
             return Kind.BLOCKING
         if ready_at is not None and not self.condition.caught_up(node, path, ready_at):
             return Kind.BLOCKING

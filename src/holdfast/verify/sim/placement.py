@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from holdfast.core.membership import dead_of
 from holdfast.verify.history import Restored, Stopped
 from holdfast.verify.sim.cast import Cast
-from holdfast.verify.sim.host_process import HostedNode, HostProcess
+from holdfast.verify.sim.host_process import HostProcess
 
 #: A dead node is with a standby by then, where there is one that can be told so.
 TAKEN_US = 3_000_000
@@ -51,8 +51,9 @@ class Placement:
             host for host in self._cast.hosts.values()
             if self._speaks(host) and not controller.assigned(host.name)
         ]  # fmt: skip
-        nodes = [self._cast.by_name[name] for name in dead_of(controller.standings())]
-        gone = [node.host for node in nodes if isinstance(node, HostedNode) and not node.host.alive]
+        dead = dead_of(controller.standings())
+        nodes = [node for node in self._cast.nodes if node.name in dead]
+        gone = [node.host for node in nodes if not node.host.alive]
         return [
             name for host in dict.fromkeys(gone) for name in controller.assigned(host.name)
             if free and self._cast.by_name[name] in nodes

@@ -36,7 +36,7 @@ from holdfast.verify.sim.fault_effects import spelled_out
 from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.verify.sim.networks import HOSTS, NETWORKS
 from holdfast.verify.sim.observer import Observer
-from holdfast.verify.sim.oracle import EXCUSES, Oracle
+from holdfast.verify.sim.oracle import Oracle
 from holdfast.verify.sim.placement import Placement
 from holdfast.verify.sim.vigil import Vigil
 from holdfast.verify.sim.world import EPOCH_US, Process, World
@@ -48,15 +48,14 @@ DELAY_US = 1 * S
 RECOVERY_US = 7 * S
 #: ... and of a failure longer than this, the 50th part of the rest.
 LONG_US, LONG_SHARE = 60 * S, 50
-#: Faults that take something away or change nothing that users may notice; others leave something
-#: that is up and cannot be counted on.
-CLEAR = {"kill", "wipe", "torn", "pause", "replace", "silent", "retire", "cut", "reset", "repeat"}
-#: Faults after which nobody has to be left: whoever is missing something waits its X, and that is
-#: all.
-UNNOTICED = {"silent", "retire", "skew", "clock", "delay", "repeat"}
+#: Faults that are noticed by silence or by lag alone. Who dies breaks its connections.
+SILENT = {
+    "pause", "replace", "hang", "cut", "full", "slow", "throttle", "damage", "eio-read",
+    "eio-fsync",
+}  # fmt: skip
 LOOK_US = 250_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
-SLACK_BUCKETS = 12
+SLACK_BUCKETS = 6
 
 
 def held_buckets(network: Network, options: Options) -> int:
@@ -93,11 +92,7 @@ class Outcome:
 
 
 class Simulation:
-    """With `strict` nothing is excused (`oracle.EXCUSES`) and every checker asked."""
-
-    def __init__(
-        self, scenario: Scenario, options: Options | None = None, *, strict: bool = False
-    ) -> None:
+    def __init__(self, scenario: Scenario, options: Options | None = None) -> None:
         if scenario.network not in NETWORKS:
             known = ", ".join(sorted(NETWORKS))
             raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
@@ -112,22 +107,19 @@ class Simulation:
         self.cast = Cast(self.network, self.options, self.world, self.history, layout)
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
-        self._strict = strict
         held = held_buckets(self.network, self.options)
         self._recovery_us = recovery_us(scenario)
-        self._oracle = Oracle(self.cast, self._recovery_us, {} if strict else EXCUSES)
+        self._oracle = Oracle(self.cast, self._recovery_us)
         self._vigil = Vigil(self.cast, held)
         self._observer = Observer(self.cast, self._oracle.condition, held)
         self._placement = Placement(self.cast)
-        #: Faults that are on and of which the trees do not speak.
-        self._unclear = 0
         self._finishing = False
 
     def run(self) -> Outcome:
         world, history = self.world, self.history
         history.add(
             Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, self._recovery_us,
-                  held_buckets(self.network, self.options), detect_us(self.network.width_us))
+                  held_buckets(self.network, self.options), detect_us(self.network))
         )  # fmt: skip
         for output in self.network.outputs:
             self._promise(output)
@@ -137,7 +129,7 @@ class Simulation:
         self._expect()
         last = int(EPOCH_US + self.scenario.seconds * S)
         for fault in self.scenario.faults:
-            world.at(EPOCH_US + fault.at_us, self._applier(fault))
+            world.at(EPOCH_US + fault.at_us, partial(self.inject, fault))
             last = max(last, EPOCH_US + fault.at_us + fault.for_us)
         world.run_until(last)
         self.cast.mend()
@@ -158,7 +150,7 @@ class Simulation:
         history.add(Finished(world.now, settled))
         self._ideal()
         nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
-        verdicts = check(history, monitored=True, strict=self._strict)
+        verdicts = check(history, monitored=True)
         return Outcome(self.scenario, history, verdicts, world, nodes_us / S)
 
     def _monitor(self) -> None:
@@ -220,7 +212,7 @@ class Simulation:
         now = self.world.now
         found: list[Event] = []
         if not self._finishing:
-            found += self._oracle.look(now, clear=not self._unclear)
+            found += self._oracle.look(now)
         found += self._oracle.deserted(now)
         found += self._vigil.look(now)
         found += self._observer.look(now)
@@ -237,33 +229,26 @@ class Simulation:
                 end_us = (bucket + 1) * self.network.width_us
                 self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))
 
-    def _applier(self, fault: Fault) -> Callable[[], None]:
-        def apply() -> None:
-            self.world.say("FAULT", str(fault))
-            self.history.add(Broke(self.world.now, fault.do, fault.on))
-            heal = faults.apply(fault, self.cast)
-            self._vigil.broke(fault.on)
-            self._oracle.changed(self.world.now, noticed=fault.do not in UNNOTICED)
-            unclear = fault.do not in CLEAR
-            self._unclear += unclear
+    def inject(self, fault: Fault) -> None:
+        """Apply a fault now, and heal it when its time is over."""
+        self.world.say("FAULT", str(fault))
+        self.history.add(Broke(self.world.now, fault.do, fault.on))
+        heal = faults.apply(fault, self.cast)
+        self._vigil.broke(fault.on)
+        self._oracle.changed(self.world.now, noticed=fault.do in SILENT)
 
-            def healed() -> None:
-                heal()
-                self._vigil.healed(fault.on)
-                self._oracle.changed(self.world.now, noticed=False)
-                self._unclear -= unclear
-                self.world.say("HEALED", fault.do, fault.on)
-                self.history.add(Healed(self.world.now, fault.do, fault.on))
+        def healed() -> None:
+            heal()
+            self._vigil.healed(fault.on)
+            self._oracle.changed(self.world.now, noticed=False)
+            self.world.say("HEALED", fault.do, fault.on)
+            self.history.add(Healed(self.world.now, fault.do, fault.on))
 
-            self.world.at(self.world.now + fault.for_us, healed)
-
-        return apply
+        self.world.at(self.world.now + fault.for_us, healed)
 
 
-def simulate(
-    scenario: Scenario, options: Options | None = None, *, strict: bool = False
-) -> Outcome:
-    return Simulation(scenario, options, strict=strict).run()
+def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:
+    return Simulation(scenario, options).run()
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:

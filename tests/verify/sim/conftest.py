@@ -1,0 +1,12 @@
+"""What tests of simulated runs share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.verify.sim.lab import Lab
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
+    return Lab(monkeypatch)

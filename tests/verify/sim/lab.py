@@ -1,0 +1,114 @@
+"""Simulated runs for one question each: a network of its own, and faults that strike at an instant
+that only the run itself shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.config import Options
+from holdfast.model.contract import Contract
+from holdfast.model.network import Network
+from holdfast.verify.history import Given, Hinted, History, Undone
+from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim import internals
+from holdfast.verify.sim.networks import NETWORKS, small
+from holdfast.verify.sim.networks import _sources as sources
+from holdfast.verify.sim.simulation import Outcome, Simulation
+
+S = 1_000_000
+
+
+def union_of_two(replicas: int, bucket: str = "100ms", x: str = "1500ms") -> Network:
+    """Two sources, one fragment, one output."""
+    net = Network("lab", bucket=bucket)
+    both = net.union(*sources(net, 2)).apply(small)
+    net.output("merged", both, contract=Contract(within="3s"))
+    net.protect("main", replicas=replicas, failure="process", stabilization="process", x=x)
+    return net
+
+
+class Lab:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def run(
+        self,
+        network: Callable[[], Network],
+        *faults: Fault,
+        seconds: float,
+        seed: int = 0,
+        options: Options | None = None,
+        tweak: Callable[[Simulation], None] = lambda sim: None,
+    ) -> Outcome:
+        """Judged by everything there is."""
+        self._monkeypatch.setitem(NETWORKS, "lab", network)
+        scenario = Scenario("lab", "lab", seconds, faults, seed)
+        sim = Simulation(scenario, options or Options())
+        tweak(sim)
+        return sim.run()
+
+
+def finding(reason: str) -> pytest.MarkDecorator:
+    """The test shows a defect that is not repaired yet, and fails for this reason alone."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+def group_steps(bucket_us: int) -> Callable[[Simulation], None]:
+    """Every bucket more in one step takes so long: steps of one bucket stay as short as they are,
+    and corrections take their time."""
+
+    def tweak(sim: Simulation) -> None:
+        for node in sim.cast.nodes:
+            node._bucket_us = bucket_us
+
+    return tweak
+
+
+def needs(holds: object, what: str) -> None:
+    """What a test builds on. That it does not hold is no finding, so no `AssertionError`."""
+    if not holds:
+        raise RuntimeError(f"this test shows nothing: {what}")
+
+
+def strike(sim: Simulation, at_us: int, fault: Callable[[str, str], Fault]) -> None:
+    """While replicas correct themselves: a fault, made from the name of the replica that the client
+    of the only output reads, since it answers, and the name of another one."""
+
+    def hit() -> None:
+        (client,) = sim.cast.clients
+        answers = internals.read_from(client.follower)
+        others = [node.name for node in sim.cast.nodes if node.name != answers]
+        needs(answers and others, "nobody is read, or there is nobody else")
+        assert answers is not None
+        sim.inject(fault(answers, others[0]))
+
+    sim.world.at(at_us, hit)
+
+
+def failed(outcome: Outcome) -> dict[str, str]:
+    return {verdict.checker: verdict.why for verdict in outcome.failed}
+
+
+def first_seen_us(history: History, output: str) -> dict[int, int]:
+    """When each bucket was known for the first time, be it as tentative."""
+    found: dict[int, int] = {}
+    newest = -1
+    for event in history.of(Hinted):
+        if event.output == output:
+            found |= dict.fromkeys(range(newest + 1, event.upto + 1), event.at)
+            newest = max(newest, event.upto)
+    return found
+
+
+def given(history: History, stability: str, since_us: int, until_us: int) -> list[Given]:
+    return [
+        event
+        for event in history.of(Given)
+        if event.stability == stability and since_us <= event.at < until_us
+    ]
+
+
+def undos(history: History) -> int:
+    return sum(1 for _ in history.of(Undone))

@@ -122,12 +122,22 @@ class Terminal:
             ["bash", "-c", f"exec {line}"], cwd=cwd, env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        self._thread.join(LIMIT_S)
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
+        with self.process.stdout as printed:
+            for line in printed:
+                self.lines.put(line)
         self.lines.put(None)
 
     def wait_for(self, text: str) -> None:
@@ -148,8 +158,7 @@ class Terminal:
 def test_the_query_shows_rows_survives_a_kill_and_is_audited(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (line,) = commands(RUN)
-    terminal = Terminal(line, tmp_path)
-    try:
+    with Terminal(line, tmp_path) as terminal:
         terminal.wait_for("src=10.0.0.")
         status, tail, kill, again = commands(WATCH)
         told = typed(status, tmp_path)
@@ -166,8 +175,6 @@ def test_the_query_shows_rows_survives_a_kill_and_is_audited(tmp_path: Path) -> 
             back = typed(again, tmp_path).stdout
         terminal.wait_for("src=10.0.0.")
         assert terminal.interrupt() == 0
-    finally:
-        terminal.process.kill()
     (audit,) = commands(AUDIT)
     audited(typed(audit, tmp_path).stdout, "top_talkers")
 

@@ -10,7 +10,7 @@ from holdfast.config import Options
 from holdfast.core import monitor
 from holdfast.errors import HoldfastError, InputError, StateLost
 from holdfast.model import operators as ops
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import fragments, pairs_of
 from holdfast.model.layout import layout_of
 from holdfast.model.network import Network
 from holdfast.verify.checkers import Verdict, check
@@ -33,6 +33,7 @@ from holdfast.verify.sim.chance import options_of, protect
 from holdfast.verify.sim.condition import detect_us
 from holdfast.verify.sim.engine_twin import ideal
 from holdfast.verify.sim.fault_effects import spelled_out
+from holdfast.verify.sim.links import SILENCE_US
 from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.verify.sim.networks import HOSTS, NETWORKS
 from holdfast.verify.sim.observer import Observer
@@ -68,6 +69,8 @@ def held_buckets(network: Network, options: Options) -> int:
         + options.checkpoint_buckets * len(parts)
         + TRIM_BUCKETS_MAX
         + SLACK_BUCKETS
+        # A replica of a pair is told once within `silence` how far its consumers are.
+        + (SILENCE_US // network.width_us if pairs_of(network) else 0)
     )
 
 

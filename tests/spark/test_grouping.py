@@ -97,7 +97,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for module in ("history", "step"):
+        for module in ("step_inputs", "step"):
             patch.setattr(f"holdfast.engine.{module}.PANE_FILES", trial.pane_files)
         if trial.large:
             patch.setattr("holdfast.engine.step_inputs.LARGE_JOB_ROWS", 0)

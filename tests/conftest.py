@@ -17,7 +17,18 @@ def sessions() -> Iterator[session.Sessions]:
     started.stop()
 
 
+#: Real processes for many minutes: `make soak`. The others run with every `make test`.
+SOAK = (
+    "tests/processes/test_cluster.py", "tests/processes/test_failing.py",
+    "tests/processes/test_one_bad_host.py", "tests/processes/test_one_bad_part.py",
+    "tests/processes/test_other_code.py", "tests/processes/test_pairs.py",
+    "tests/verify/chaos/test_chaos.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark/" in str(item.path) and not item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.spark)
+        if str(item.path).endswith(SOAK):
+            item.add_marker(pytest.mark.soak)

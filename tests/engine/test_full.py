@@ -17,10 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from holdfast.engine.engine import _told
+from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import Chunk, Version, export_version, files_below, write_rows
 from holdfast.engine.step_inputs import put_together
-from holdfast.errors import HoldfastError, InputError, StorageFull
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    LogCorrupted,
+    StorageDenied,
+    StorageFull,
+    StorageLost,
+    UserFunctionError,
+)
 from holdfast.model.fragments import Path as NetworkPath
 
 ROWS = pa.table({"x": list(range(10_000))})
@@ -37,8 +45,11 @@ def full() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def told(text: str) -> HoldfastError:
-    return _told(PySparkException(text), PATH, 3, 4)
+STATE = "/storage/nodes/main/state"
+
+
+def told(text: str) -> Exception:
+    return error_of_step(PySparkException(text), PATH, 3, 4, STATE)
 
 
 def test_files_put_together_on_a_full_disk_leave_nothing_behind(tmp_path: Path) -> None:
@@ -76,10 +87,41 @@ def test_a_full_disk_at_an_executor_is_no_fault_of_the_rows(text: str) -> None:
 
 def test_a_full_disk_on_the_driver_is_told_by_its_number() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert isinstance(_told(full, PATH, 3, 4), StorageFull)
+    assert isinstance(error_of_step(full, PATH, 3, 4, STATE), StorageFull)
 
 
 def test_whatever_else_fails_in_spark_is_about_the_rows() -> None:
     err = told("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
     assert type(err) is InputError
     assert str(err) == "path 'top', buckets 3 to 4: Division by zero."
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"[PATH_NOT_FOUND] Path does not exist: file:{STATE}/top.1.tmp. SQLSTATE: 42K03",
+         StorageLost),
+        (f"Job aborted\njava.io.FileNotFoundException: File file:{STATE}/a does not exist",
+         StorageLost),
+        (f"Job aborted\njava.io.IOException: Mkdirs failed to create file:{STATE}/top.tmp",
+         StorageDenied),
+        (f"Job aborted\njava.io.IOException: {STATE}/a (Read-only file system)", StorageDenied),
+        ("Python worker failed\nTraceback (most recent call last):\n"
+         "holdfast.errors.LogCorrupted: /state/x: 7 bytes", LogCorrupted),
+    ],
+)  # fmt: skip
+def test_storage_that_is_gone_is_no_fault_of_the_query(text: str, kind: type) -> None:
+    err = told(text)
+    assert type(err) is kind
+    assert "path 'top', buckets 3 to 4" in str(err)
+
+
+def test_a_function_that_reads_a_file_of_its_own_fails_as_a_function() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/app/mine.py", line 3, in price\n'
+    err = told(f"Python worker failed\n{trace}FileNotFoundError: {STATE}/../prices.csv")
+    assert isinstance(err, UserFunctionError) and err.location == "/app/mine.py:3 in price"
+
+
+def test_errors_of_other_files_are_handed_on() -> None:
+    for err in (FileNotFoundError(errno.ENOENT, "gone", "/etc/hosts"), HoldfastError("ours")):
+        assert error_of_step(err, PATH, 3, 4, STATE) is err

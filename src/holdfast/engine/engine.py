@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,20 +22,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from holdfast.engine.compiled import Compiled, compile_network
-from holdfast.engine.determinism import brief
 from holdfast.engine.inputs import InputFile, Inputs, StepResult
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import Sessions
+from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS
-from holdfast.engine.user_errors import location_in, location_of_functions, raised_in
-from holdfast.errors import HoldfastError, InputError, StorageFull, UserFunctionError
+from holdfast.errors import HoldfastError
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
-from holdfast.storage.files import storage, storage_error
+from holdfast.storage.files import storage
 from holdfast.storage.rows import digest
 
 
@@ -113,12 +111,9 @@ class Engine:
             return step.run()
         except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
             self._undo(step, known)
-            # Spark's own files on the driver: Python raises the one, the JVM the other.
-            if isinstance(err, PySparkException) or (
-                isinstance(err, Py4JJavaError | OSError) and _full(err)
-            ):
-                raise _told(err, path, lo, hi) from err
-            raise
+            if (told := error_of_step(err, path, lo, hi, self.folder)) is err:
+                raise
+            raise told from err
         finally:
             for file in step.scratch:
                 with suppress(OSError):  # what failed, or who deleted the storage, is told above
@@ -209,28 +204,3 @@ class _MadeUp:
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
         file = self._held[stream]
         return [file] if lo <= file.bucket <= hi else []
-
-
-#: What is left of a full disk when it comes through Spark: our error's name, or the system's words.
-_FULL = re.compile(r"\bholdfast\.errors\.StorageFull\b|No space left on device|Disk quota exceeded")
-
-
-def _full(err: Exception) -> bool:
-    if isinstance(err, OSError):
-        return isinstance(storage_error(err, ""), StorageFull)
-    return _FULL.search(str(err)) is not None
-
-
-def _told(err: Exception, path: Path, lo: int, hi: int) -> HoldfastError:
-    """Spark's error as one message: what a worker's Python raised, or the first line of Spark's;
-    and where in the application.
-
-    A full disk, here or at an executor, is no fault of the rows: the step can be run again."""
-    text = f"path {path.name!r}, buckets {lo} to {hi}: {raised_in(str(err)) or brief(err)}"
-    if _full(err):
-        return StorageFull(f"no space left for a step; free some, it is run again. {text}")
-    functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]
-    location = location_in(str(err)) or location_of_functions(functions)
-    if location is None:
-        return InputError(text)
-    return UserFunctionError(f"{text}, at {location}", location)

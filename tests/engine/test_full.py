@@ -105,6 +105,8 @@ def test_whatever_else_fails_in_spark_is_about_the_rows() -> None:
          StorageLost),
         (f"Job aborted\njava.io.IOException: Mkdirs failed to create file:{STATE}/top.tmp",
          StorageDenied),
+        (f"Job aborted\njava.io.FileNotFoundException: {STATE}/a (Not a directory)",
+         StorageDenied),
         (f"Job aborted\njava.io.IOException: {STATE}/a (Read-only file system)", StorageDenied),
         ("Python worker failed\nTraceback (most recent call last):\n"
          "holdfast.errors.LogCorrupted: /state/x: 7 bytes", LogCorrupted),

@@ -181,6 +181,11 @@ class Client:
     def close(self) -> None:
         self._stop.set()
 
+    def release(self) -> None:
+        """Lets go of its log: another client may go on where this one, which was closed, is."""
+        if self._log is not None:
+            self._log.close()
+
     def fail(self, failure: HoldfastError, upto: int | None) -> None:
         """Nothing comes after a bucket, or (None) from now on. Iterating raises that when it gets
         there. Any thread may say so."""

@@ -8,7 +8,6 @@ as text.
 from __future__ import annotations
 
 import errno
-import os
 import re
 
 from py4j.protocol import Py4JJavaError
@@ -27,19 +26,20 @@ _OURS = re.compile(
 )
 #: Spark has files of its own elsewhere, and they too can find no space.
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-#: What Spark and the JVM say of files in the storage of the node, and the number of it.
+#: What Spark and the JVM say of files in the storage of the node, and the number of it. The JVM
+#: says that a file was not found for whatever reason, and then the reason.
 _WORDS = {
-    "PATH_NOT_FOUND": errno.ENOENT,
-    "FILE_NOT_EXIST": errno.ENOENT,
-    "FileNotFoundException": errno.ENOENT,
-    "NoSuchFileException": errno.ENOENT,
-    "No such file or directory": errno.ENOENT,
     "Permission denied": errno.EACCES,
     "Read-only file system": errno.EROFS,
     "Not a directory": errno.ENOTDIR,
     "Mkdirs failed to create": errno.EACCES,
     "Input/output error": errno.EIO,
     "FAILED_READ_FILE": errno.EIO,
+    "No such file or directory": errno.ENOENT,
+    "PATH_NOT_FOUND": errno.ENOENT,
+    "FILE_NOT_EXIST": errno.ENOENT,
+    "FileNotFoundException": errno.ENOENT,
+    "NoSuchFileException": errno.ENOENT,
 }
 
 
@@ -47,11 +47,12 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
     """The error to raise for one that a step raised; `folder` holds the state of the node."""
     if isinstance(err, HoldfastError):
         return err
-    text = f"path {path.name!r}, buckets {lo} to {hi}: {raised_in(str(err)) or brief(err)}"
+    where = f"path {path.name!r}, buckets {lo} to {hi}"
+    text = f"{where}: {raised_in(str(err)) or brief(err)}"
     if (trouble := _storage_error(err, folder)) is not None:
         if isinstance(trouble, StorageFull):
             return StorageFull(f"no space left for a step; free some, it is run again. {text}")
-        return type(trouble)(f"{text} (of a step: {trouble})")
+        return type(trouble)(f"{where}: {trouble}")
     if not isinstance(err, PySparkException):
         return err
     functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]
@@ -71,12 +72,13 @@ def _storage_error(err: Exception, folder: str) -> LogError | None:
         return None
     text = str(err)
     if (ours := _OURS.search(text)) is not None:
-        return getattr(errors, ours[1])(folder)  # type: ignore[no-any-return]
+        return getattr(errors, ours[1])(raised_in(text) or ours[0])  # type: ignore[no-any-return]
     if any(words in text for words in _FULL):
         return StorageFull(folder)
     if folder not in text or raised_in(text) is not None:
         return None
-    number = next((number for words, number in _WORDS.items() if words in text), None)
-    if number is None:
-        return None
-    return storage_error(OSError(number, os.strerror(number)), folder)
+    for words, number in _WORDS.items():
+        if words in text:
+            file = re.search(rf"{re.escape(folder)}[^\s:,)]*", text)
+            return storage_error(OSError(number, ""), folder if file is None else file[0])
+    return None

@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "policies": "new rows during a failure and its correction (Borealis Figure 10)",
     "reconcile": "how long a correction takes (Borealis Figure 12, Table 2)",
     "chain": "a failure before a chain of nodes (Borealis Figure 11)",
+    "availability": "the newest result while a failure lasts and is corrected (section 4.5)",
     "overhead": "what protection costs while nothing fails",
     "pairs": "a host is killed, and another one takes its place (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",

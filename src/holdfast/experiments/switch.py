@@ -98,18 +98,18 @@ def _push(source: Source, stop: threading.Event, number: int, pushed: list[int])
         pushed[number] = value
 
 
-def _caught_up(run: Run, name: str) -> bool:
+def caught_up(run: Run, output: str, name: str, bucket_ms: int) -> bool:
     """The replica serves stable results again, not far behind."""
     try:
-        peer = run.peer_of("merged", "watch", name)
-        stands = peer.call(GetStreamStatus("merged"))
+        peer = run.peer_of(output, "watch", name)
+        stands = peer.call(GetStreamStatus(output))
         peer.close()
     except HoldfastError:
         return False
-    now = now_us() // (BUCKET_MS * 1_000)
+    now = now_us() // (bucket_ms * 1_000)
     if stands.state is not OutputState.STABLE or stands.upto is None:
         return False
-    return now - stands.upto < 2_000 // BUCKET_MS
+    return now - stands.upto < 2_000 // bucket_ms
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _measure(
     rows: list[dict[str, Any]] = []
 
     def all_up() -> bool:
-        return all(_caught_up(running, name) for name in running.processes)
+        return all(caught_up(running, "merged", name, BUCKET_MS) for name in running.processes)
 
     try:
         for number in range(kills):

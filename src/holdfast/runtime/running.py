@@ -284,6 +284,9 @@ class Run:
         names = [op.name for op in self.network.outputs]
         if output not in names:
             raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
+        for former in [c for c in self.clients if c.output == output and c.closed]:
+            former.release()
+            self.clients.remove(former)
         keep = (not self._temporary) if durable is None else durable
         log = (
             self.open_log(client_folder(self.storage, output), f"client-{output}") if keep else None

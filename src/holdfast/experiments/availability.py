@@ -1,0 +1,411 @@
+"""How old the newest answer gets while a failure lasts and while it is corrected (Borealis
+sections 4.4 and 4.5), when the replica that answers is lost just then.
+
+Three sources, a union, two or three replicas on processes with a Spark of their own, one client
+that keeps a table. One source is cut off from all replicas for a while; when it is back and the
+first replica corrects itself, the replica that the client reads is killed, stopped with SIGSTOP or
+cut off from everybody; or the client is closed and started again from its durable position. All
+links go through TCP proxies, so that a cut link is silent and not closed.
+
+What is measured is what a user sees: at every instant, how long ago the bucket ended of which the
+newest result came that has not been taken back; how often results were taken back; and whether the
+table holds in the end what an ideal run would have put there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.table import Table
+
+import holdfast as hf
+from holdfast.clock import now_us
+from holdfast.edge.client import BucketInfo, Client
+from holdfast.errors import HoldfastError
+from holdfast.experiments.failing import CUT, Numbered
+from holdfast.experiments.switch import caught_up
+from holdfast.runtime.running import Run
+from holdfast.streams.calls import GetStreamStatus
+from holdfast.types import OutputState, Stability
+from holdfast.verify.chaos.proxy import Proxies
+
+BUCKET_MS = 500
+X_MS = 3_000
+RATE = 300
+#: A replica that is stopped or cut off stays so for this long.
+HELD_S = 8.0
+#: Before each failure: everything is warm, and the step is measured.
+CALM_S = 5.0
+#: A node process has started its JVM and has caught up by then, also with the longest failure.
+BACK_S = 180.0
+#: By then a correction has begun.
+BEGIN_S = 30.0
+
+KILLED, STOPPED, CUT_OFF, RESTARTED = "killed", "stopped", "cut off", "client restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    replicas: int
+    failure_s: float
+    #: What happens to the replica that answers, or to the client, during the correction.
+    lost: str | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.replicas} replicas, an input is away for {self.failure_s:g} s"
+        if self.lost is None:
+            return what
+        return f"{what}, {self.lost if self.lost == RESTARTED else f'who answers is {self.lost}'}"
+
+
+QUICK = (
+    Case(2, 5, KILLED), Case(2, 5, STOPPED), Case(2, 5, CUT_OFF), Case(2, 5, RESTARTED),
+    Case(3, 5, KILLED),
+)  # fmt: skip
+FULL = tuple(
+    Case(replicas, failure_s, lost)
+    for replicas in (2, 3)
+    for failure_s in (5, 30, 300)
+    for lost in (None, KILLED, STOPPED, CUT_OFF, RESTARTED)
+    if failure_s < 300 or lost in (None, KILLED)
+)
+
+
+def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:
+    net = hf.Network("availability", bucket=f"{BUCKET_MS}ms")
+    made = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
+    taps = [
+        net.source(
+            f"s{rows.source}", "ts timestamp, source int, n long", time="ts", feed=hf.Generate(rows)
+        )
+        for rows in made
+    ]
+    merged = net.union(*taps).filter("n >= 0")
+    net.output("merged", merged)
+    # State that a correction has to compute again.
+    window = merged.map("ts", key="n % 100").window("2s", slide=f"{BUCKET_MS}ms")
+    net.output("counts", window.group_by("key").agg(n=hf.count()))
+    net.protect(
+        "main", replicas=replicas, failure="process", stabilization="process", x=f"{X_MS}ms"
+    )
+    return net, made
+
+
+two, _made_by_two = _network(2)
+three, _made_by_three = _network(3)
+NETWORKS = {2: (two, "two", _made_by_two), 3: (three, "three", _made_by_three)}
+
+
+def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    runs: list[dict[str, Any]] = []
+    for replicas in (2, 3):
+        cases = [case for case in (QUICK if quick else FULL) if case.replicas == replicas]
+        runs += _measure(replicas, cases, say)
+    return {"bucket_ms": BUCKET_MS, "x_ms": X_MS, "rows_per_s": RATE, "runs": runs}
+
+
+def _measure(
+    replicas: int, cases: Sequence[Case], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    network, name, made = NETWORKS[replicas]
+    folder = tempfile.mkdtemp(prefix="holdfast-availability-")
+    proxies = Proxies()
+    options = hf.Options(
+        memory="1g", master="local[1]", java_options="-XX:TieredStopAtLevel=1", archive=False,
+        by_reference=False,
+    )  # fmt: skip
+    running = Run(
+        network, storage=os.path.join(folder, "storage"), deployment="processes", options=options,
+        app=f"holdfast.experiments.availability:{name}",
+    )  # fmt: skip
+    running.route = lambda reader, producer, address: (
+        proxies.link(producer, reader, address).address
+    )
+    try:
+        with running:
+            bench = _Bench(running, proxies, made, os.path.join(folder, "table"), say)
+            try:
+                return [bench.measure(case) for case in cases]
+            finally:
+                bench.reader.close()
+    finally:
+        proxies.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Application:
+    """It keeps a table, and notes what came when; its client may be another one in between."""
+
+    def __init__(self, open_client: Callable[[], Client], table: hf.CorrectedTable) -> None:
+        self._open_client, self._table = open_client, table
+        #: When the newest result that stands became another one, and its bucket.
+        self.newest: list[tuple[int, int]] = []
+        #: When UNDO came, a tentative bucket, and when one was replaced.
+        self.undos: list[int] = []
+        self.tentative: list[int] = []
+        self.replaced: list[int] = []
+        self.failure: BaseException | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.client = self._open_client()
+        self._thread = threading.Thread(target=self._read, name="application", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.client.close()
+        self._thread.join(timeout=10)
+
+    @property
+    def reads(self) -> str | None:
+        return self.client.switches[-1][0] if self.client.switches else None
+
+    def age_us(self, since_us: int, until_us: int) -> int:
+        """How old the newest result that stands got in this time, since the end of its bucket."""
+        ages = [
+            min(to, until_us) - (bucket + 1) * BUCKET_MS * 1_000
+            for (at, bucket), (to, _) in pairwise([*self.newest, (until_us, 0)])
+            if to > since_us and at < until_us
+        ]
+        return max(ages, default=0)
+
+    def _read(self) -> None:
+        try:
+            self.client.foreach_bucket(self._take)
+        except BaseException as err:
+            self.failure = err
+
+    def _take(self, table: pa.Table, info: BucketInfo) -> None:
+        self._table(table, info)
+        at = info.received_at_us
+        if info.undo:
+            self.undos.append(at)
+            self.newest.append((at, info.bucket))
+        elif not info.rec_done:
+            if info.replaces:
+                self.replaced.append(at)
+            if info.stability is Stability.TENTATIVE:
+                self.tentative.append(at)
+            if info.rows and (not self.newest or info.bucket > self.newest[-1][1]):
+                self.newest.append((at, info.bucket))
+
+
+class _Bench:
+    def __init__(
+        self, running: Run, proxies: Proxies, made: list[Numbered], folder: str,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._run, self._proxies, self._made, self._say = running, proxies, made, say
+        self._table = hf.CorrectedTable(folder)
+        self.reader = _Application(
+            lambda: running.client("merged", tentative=True, durable=True), self._table
+        )
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        self._say(str(case))
+        self._all_up()
+        time.sleep(CALM_S)
+        steps = [node["step_ms"] or 0.0 for node in self._run.status()["nodes"]]
+        began_us = now_us()
+        names = tuple(self._run.processes)
+        self._cut([(CUT, name) for name in names], case.failure_s)
+        healed_us, hit = now_us(), None
+        if case.lost is not None:
+            self._wait(self._correcting, BEGIN_S, "no replica corrects itself")
+            hit = self._lose(case.lost)
+        self._wait(lambda: self._corrected(healed_us), BACK_S, "nothing is corrected")
+        self._all_up()
+        over_us = now_us()
+        # Not yet there, and not owed: the buckets of the last moments.
+        self._wait(lambda: self._has(over_us), BACK_S, "results stopped")
+        return self._judge(case, began_us, over_us, max(steps), hit)
+
+    # -- what breaks ----------------------------------------------------------------------------
+
+    def _cut(self, links: Sequence[tuple[str, str]], seconds: float) -> None:
+        found = [
+            link for link in self._proxies.all()
+            if any({link.producer, link.reader} == set(ends) for ends in links)
+        ]  # fmt: skip
+        assert len(found) >= len(links), (links, found)
+        for link in found:
+            link.cut()
+        time.sleep(seconds)
+        for link in found:
+            link.mend()
+
+    def _lose(self, lost: str) -> str:
+        if lost == RESTARTED:
+            self.reader.close()
+            self.reader.start()
+            return self.reader.client.name
+        name = str(self.reader.reads)
+        process = self._run.processes[name]
+        match lost:
+            case "killed":
+                process.kill()
+            case "stopped":
+                process.pause()
+                time.sleep(HELD_S)
+                process.resume()
+            case _:
+                ends = [(link.producer, link.reader) for link in self._proxies.all()]
+                self._cut([pair for pair in ends if name in pair], HELD_S)
+        return name
+
+    # -- what is waited for ---------------------------------------------------------------------
+
+    def _wait(self, test: Callable[[], bool], limit_s: float, else_: str) -> None:
+        def reached() -> bool:
+            if self.reader.failure is not None:
+                raise self.reader.failure
+            return test()
+
+        self._run.wait_for(reached, limit_s, else_)
+
+    def _all_up(self) -> None:
+        def all_up() -> bool:
+            return all(
+                caught_up(self._run, "merged", name, BUCKET_MS) for name in self._run.processes
+            )
+
+        self._wait(all_up, BACK_S, "a replica does not catch up")
+        self._wait(lambda: self.reader.reads is not None, BACK_S, "the client reads nobody")
+
+    def _correcting(self) -> bool:
+        if self.reader.replaced and self.reader.replaced[-1] > now_us() - 1_000_000:
+            return True
+        return any(self._state(name) is OutputState.STABILIZATION for name in self._run.processes)
+
+    def _state(self, name: str) -> OutputState | None:
+        try:
+            peer = self._run.peer_of("merged", "watch", name)
+            stands = peer.call(GetStreamStatus("merged"))
+            peer.close()
+        except HoldfastError:
+            return None
+        return stands.state
+
+    def _corrected(self, healed_us: int) -> bool:
+        client = self.reader.client
+        if client.tentative_upto is not None or client.position is None:
+            return False
+        return client.position > healed_us // (BUCKET_MS * 1_000)
+
+    def _has(self, until_us: int) -> bool:
+        position = self.reader.client.position
+        return position is not None and (position + 1) * BUCKET_MS * 1_000 >= until_us
+
+    # -- what is judged -------------------------------------------------------------------------
+
+    def _judge(
+        self, case: Case, began_us: int, over_us: int, step_ms: float, hit: str | None
+    ) -> dict[str, Any]:
+        bound_ms = X_MS + 2 * BUCKET_MS + 2 * step_ms
+        if case.lost in (STOPPED, CUT_OFF):
+            bound_ms += 1_000 * self._run.options.silence_s
+
+        def between(times: Sequence[int]) -> int:
+            return sum(began_us <= at <= over_us for at in times)
+
+        undos = between(self.reader.undos)
+        table, ideal = self._rows(began_us, over_us), self._ideal(began_us, over_us)
+        stable = table.filter(pc.equal(table["_stability"], Stability.STABLE.value))
+        row = {
+            "replicas": case.replicas,
+            "failure_s": case.failure_s,
+            "lost": case.lost,
+            "who": hit,
+            "answering_replica_killed": case.lost == KILLED,
+            "newest_standing_age_ms_max": round(self.reader.age_us(began_us, over_us) / 1_000, 1),
+            "bound_ms": round(bound_ms, 1),
+            "step_ms": step_ms,
+            "undos_per_failure": undos / (1 if case.lost is None else 2),
+            "replacements": between(self.reader.replaced),
+            "tentative_buckets": between(self.reader.tentative),
+            "corrected_after_s": round((over_us - began_us) / 1e6 - case.failure_s, 1),
+            "lossless": bool(np.isin(ideal, _keys(stable)).all()),
+            "table_equals_ideal": np.array_equal(np.sort(_keys(table)), ideal),
+        }
+        self._say(
+            f"  the newest result was at most {row['newest_standing_age_ms_max']:.0f} of "
+            f"{row['bound_ms']:.0f} ms old, {undos} UNDO, {row['replacements']} buckets replaced"
+        )
+        return row
+
+    def _rows(self, since_us: int, until_us: int) -> pa.Table:
+        """What the table holds of the time of a failure."""
+        table, (lo, hi) = self._table.read(), self._numbers(since_us, until_us)
+        n = table["n"]
+        return table.filter(pc.and_(pc.greater_equal(n, lo), pc.less(n, hi)))
+
+    def _ideal(self, since_us: int, until_us: int) -> np.ndarray:
+        n = np.arange(*self._numbers(since_us, until_us))
+        return np.sort(np.concatenate([4 * n + rows.source for rows in self._made]))
+
+    def _numbers(self, since_us: int, until_us: int) -> tuple[int, int]:
+        """Of the rows that are due in this time; of all sources, which count alike."""
+        return self._made[0].due(since_us), self._made[0].due(until_us)
+
+
+def _keys(table: pa.Table) -> np.ndarray:
+    """A row as one number."""
+    keys: np.ndarray = 4 * table["n"].to_numpy() + table["source"].to_numpy()
+    return keys
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(title="The newest result while an input is away and corrected afterwards")
+    for column in ("replicas", "away (s)", "lost during correction", "oldest (ms)", "bound (ms)",
+                   "UNDOs", "replaced", "lossless", "table = ideal"):  # fmt: skip
+        shown.add_column(column, justify="right")
+    for row in result["runs"]:
+        shown.add_row(
+            str(row["replicas"]), f"{row['failure_s']:g}", row["lost"] or "nobody",
+            f"{row['newest_standing_age_ms_max']:.0f}", f"{row['bound_ms']:.0f}",
+            f"{row['undos_per_failure']:g}", str(row["replacements"]), str(row["lossless"]),
+            str(row["table_equals_ideal"]),
+        )  # fmt: skip
+    shown.caption = (
+        f"X {result['x_ms']} ms, buckets of {result['bucket_ms']} ms; the bound is X, two buckets "
+        "and two steps, and `silence` where the answering replica hangs or is cut off"
+    )
+    return shown
+
+
+def plot(result: dict[str, Any], folder: str) -> list[str]:
+    import matplotlib.pyplot as plt
+
+    rows = result["runs"]
+    x = np.arange(len(rows))
+    figure, axes = plt.subplots(figsize=(1.2 + 0.7 * len(rows), 4.5))
+    axes.bar(x, [row["newest_standing_age_ms_max"] / 1_000 for row in rows], 0.6, label="measured")
+    axes.scatter(
+        x, [row["bound_ms"] / 1_000 for row in rows], marker="_", s=400, color="C3", label="bound"
+    )
+    axes.set_xticks(
+        x,
+        [f"{r['replicas']} replicas\n{r['failure_s']:g} s\n{r['lost'] or 'nobody lost'}"
+         for r in rows],
+        rotation=60, fontsize=8,
+    )  # fmt: skip
+    axes.set_ylabel("age of the newest result (s)")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.grid(alpha=0.3, axis="y")
+    figure.tight_layout()
+    path = os.path.join(folder, "availability.png")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return [path]

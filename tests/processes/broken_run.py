@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,32 @@ from tests.processes.test_kill import push
 LIMIT_S = 180.0
 #: So far everything goes on while the bad part is looked at.
 FURTHER = 10
+DISK_MB = 64
+
+
+def mount(*what: object) -> None:
+    subprocess.run(["mount", *map(str, what)], check=True, capture_output=True)
+
+
+def may_mount(folder: Path) -> bool:
+    """A disk can only be filled or made read-only by who may mount one."""
+    try:
+        mount("-t", "tmpfs", "holdfast-test", folder)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    subprocess.run(["umount", folder], check=True)
+    return True
+
+
+def fill(ballast: Path) -> bool:
+    """Take whatever is left of a disk."""
+    try:
+        with ballast.open("ab", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+    except OSError as err:
+        return err.errno == errno.ENOSPC
+    return False
 
 
 class BrokenRun:
@@ -97,6 +127,48 @@ class BrokenRun:
     def heals(self) -> None:
         at = self.given()
         self.until("it to heal", lambda: not self.told() and self.position(self.bad) > at)
+
+    @contextmanager
+    def own_disk(self) -> Iterator[None]:
+        """The folder of the node is a small file system of its own meanwhile."""
+
+        def move(change: Callable[[], object]) -> None:
+            kept = self.folder.with_name("kept")
+            shutil.copytree(self.folder, kept)
+            change()
+            shutil.copytree(kept, self.folder, dirs_exist_ok=True)
+            shutil.rmtree(kept)
+
+        options = ["-t", "tmpfs", "-o", f"size={DISK_MB}m", "holdfast-test"]
+        self.kill(lambda: move(lambda: mount(*options, self.folder)))
+        self.heals()
+        try:
+            yield
+        finally:
+            mount("-o", "remount,rw", self.folder)
+            self.kill(lambda: move(lambda: subprocess.run(["umount", self.folder], check=True)))
+            self.until("the disk to be gone", lambda: not self.folder.is_mount())
+        self.heals()
+
+    def full_and_read_only(self) -> None:
+        """A disk that is full, and then one that is read-only: the node is named, waits, and goes
+        on by itself."""
+        ballast = self.folder / "ballast"
+        with self.own_disk():
+            self.until("its disk to be full", lambda: fill(ballast) and self.lacks_space())
+            self.goes_on()
+            ballast.unlink()
+            self.heals()
+            self.kill(lambda: mount("-o", "remount,ro", self.folder))
+            self.until("it to be quarantined", self.is_named(kind="storage", state="quarantined"))
+            self.goes_on()
+            mount("-o", "remount,rw", self.folder)
+            self.heals()
+
+    def lacks_space(self) -> bool:
+        """The run says so, by whatever way it learnt of it."""
+        said = [*self.run.status()["failures"], *self.told()]
+        return any("No space left" in str(one) and self.bad in str(one) for one in said)
 
     def kill(self, before_restart: Callable[[], None]) -> None:
         self.run.processes[self.host].kill(before_restart=before_restart)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast.engine.session import Sessions
-from tests.processes.broken_run import BrokenRun
+from tests.processes.broken_run import BrokenRun, may_mount
 
 BAD, HOST = "main.0", "host-1"
 
@@ -58,6 +59,12 @@ def test_storage_that_cannot_be_written_is_waited_for_beside_the_others(story: B
     story.folder.unlink()
     shutil.rmtree(away)
     story.heals()
+
+
+def test_a_full_and_a_read_only_disk_are_waited_for(story: BrokenRun, tmp_path: Path) -> None:
+    if not may_mount(tmp_path):
+        pytest.skip("only root may mount a small disk")
+    story.full_and_read_only()
 
 
 def test_nothing_was_lost_doubled_or_changed(story: BrokenRun, sessions: Sessions) -> None:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.engine.session import Sessions
 from holdfast.runtime.running import source_folder
 from holdfast.storage import Log
-from tests.processes.broken_run import FURTHER, BrokenRun
+from tests.processes.broken_run import FURTHER, BrokenRun, may_mount
 
 BAD = "main@2"
 
@@ -48,6 +48,12 @@ def test_storage_that_cannot_be_written_is_waited_for(story: BrokenRun) -> None:
     story.folder.unlink()
     away.rename(story.folder)
     story.heals()
+
+
+def test_a_full_and_a_read_only_disk_are_waited_for(story: BrokenRun, tmp_path: Path) -> None:
+    if not may_mount(tmp_path):
+        pytest.skip("only root may mount a small disk")
+    story.full_and_read_only()
 
 
 def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:

@@ -65,9 +65,18 @@ def test_a_promise_to_wait_ends_by_itself() -> None:
     waits = relied(AT, "n2", what="correction")
     assert judged("promises", waits, over(AT + RECOVERY_US, "correction")) is None
     found = judged("promises", waits, over(AT + RECOVERY_US + 1, "correction"))
-    assert found == "n1 waited for n2 to correct out for 0.300001s"
+    assert found == ("n1 waited for n2 to correct out for 0.300001s in which it made no progress")
     # To be answered for is not to wait.
     assert judged("promises", relied(AT, "n2"), over(AT + 3 * RECOVERY_US)) is None
+
+
+def test_one_waits_for_a_correction_as_long_as_it_makes_progress() -> None:
+    def waits(at: int, reached: int) -> Relied:
+        return replace(relied(at, "n2", what="correction"), reached=reached)
+
+    slow = [waits(AT + n * RECOVERY_US, n) for n in range(4)]
+    assert judged("promises", *slow, over(AT + 4 * RECOVERY_US, "correction")) is None
+    assert judged("promises", *slow, over(AT + 4 * RECOVERY_US + 1, "correction")) is not None
 
 
 def test_waiting_is_not_over_because_whoever_is_waited_for_comes_and_goes() -> None:

@@ -191,7 +191,8 @@ class Reading:
 class Relied:
     """From now on a replica counts on others for one of its paths: it gives no `answers` to new
     rows, or puts off its own `correction`. `on`: those it counts on, empty when it is over;
-    `sound`: those of them that are alive, can be reached, and do what is expected of them."""
+    `sound`: those of them that are alive, can be reached, and do what is expected of them;
+    `reached`: how far the correction is that is waited for."""
 
     at: int
     node: str
@@ -199,6 +200,7 @@ class Relied:
     what: str
     on: tuple[str, ...] = ()
     sound: tuple[str, ...] = ()
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

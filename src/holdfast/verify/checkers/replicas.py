@@ -16,7 +16,7 @@ T = TypeVar("T", Reading, Relied)
 def promises(story: Story) -> Verdict:
     """While replicas correct themselves, one of them answers (Borealis section 3.4.3). A replica
     that counts on another one finds out when that one is gone; and a promise to wait ends by
-    itself, however little comes of what is waited for."""
+    itself when nothing comes of what is waited for."""
     faults = []
     detect_us, recovery_us = story.began.detect_us, story.began.recovery_us
     for relied, until_us in _runs(story.of(Relied), _relying, story.end_us):
@@ -29,7 +29,10 @@ def promises(story: Story) -> Verdict:
         lasted_us = until_us - relied.at
         if relied.what == "correction" and lasted_us > recovery_us:
             on = ", ".join(relied.on)
-            why = f"{relied.node} waited for {on} to correct {relied.path} for {lasted_us / 1e6:g}s"
+            why = (
+                f"{relied.node} waited for {on} to correct {relied.path} for {lasted_us / 1e6:g}s "
+                "in which it made no progress"
+            )
             faults.append(Fault(relied.at + recovery_us, why))
     return judged("promises", faults)
 
@@ -55,7 +58,8 @@ def _relying(event: Relied) -> tuple[object, object]:
 
 
 def _waiting(event: Relied) -> tuple[object, object]:
-    return (event.node, event.path, event.what), event.on or None
+    waited = (event.on, event.reached) if event.on else None
+    return (event.node, event.path, event.what), waited
 
 
 def _bad(event: Reading) -> tuple[object, object]:

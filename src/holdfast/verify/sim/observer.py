@@ -41,7 +41,9 @@ class Observer:
         self._delay_us: dict[str, int] = {}
         self._looks = 0
         self._readings: dict[tuple[str, str], tuple[str, str]] = {}
-        self._relied: dict[tuple[str, str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._relied: dict[
+            tuple[str, str, str], tuple[tuple[str, ...], tuple[str, ...], int | None]
+        ] = {}
 
     def look(self, now: int) -> Iterator[Event]:
         if self._makers:
@@ -202,10 +204,13 @@ class Observer:
         self, now: int, node: NodeProcess, path: Path, what: str, on: tuple[str, ...]
     ) -> Iterator[Relied]:
         sound = tuple(name for name in on if self._is_sound(node, self._node(name), path, what))
-        key = (node.name, path.name, what)
-        if self._relied.get(key, ((), ())) != (on, sound):
-            self._relied[key] = on, sound
-            yield Relied(now, node.name, path.name, what, on, sound)
+        reached = None
+        if what == "correction" and on and self._node(on[0]).is_up:
+            reached = self._node(on[0]).positions()[path.name]
+        key, relied = (node.name, path.name, what), (on, sound, reached)
+        if self._relied.get(key, ((), (), None)) != relied:
+            self._relied[key] = relied
+            yield Relied(now, node.name, path.name, what, *relied)
 
     def _is_sound(self, node: NodeProcess, other: NodeProcess, path: Path, what: str) -> bool:
         """Who answers must be able to; for whoever corrects itself, and cannot, one waits as long

@@ -65,6 +65,8 @@ class BrokenRun:
         )
         nodes = storage / "nodes"
         self.folder = nodes / bad if bad == host else nodes / host / bad
+        #: What has a disk of its own.
+        self.disk = nodes / host
         self._stop = threading.Event()
 
     def begin(self) -> None:
@@ -130,39 +132,39 @@ class BrokenRun:
 
     @contextmanager
     def own_disk(self) -> Iterator[None]:
-        """The folder of the node is a small file system of its own meanwhile."""
+        """The folder of the host is a small file system of its own meanwhile."""
 
         def move(change: Callable[[], object]) -> None:
-            kept = self.folder.with_name("kept")
-            shutil.copytree(self.folder, kept)
+            kept = self.disk.with_name("kept")
+            shutil.copytree(self.disk, kept)
             change()
-            shutil.copytree(kept, self.folder, dirs_exist_ok=True)
+            shutil.copytree(kept, self.disk, dirs_exist_ok=True)
             shutil.rmtree(kept)
 
         options = ["-t", "tmpfs", "-o", f"size={DISK_MB}m", "holdfast-test"]
-        self.kill(lambda: move(lambda: mount(*options, self.folder)))
+        self.kill(lambda: move(lambda: mount(*options, self.disk)))
         self.heals()
         try:
             yield
         finally:
-            mount("-o", "remount,rw", self.folder)
-            self.kill(lambda: move(lambda: subprocess.run(["umount", self.folder], check=True)))
-            self.until("the disk to be gone", lambda: not self.folder.is_mount())
+            mount("-o", "remount,rw", self.disk)
+            self.kill(lambda: move(lambda: subprocess.run(["umount", self.disk], check=True)))
+            self.until("the disk to be gone", lambda: not self.disk.is_mount())
         self.heals()
 
     def full_and_read_only(self) -> None:
         """A disk that is full, and then one that is read-only: the node is named, waits, and goes
         on by itself."""
-        ballast = self.folder / "ballast"
+        ballast = self.disk / "ballast"
         with self.own_disk():
             self.until("its disk to be full", lambda: fill(ballast) and self.lacks_space())
             self.goes_on()
             ballast.unlink()
             self.heals()
-            self.kill(lambda: mount("-o", "remount,ro", self.folder))
+            self.kill(lambda: mount("-o", "remount,ro", self.disk))
             self.until("it to be quarantined", self.is_named(kind="storage", state="quarantined"))
             self.goes_on()
-            mount("-o", "remount,rw", self.folder)
+            mount("-o", "remount,rw", self.disk)
             self.heals()
 
     def lacks_space(self) -> bool:

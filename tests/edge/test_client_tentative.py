@@ -96,9 +96,9 @@ class Application:
 def spelled(table: pa.Table, info: BucketInfo) -> str:
     """`3!`: in place of what was given before."""
     assert table.num_rows == info.rows
-    if info.undo or info.rec_done:
+    if info.rec_done:
         assert info.rows == 0 and not info.replaces
-        return f"{'UNDO' if info.undo else 'REC_DONE'} {info.bucket}"
+        return f"REC_DONE {info.bucket}"
     place = f"{info.bucket}!" if info.replaces else f"{info.bucket}"
     if not info.rows:
         assert info.stability is Stability.STABLE
@@ -199,7 +199,7 @@ def test_one_failure_costs_no_undo_however_long_its_correction_takes(
     stream.stable(120, *range(61, 121))
     assert app.takes()[-1] == "REC_DONE 120"
     client = app.client
-    assert (client.undos, client.replacements, client.tentative_rows) == (0, 120, 120)
+    assert (client.replacements, client.tentative_rows) == (120, 120)
 
 
 def test_an_empty_stable_bucket_replaces_a_tentative_one_too(
@@ -296,7 +296,7 @@ def test_counters_and_how_far_the_application_knows_the_output(
     stream.stable(3, 3)
     app.takes()
     assert (client.known_upto, client.position, client.tentative_upto) == (3, 3, None)
-    assert (client.tentative_rows, client.replacements, client.undos) == (1, 1, 0)
+    assert (client.tentative_rows, client.replacements) == (1, 1)
 
 
 # -- producers that come and go -------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_3_1_who_does_not_tolerate_inconsistency_sees_nothing_of_it(stream: Stre
 # -- a client that is restarted -------------------------------------------------------------------
 
 
-def test_restarted_in_a_failure_it_says_undo_once_and_gives_again_what_stands(
+def test_restarted_in_a_failure_it_gives_again_what_stands_in_place_of_it(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.stable(0, 0)
@@ -364,26 +364,25 @@ def test_restarted_in_a_failure_it_says_undo_once_and_gives_again_what_stands(
     assert restarting.takes() == ["STABLE 0", "TENTATIVE 1", "TENTATIVE 2", "TENTATIVE 3"]
     stream.stable(1, 1)
     restarting.restarts()
-    assert restarting.client.known_upto == 0
-    # Before anything else of the first delivery: what it gave after bucket 0 is void.
-    assert restarting.takes() == ["UNDO 0", "STABLE 1", "TENTATIVE 2", "TENTATIVE 3"]
+    assert restarting.client.known_upto == 3, "the application has them"
+    assert restarting.takes() == ["STABLE 1!", "TENTATIVE 2!", "TENTATIVE 3!"]
     stream.stable(3, 3)
     assert restarting.takes() == ["EMPTY 2!", "STABLE 3!", "REC_DONE 3"]
-    assert restarting.client.undos == 1
 
 
-def test_restarted_twice_in_a_failure_it_says_undo_each_time(
+def test_restarted_twice_in_a_failure_it_does_so_each_time(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.tentative(0, 1, 0, 1)
     restarting.takes()
     for _ in range(2):
         restarting.restarts()
-        (undo, *again) = restarting.takes()
-        assert undo.startswith("UNDO") and again == ["TENTATIVE 0", "TENTATIVE 1"]
+        assert restarting.takes() == ["TENTATIVE 0!", "TENTATIVE 1!"]
+    stream.tentative(2, 2, 2)
+    assert restarting.takes() == ["TENTATIVE 2"], "this one is new"
 
 
-def test_restarted_after_the_failure_was_corrected_meanwhile_it_says_undo_too(
+def test_restarted_after_the_failure_was_corrected_meanwhile_it_replaces_all_of_it(
     stream: Stream, restarting: Restarting
 ) -> None:
     """What it gave as tentative and is empty now would otherwise stand for ever."""
@@ -392,10 +391,20 @@ def test_restarted_after_the_failure_was_corrected_meanwhile_it_says_undo_too(
     restarting.takes()
     stream.stable(3, 2)
     restarting.restarts()
-    assert restarting.takes() == ["UNDO 0", "STABLE 2"]
+    assert restarting.takes() == ["EMPTY 1!", "STABLE 2!", "REC_DONE 3"]
     restarting.restarts()
     stream.stable(4, 4)
     assert restarting.takes() == ["STABLE 4"], "nothing tentative stood any more"
+
+
+def test_restarted_it_goes_on_beyond_what_stood(stream: Stream, restarting: Restarting) -> None:
+    stream.stable(0, 0)
+    stream.tentative(1, 2, 1, 2)
+    restarting.takes()
+    restarting.restarts()
+    stream.stable(1, 1)
+    stream.stable(4, 3)
+    assert restarting.takes() == ["STABLE 1!", "EMPTY 2!", "STABLE 3", "REC_DONE 4"]
 
 
 def test_restarted_while_nothing_tentative_stood_it_says_nothing(
@@ -409,7 +418,6 @@ def test_restarted_while_nothing_tentative_stood_it_says_nothing(
     restarting.restarts()
     stream.stable(3, 3)
     assert restarting.takes() == ["STABLE 3"]
-    assert restarting.client.undos == 0
 
 
 def test_killed_in_the_middle_of_a_delivery_it_knows_that_something_tentative_was_given(
@@ -418,7 +426,7 @@ def test_killed_in_the_middle_of_a_delivery_it_knows_that_something_tentative_wa
     stream.tentative(0, 2, 0, 1, 2)
     next(restarting.app.gets())  # the application has bucket 0 when the process dies
     restarting.restarts()
-    assert restarting.takes()[0].startswith("UNDO")
+    assert restarting.takes() == ["TENTATIVE 0!", "TENTATIVE 1!", "TENTATIVE 2!"]
 
 
 def test_what_is_tentative_is_neither_durable_nor_acknowledged(
@@ -433,7 +441,7 @@ def test_what_is_tentative_is_neither_durable_nor_acknowledged(
     assert [segment.id.bucket for segment in restarting.log.segments("s", 0, 9)] == [0]
     assert stream.log.received("s") == stream.log.trimmable("s") == 0
     restarting.restarts()
-    assert restarting.takes() == ["UNDO 0", "TENTATIVE 1", "TENTATIVE 2"]
+    assert restarting.takes() == ["TENTATIVE 1!", "TENTATIVE 2!"]
     stream.stable(2, 1)
     restarting.takes()
     assert [segment.id.bucket for segment in restarting.log.segments("s", 0, 9)] == [0, 1]
@@ -449,7 +457,7 @@ def test_how_much_was_tentative_and_replaced_survives(
     restarting.takes()
     restarting.restarts()
     client = restarting.client
-    assert (client.tentative_rows, client.replacements, client.undos) == (2, 2, 0)
+    assert (client.tentative_rows, client.replacements) == (2, 2)
 
 
 def test_iterating_gives_the_same_as_taking(stream: Stream) -> None:

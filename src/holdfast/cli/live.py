@@ -50,7 +50,7 @@ class Printer:
             self._console.print(
                 f"[dim]{at}[/dim] [bold]{info.output}[/bold] {told(info)}", highlight=False
             )
-            if info.stability is Stability.STABLE and not (info.undo or info.rec_done):
+            if info.stability is Stability.STABLE and not info.rec_done:
                 self.buckets += 1
                 self.rows += info.rows
                 self.delays_ms.append(info.delay_us / 1_000)
@@ -83,8 +83,6 @@ class Printer:
 
 def told(info: BucketInfo) -> str:
     """What came, in one line."""
-    if info.undo:
-        return f"[yellow]UNDO[/yellow] everything tentative after bucket {info.bucket}"
     if info.rec_done:
         return f"[green]REC_DONE[/green] corrected up to bucket {info.bucket}"
     color = "green" if info.stability is Stability.STABLE else "yellow"
@@ -177,7 +175,7 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
     wants_all = getattr(op.sink, "tentative", False)
 
     def deliver(table: pa.Table, info: BucketInfo) -> None:
-        final = info.stability is Stability.STABLE and not (info.undo or info.rec_done)
+        final = info.stability is Stability.STABLE and not info.rec_done
         if op.sink is not None and (final or wants_all):
             op.sink(table, info)
         if printer is not None:

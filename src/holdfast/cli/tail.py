@@ -35,14 +35,12 @@ def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: 
     newest = _newest(makers, stream)
     seen = 0
     for table, info in _Looking(storage, stream, makers, None if oldest else newest + 1):
-        if info.undo and not as_json:
-            print(f"{info.bucket} UNDO", flush=True)
         for row in table.to_pylist():
             print(_line(info, row, as_json), flush=True)
         if info.replaces and not info.rows:
             none = _line(info, {"rows": 0}, True) if as_json else f"{info.bucket} STABLE no rows"
             print(none, flush=True)
-        seen += not (info.undo or info.rec_done)
+        seen += not info.rec_done
         if buckets is not None and seen >= buckets:
             return 0
     return 0

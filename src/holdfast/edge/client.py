@@ -4,9 +4,10 @@ It follows the output's log, hides what it already has, delivers, and only then 
 position (and, with `archive`, everything it received) is in a log of its own, so that a restarted
 application goes on where it was.
 
-A tentative bucket stands until the same bucket comes as stable and replaces it, also by nothing;
-stable news of other buckets does not touch it. Only a client that was started again in the middle
-of a failure no longer knows what it gave: it says UNDO once, and gives what stands again.
+A tentative bucket stands until the same bucket comes again and replaces it, also by nothing; news
+of other buckets does not touch it. How far tentative buckets were given is durable, too: a client
+that is started again in the middle of a failure gives what stands again, each bucket in the place
+of whatever its predecessor gave for it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,6 @@ class BucketInfo:
     rows_share: float = 1.0
     #: These rows, none perhaps, take the place of those given as tentative for the same bucket.
     replaces: bool = False
-    #: UNDO: not a bucket, but the news that everything tentative after `bucket` is void.
-    undo: bool = False
     #: REC_DONE: not a bucket, but the news that everything given up to `bucket` is stable now.
     rec_done: bool = False
 
@@ -96,12 +95,11 @@ class Client:
         self.tentative_upto: int | None = None
         #: Buckets with rows that were given as tentative and still are, oldest first.
         self._guessed: deque[int] = deque()
-        #: What a predecessor gave as tentative is to be taken back first.
-        self._undo_first = False
-        #: Rows given as tentative, buckets that were replaced, and how often UNDO was said.
+        #: So far a predecessor may have given tentative buckets that stand.
+        self._inherited: int | None = None
+        #: Rows given as tentative, and buckets that were replaced.
         self.tentative_rows = 0
         self.replacements = 0
-        self.undos = 0
         self._schema: pa.Schema | None = None
         #: Last bucket delivered; None before the first.
         self.position: int | None = None if from_bucket is None else from_bucket - 1
@@ -117,8 +115,8 @@ class Client:
             self.ended = log.info(output).ended
             self.tentative_rows = log.counter(f"{output}.tentative_rows")
             self.replacements = log.counter(f"{output}.replacements")
-            self.undos = log.counter(f"{output}.undos")
-            self._undo_first = bool(log.counter(f"{output}.tentative"))
+            if log.counter(f"{output}.tentative"):
+                self._inherited = log.counter(f"{output}.tentative_upto")
 
     def __repr__(self) -> str:
         return f"<Client of output {self.output!r}, {_at(self.position)}>"
@@ -200,33 +198,36 @@ class Client:
     @property
     def known_upto(self) -> int | None:
         """Last bucket the application has, be it as tentative."""
-        return self.position if self.tentative_upto is None else self.tentative_upto
+        return self.position if self._standing is None else self._standing
+
+    @property
+    def _standing(self) -> int | None:
+        """Last bucket that was given as tentative, also by a predecessor, and still is."""
+        found = [upto for upto in (self.tentative_upto, self._inherited) if upto is not None]
+        return max(found, default=None)
 
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """The stable buckets of a delivery, one after the other, each in place of what was given as
         tentative for it; then the tentative ones; then the position is durable and acknowledged."""
         if delivery.info is not None:
             self._open(delivery.info)
-        if self._undo_first:
-            self._undo_first = False
-            self.undos += 1
-            yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, undo=True)
         for bucket, table in self._stable(delivery):
-            replaces = bool(self._guessed) and self._guessed[0] == bucket
+            guessed = bool(self._guessed) and self._guessed[0] == bucket
+            replaces = guessed or self._is_inherited(bucket)
             info = self._info(bucket, Stability.STABLE, table.num_rows, replaces=replaces)
             yield table, info
-            if replaces:
+            if guessed:
                 self._guessed.popleft()
-                self.replacements += 1
+            self.replacements += replaces
             # Only now has the application had it.
             self._had(bucket, table if table.num_rows else None, info)
         if self.position is None or delivery.upto > self.position:
             self._had(delivery.upto, None, None)
-        if self.tentative_upto is not None and self._known() >= self.tentative_upto:
-            self.tentative_upto = None
+        if self._standing is not None and self._known() >= self._standing:
+            self.tentative_upto = self._inherited = None
             yield self._nothing(), self._info(self._known(), Stability.STABLE, 0, rec_done=True)
         yield from self._take_tentative(delivery)
-        self._note_tentative(self.tentative_upto is not None)
+        self._note_tentative(self._standing)
         self.ended = delivery.ended
         if self.ended and self._log is not None and not self._log.info(self.output).ended:
             self._log.append(Ended(self.output))
@@ -237,16 +238,18 @@ class Client:
         found = self._buckets(delivery, Stability.STABLE)
         # What a full disk kept from being noted comes again.
         found = {bucket: table for bucket, table in found.items() if bucket > self._known()}
-        empty = [b for b in self._guessed if b <= delivery.upto and b not in found]
-        for bucket in sorted([*found, *empty]):
+        replaced = {b for b in self._guessed if b <= delivery.upto}
+        if self._inherited is not None:
+            replaced.update(range(self._known() + 1, min(self._inherited, delivery.upto) + 1))
+        for bucket in sorted(found.keys() | replaced):
             yield bucket, found[bucket] if bucket in found else self._nothing()
 
     def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         upto = delivery.tentative_upto
         if upto is None or not self.tentative:
             return
-        # Known before the application has any of it: after a crash it is taken back.
-        self._note_tentative(True)
+        # Known before the application has any of it: after a crash it is replaced.
+        self._note_tentative(upto if self._standing is None else max(upto, self._standing))
         inputs, rows = delivery.partial
         for bucket, table in self._buckets(delivery, Stability.TENTATIVE).items():
             self.tentative_upto = bucket
@@ -255,20 +258,27 @@ class Client:
             yield table, self._info(
                 bucket, Stability.TENTATIVE, table.num_rows,
                 missing=delivery.missing, inputs_share=inputs, rows_share=rows,
+                replaces=self._is_inherited(bucket),
             )  # fmt: skip
         if upto > self._known():
             self.tentative_upto = upto
 
-    def _note_tentative(self, stands: bool) -> None:
-        """Whether something tentative stands survives the process, and so do the counters."""
-        name = f"{self.output}.tentative"
-        if self._log is None or bool(self._log.counter(name)) == stands:
+    def _is_inherited(self, bucket: int) -> bool:
+        return self._inherited is not None and bucket <= self._inherited
+
+    def _note_tentative(self, upto: int | None) -> None:
+        """How far tentative buckets stand survives the process, and so do the counters."""
+        if self._log is None:
+            return
+        stands, last = f"{self.output}.tentative", f"{self.output}.tentative_upto"
+        known = self._log.counter(last) if self._log.counter(stands) else None
+        if known == upto:
             return
         self._log.append(
-            Counter(name, int(stands)),
+            Counter(stands, int(upto is not None)),
+            Counter(last, upto or 0),
             Counter(f"{self.output}.tentative_rows", self.tentative_rows),
             Counter(f"{self.output}.replacements", self.replacements),
-            Counter(f"{self.output}.undos", self.undos),
         )
 
     def _buckets(self, delivery: Delivery, stability: Stability) -> dict[int, pa.Table]:

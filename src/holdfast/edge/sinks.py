@@ -27,12 +27,7 @@ class CorrectedTable:
     tentative = True
 
     def __call__(self, table: pa.Table, info: BucketInfo) -> None:
-        if info.undo:
-            # Whatever stands beyond the client's position comes again.
-            for bucket in self._files():
-                if bucket > info.bucket:
-                    os.unlink(self._file(bucket))
-        elif info.rows:
+        if info.rows:
             marked = table.append_column(
                 "_stability", pa.array([info.stability.value] * table.num_rows)
             )

@@ -8,8 +8,9 @@ cut off from everybody; or the client is closed and started again from its durab
 links go through TCP proxies, so that a cut link is silent and not closed.
 
 What is measured is what a user sees: at every instant, how long ago the bucket ended of which the
-newest result came that has not been taken back; how often results were taken back; and whether the
-table holds in the end what an ideal run would have put there.
+newest result came; how often a result was taken back without another one in its place (every
+bucket has rows, so an ideal run never does that); and whether the table holds in the end what an
+ideal run would have put there.
 """
 
 from __future__ import annotations
@@ -151,10 +152,10 @@ class _Application:
         self._open_client, self._table = open_client, table
         #: When the newest result that stands became another one, and its bucket.
         self.newest: list[tuple[int, int]] = []
-        #: When UNDO came, a tentative bucket, and when one was replaced.
-        self.undos: list[int] = []
+        #: When a tentative bucket came, when one was replaced, and when by nothing.
         self.tentative: list[int] = []
         self.replaced: list[int] = []
+        self.undos: list[int] = []
         self.failure: BaseException | None = None
         self.start()
 
@@ -189,16 +190,16 @@ class _Application:
     def _take(self, table: pa.Table, info: BucketInfo) -> None:
         self._table(table, info)
         at = info.received_at_us
-        if info.undo:
-            self.undos.append(at)
+        if info.rec_done:
+            return
+        if info.replaces:
+            self.replaced.append(at)
+            if not info.rows:
+                self.undos.append(at)
+        if info.stability is Stability.TENTATIVE:
+            self.tentative.append(at)
+        if info.rows and (not self.newest or info.bucket > self.newest[-1][1]):
             self.newest.append((at, info.bucket))
-        elif not info.rec_done:
-            if info.replaces:
-                self.replaced.append(at)
-            if info.stability is Stability.TENTATIVE:
-                self.tentative.append(at)
-            if info.rows and (not self.newest or info.bucket > self.newest[-1][1]):
-                self.newest.append((at, info.bucket))
 
 
 class _Bench:
@@ -340,7 +341,8 @@ class _Bench:
         }
         self._say(
             f"  the newest result was at most {row['newest_standing_age_ms_max']:.0f} of "
-            f"{row['bound_ms']:.0f} ms old, {undos} UNDO, {row['replacements']} buckets replaced"
+            f"{row['bound_ms']:.0f} ms old, {row['replacements']} buckets were replaced, "
+            f"{undos} taken back"
         )
         return row
 
@@ -368,7 +370,7 @@ def _keys(table: pa.Table) -> np.ndarray:
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="The newest result while an input is away and corrected afterwards")
     for column in ("replicas", "away (s)", "lost during correction", "oldest (ms)", "bound (ms)",
-                   "UNDOs", "replaced", "lossless", "table = ideal"):  # fmt: skip
+                   "taken back", "replaced", "lossless", "table = ideal"):  # fmt: skip
         shown.add_column(column, justify="right")
     for row in result["runs"]:
         shown.add_row(

@@ -71,7 +71,7 @@ class _Reader(threading.Thread):
         self.client.foreach_bucket(self._take)
 
     def _take(self, table: Any, info: BucketInfo) -> None:
-        if info.undo or info.rec_done:
+        if info.rec_done:
             return
         if info.stability is Stability.TENTATIVE:
             self.tentative_rows += table.num_rows

@@ -37,7 +37,6 @@ def status_of(run: Run) -> dict[str, Any]:
                 "tentative_upto": client.tentative_upto,
                 "tentative_rows": client.tentative_rows,
                 "replacements": client.replacements,
-                "undos": client.undos,
                 "reads": client.switches[-1][0] if client.switches else None,
                 "switches": max(0, len(client.switches) - 1),
                 "reconnects": client.reconnects,

@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import Options
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network
-from holdfast.verify.history import Given, Hinted, History, Undone
+from holdfast.verify.history import Given, Hinted, History
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import internals
 from holdfast.verify.sim.networks import NETWORKS, small
@@ -108,7 +108,3 @@ def given(history: History, stability: str, since_us: int, until_us: int) -> lis
         for event in history.of(Given)
         if event.stability == stability and since_us <= event.at < until_us
     ]
-
-
-def undos(history: History) -> int:
-    return sum(1 for _ in history.of(Undone))

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.clock import now_us
 from holdfast.edge.client import BucketInfo, Client
-from holdfast.verify.history import Event, Given, Row, Stopped, Undone
+from holdfast.verify.history import Event, Given, Row, Stopped
 
 
 class Recorder:
@@ -34,9 +34,7 @@ def record(client: Client, recorder: Recorder, may_read: threading.Event) -> Non
 
     def take(table: pa.Table, info: BucketInfo) -> None:
         may_read.wait()
-        if info.undo:
-            recorder.add(Undone(now_us(), client.name, client.output, info.bucket))
-        elif not info.rec_done:
+        if not info.rec_done:
             recorder.add(
                 Given(now_us(), client.name, client.output, info.bucket, rows_of(table),
                       info.stability.value)

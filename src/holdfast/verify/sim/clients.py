@@ -10,7 +10,7 @@ from holdfast.model.network import Network
 from holdfast.model.trees import client_tolerance_buckets
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
-from holdfast.verify.history import Given, Hinted, History, Told, Undone
+from holdfast.verify.history import Given, Hinted, History, Told
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import SILENCE_US, Wire
 from holdfast.verify.sim.members import FOREVER, Member
@@ -33,12 +33,13 @@ class ClientProcess(Member):
         #: Told how far the application is: the monitor's eye.
         self.on_told: Callable[[int], None] = lambda upto: None
         #: Had by the application, not yet durable.
-        self._had: list[Given | Undone] = []
-        #: It has tentative rows, which a crash takes from it.
-        self._tentative = False
+        self._had: list[Given] = []
+        #: How often it was started: who is started again gives again what is tentative.
+        self._starts = 0
         self._hinted: int | None = None
 
     def up(self) -> None:
+        self._starts += 1
         self.client = Client(
             self.output, {}, self.network.width_us,
             log=self.log, name=self.name, clock=self.clock, tentative=True,
@@ -62,32 +63,24 @@ class ClientProcess(Member):
         now = self.world.now
         self.client.settle()
         for table, info in self.client.take(delivery):
-            if info.undo:
-                self._tentative = False
-                self._had.append(Undone(now, self.name, self.output, self._known()))
-                self.world.say(self.name, "UNDO", info.bucket)
-            elif info.rec_done:
+            if info.rec_done:
                 self.world.say(self.name, "REC_DONE", info.bucket)
             else:
                 rows: tuple[Row, ...] = table.rows if table.num_rows else ()
                 stability = info.stability.value
-                self._tentative |= stability == Stability.TENTATIVE
-                given = Given(now, self.name, self.output, info.bucket, rows, stability)
+                given = Given(
+                    now, self.name, self.output, info.bucket, rows, stability, self._starts
+                )
                 self._had.append(given)
                 self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
         self._note(now)
-
-    def _known(self) -> int:
-        return -FOREVER if self.position is None else self.position
 
     def _note(self, now: int) -> None:
         """What the application had counts once the position is durable: a crash before takes it
         back with the application's own memory, a crash after does not."""
         for had in self._had:
-            if (
-                isinstance(had, Undone)
-                or had.stability == Stability.TENTATIVE
-                or (self.client.position is not None and had.bucket <= self.client.position)
+            if had.stability == Stability.TENTATIVE or (
+                self.client.position is not None and had.bucket <= self.client.position
             ):
                 self.history.add(had)
         self._had = []

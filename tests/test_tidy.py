@@ -56,6 +56,7 @@ ENTRY_POINTS = {
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
     "holdfast.experiments.chain": "holdfast experiment, by its name",
+    "holdfast.experiments.availability": "holdfast experiment, by its name",
     "holdfast.experiments.endurance": "holdfast experiment, by its name",
     "holdfast.experiments.overhead": "holdfast experiment, by its name",
     "holdfast.experiments.pairs": "holdfast experiment, by its name",

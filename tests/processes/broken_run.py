@@ -50,6 +50,14 @@ def fill(ballast: Path) -> bool:
     return False
 
 
+def delete(folder: Path) -> None:
+    """At once, while a node writes there."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    folder.rename(gone)
+    while gone.exists():
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 class BrokenRun:
     """`bad` is the node that is broken, and `host` runs it."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.session import Sessions
-from tests.processes.broken_run import BrokenRun, may_mount
+from tests.processes.broken_run import BrokenRun, delete, may_mount
 
 BAD, HOST = "main.0", "host-1"
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -> None:
-    shutil.rmtree(story.folder.parent)
+    delete(story.folder.parent)
     story.until("it to be named", lambda: bool(story.told()))
     story.goes_on()
     story.heals()

@@ -12,7 +12,7 @@ import pytest
 from holdfast.engine.session import Sessions
 from holdfast.runtime.running import source_folder
 from holdfast.storage import Log
-from tests.processes.broken_run import FURTHER, BrokenRun, may_mount
+from tests.processes.broken_run import FURTHER, BrokenRun, delete, may_mount
 
 BAD = "main@2"
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def test_deleted_storage_is_rebuilt(story: BrokenRun) -> None:
-    shutil.rmtree(story.folder)
+    delete(story.folder)
     story.until("it to be named", lambda: bool(story.told()))
     story.goes_on()
     story.heals()

@@ -74,13 +74,11 @@ QUICK = (
     Case(2, 5, KILLED), Case(2, 5, STOPPED), Case(2, 5, CUT_OFF), Case(2, 5, RESTARTED),
     Case(3, 5, KILLED),
 )  # fmt: skip
-FULL = tuple(
-    Case(replicas, failure_s, lost)
-    for replicas in (2, 3)
-    for failure_s in (5, 30, 300)
-    for lost in (None, KILLED, STOPPED, CUT_OFF, RESTARTED)
-    if failure_s < 300 or lost in (None, KILLED)
-)
+ALL = (None, KILLED, STOPPED, CUT_OFF, RESTARTED)
+FULL = (
+    *(Case(2, failure_s, lost) for failure_s in (5, 30) for lost in ALL), Case(2, 300, KILLED),
+    *(Case(3, 5, lost) for lost in ALL), Case(3, 30, KILLED), Case(3, 300, KILLED),
+)  # fmt: skip
 
 
 def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:

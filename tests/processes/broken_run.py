@@ -16,6 +16,7 @@ from holdfast.config import Options
 from holdfast.engine.session import Sessions
 from holdfast.runtime.running import Run
 from holdfast.verify.audit import audit
+from holdfast.verify.chaos.proxy import Proxies
 from tests.processes import kill_app
 from tests.processes.test_kill import push
 
@@ -70,6 +71,10 @@ class BrokenRun:
         self.network = getattr(kill_app, network)
         self.run = Run(
             self.network, storage=str(storage), deployment="processes", options=options, app=app
+        )
+        self.proxies = Proxies()
+        self.run.route = lambda reader, producer, address: (
+            self.proxies.link(producer, reader, address).address
         )
         nodes = storage / "nodes"
         self.folder = nodes / bad if bad == host else nodes / host / bad
@@ -137,6 +142,50 @@ class BrokenRun:
     def heals(self) -> None:
         at = self.given()
         self.until("it to heal", lambda: not self.told() and self.position(self.bad) > at)
+
+    def stop(self) -> None:
+        self.run.stop()
+        self.proxies.close()
+
+    def stand_still(self) -> None:
+        """SIGSTOP, for longer than silence is taken for death."""
+        process = self.run.processes[self.host]
+        process.pause()
+        self.until("it to be named", lambda: "failure" in self._status())
+        self.goes_on()
+        process.resume()
+        self.heals()
+
+    def be_cut_off(self) -> None:
+        """From everybody it reads and from everybody who reads it."""
+        mine = set(self.run.controller.assigned(self.host))
+        links = [one for one in self.proxies.all() if mine & {one.producer, one.reader}]
+        assert links
+        for link in links:
+            link.cut()
+        self.goes_on()
+        for link in links:
+            link.mend()
+        self.heals()
+
+    def _status(self) -> dict[str, Any]:
+        (mine,) = [one for one in self.run.status()["nodes"] if one["node"] == self.bad]
+        return mine
+
+    def damage_manifest(self) -> None:
+        manifest = self.folder / "manifest"
+        data = bytearray(manifest.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        manifest.write_bytes(data)
+
+    def harm_segment(self, harm: str) -> None:
+        """The newest one, since whoever reads is about to need it."""
+        segments = (self.folder / "segments").rglob("*.parquet")
+        newest = max(segments, key=lambda file: file.stat().st_mtime)
+        if harm == "deleted":
+            newest.unlink()
+        else:
+            newest.write_bytes(newest.read_bytes()[:-9])
 
     @contextmanager
     def own_disk(self) -> Iterator[None]:

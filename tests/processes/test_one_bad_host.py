@@ -22,10 +22,18 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenRun]:
         made.begin()
         yield made
     finally:
-        made.run.stop()
+        made.stop()
 
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def test_one_that_stands_still_is_waited_for_by_nobody(story: BrokenRun) -> None:
+    story.stand_still()
+
+
+def test_one_that_is_cut_off_is_waited_for_by_nobody(story: BrokenRun) -> None:
+    story.be_cut_off()
 
 
 def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -> None:
@@ -36,17 +44,19 @@ def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -
 
 
 def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
-    def damage() -> None:
-        manifest = story.folder / "manifest"
-        data = bytearray(manifest.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        manifest.write_bytes(data)
-
-    story.kill(damage)
+    story.kill(story.damage_manifest)
     story.until("it to be named", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()
     assert list(story.folder.parent.glob(f"{BAD}.damaged-*"))
+
+
+@pytest.mark.parametrize("harm", ["damaged", "deleted"])
+def test_a_lost_segment_is_rebuilt_from_the_peer(story: BrokenRun, harm: str) -> None:
+    story.kill(lambda: story.harm_segment(harm))
+    story.until("it to be named", story.is_named(kind="damaged"))
+    story.goes_on()
+    story.heals()
 
 
 def test_storage_that_cannot_be_written_is_waited_for_beside_the_others(story: BrokenRun) -> None:

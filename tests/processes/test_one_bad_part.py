@@ -24,10 +24,18 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenRun]:
         made.begin()
         yield made
     finally:
-        made.run.stop()
+        made.stop()
 
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def test_one_that_stands_still_is_waited_for_by_nobody(story: BrokenRun) -> None:
+    story.stand_still()
+
+
+def test_one_that_is_cut_off_is_waited_for_by_nobody(story: BrokenRun) -> None:
+    story.be_cut_off()
 
 
 def test_deleted_storage_is_rebuilt(story: BrokenRun) -> None:
@@ -57,14 +65,8 @@ def test_a_full_and_a_read_only_disk_are_waited_for(story: BrokenRun, tmp_path: 
 
 
 def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
-    def damage() -> None:
-        manifest = story.folder / "manifest"
-        data = bytearray(manifest.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        manifest.write_bytes(data)
-
     moved = set(story.folder.parent.glob(f"{BAD}.damaged-*"))
-    story.kill(damage)
+    story.kill(story.damage_manifest)
     story.until("it to be named", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()
@@ -73,16 +75,7 @@ def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
 def test_a_lost_segment_is_computed_again(story: BrokenRun, harm: str) -> None:
-    def damage() -> None:
-        newest = max(
-            (story.folder / "segments").rglob("*.parquet"), key=lambda f: f.stat().st_mtime
-        )
-        if harm == "deleted":
-            newest.unlink()
-        else:
-            newest.write_bytes(newest.read_bytes()[:-9])
-
-    story.kill(damage)
+    story.kill(lambda: story.harm_segment(harm))
     story.until("it to be named", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()

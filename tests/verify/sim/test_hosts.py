@@ -11,7 +11,8 @@ from holdfast.verify.sim.host_chance import host_scenario_of
 from holdfast.verify.sim.simulation import Outcome, Simulation, simulate
 
 S = 1_000_000
-SEEDS = 24
+#: The first of them with every run of the tests, all of them with `make soak`.
+SEEDS, OFTEN = 24, 6
 
 
 def said(outcome: Outcome, who: str, what: str) -> list[str]:
@@ -30,7 +31,13 @@ def run(*faults: Fault, seconds: float = 25, on: str = "pairs-hosts-2") -> Outco
     return outcome
 
 
-@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.soak] if seed > OFTEN else [])
+        for seed in range(1, SEEDS + 1)
+    ],
+)
 def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
     outcome = simulate(host_scenario_of(seed))
     assert not outcome.failed, (outcome.failed, outcome.scenario.toml())

@@ -44,10 +44,11 @@ fault = [
 """
 
 
-def test_twenty_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--seeds", "1..20"]) == 0
+def test_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few; `make test` runs two hundred."""
+    assert main(["simulate", "--seeds", "1..6"]) == 0
     told = capsys.readouterr().out
-    assert "20 seeds" in told and "0 failed" in told
+    assert "6 seeds" in told and "0 failed" in told
 
 
 def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
@@ -56,7 +57,7 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
         "import hashlib\n"
         "from holdfast.verify.sim import chance\n"
         "from holdfast.verify.sim.simulation import simulate\n"
-        "for seed in range(1, 15):\n"
+        "for seed in (1, 2, 3, 12, 13, 14):\n"
         "    chance.FAULTS_2 = seed > 8\n"
         "    o = simulate(chance.scenario_of(seed))\n"
         "    text = o.world.transcript() + repr(o.history.events) + repr(o.verdicts)\n"
@@ -74,7 +75,7 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
         for seed in ("1", "2")
     ]
     assert traces[0] == traces[1]
-    assert len(set(traces[0].split())) == 14
+    assert len(set(traces[0].split())) == 6
 
 
 @pytest.mark.soak

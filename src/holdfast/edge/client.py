@@ -110,7 +110,7 @@ class Client:
         self.switches: list[tuple[str, int, int]] = []
         #: What the application has had and the log has not: a full disk may keep them apart.
         self._owed: list[tuple[pa.Table | None, int, BucketInfo | None]] = []
-        if log is not None and output in log.streams():
+        if log is not None and log.has(output):
             self.position = log.info(output).complete_upto
             self.ended = log.info(output).ended
             self.tentative_rows = log.counter(f"{output}.tentative_rows")
@@ -313,7 +313,7 @@ class Client:
 
     def _open(self, info: StreamInfo) -> None:
         self._schema = arrow_schema(info.schema)
-        if self._log is not None and self.output not in self._log.streams():
+        if self._log is not None and not self._log.has(self.output):
             ddl = f"{info.schema}, {RECEIVED_AT} timestamp"
             self._log.open_stream(self.output, ddl, info.time, info.starts_at)
 

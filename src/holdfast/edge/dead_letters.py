@@ -69,7 +69,7 @@ class DeadLetters:
                 return
 
     def table(self, last: int | None) -> pa.Table:
-        parts = [] if self.stream not in self._log.streams() else self._segments()
+        parts = [] if not self._log.has(self.stream) else self._segments()
         return _joined(self._log, parts, self.schema, last)
 
     def _segments(self) -> list[Segment]:

@@ -92,7 +92,7 @@ class Source:
 
     @property
     def opened(self) -> bool:
-        return self.name in self.log.streams()
+        return self.log.has(self.name)
 
     @property
     def token(self) -> str | None:

@@ -154,7 +154,7 @@ class Monitor:
     def _logged(self, output: _Watched) -> StreamInfo | None:
         node = self._nodes.get(output.fragment)
         name = output.op.name
-        return node.log.info(name) if node is not None and name in node.log.streams() else None
+        return node.log.info(name) if node is not None and node.log.has(name) else None
 
     def _waiting_for(self, output: _Watched, bucket: int) -> list[str]:
         """What holds the bucket up: sources that have not closed it, else the inputs its node

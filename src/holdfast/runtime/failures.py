@@ -165,7 +165,7 @@ class Failures:
             output = client.output
             if (error := self.lost(output, tentative=client.tentative)) is not None:
                 log = self._logs.get(output)
-                opened = log is not None and output in log.streams()
+                opened = log is not None and log.has(output)
                 client.fail(error, log.info(output).complete_upto if log and opened else None)
         for name, source in self._pushed.items():
             source.failure = self.unread(name)

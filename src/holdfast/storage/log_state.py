@@ -70,17 +70,6 @@ class StreamState:
     def tentative_upto(self) -> int | None:
         return self.spans[-1].upto if self.spans else None
 
-    def is_told(self, info: StreamInfo, epoch: int) -> bool:
-        """Whether nothing has changed since."""
-        return (
-            info.complete_upto == self.complete_upto
-            and info.trimmed_upto == self.trimmed_upto
-            and info.epoch == epoch
-            and info.ended == self.ended
-            and info.tentative_upto == self.tentative_upto
-            and info.undos == self.undos
-        )
-
     def info(self, epoch: int) -> StreamInfo:
         return StreamInfo(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,

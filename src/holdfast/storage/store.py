@@ -104,6 +104,7 @@ class Log:
         self._fsync = fsync
         self._lock: int | None = lock
         self._attempts = itertools.count()
+        #: Made when asked for; what an append may have changed goes with it.
         self._infos: dict[str, StreamInfo] = {}
         #: Records in the manifest beyond those its last rewrite left in it.
         self._grown = 0
@@ -238,9 +239,18 @@ class Log:
         with self.changed:
             return list(self._state.streams)
 
+    def has(self, stream: str) -> bool:
+        """Streams are opened and never closed."""
+        return stream in self._state.streams
+
     def info(self, stream: str) -> StreamInfo:
-        with self.changed:
-            return self._info(self._stream(stream))
+        """The same object until something is appended. Asked for many times between two appends,
+        so it takes the lock only for the first."""
+        known = self._infos.get(stream)
+        if known is None:
+            with self.changed:
+                known = self._info(self._stream(stream))
+        return known
 
     def wait(self, stream: str, news: Callable[[StreamInfo], bool], timeout_s: float) -> StreamInfo:
         """Returns when there is news for whoever asks, or the time is over."""
@@ -284,6 +294,7 @@ class Log:
                 acks = list(self._unwritten.items())
             self._manifest.append([*records, *(ack for _, ack in acks)])
             with self.changed:
+                self._infos.clear()
                 for record in records:
                     fold(self._state, record)
                 for key, ack in acks:
@@ -463,9 +474,8 @@ class Log:
         return known
 
     def _info(self, stream: StreamState) -> StreamInfo:
-        """Asked for many times between two changes."""
         known = self._infos.get(stream.name)
-        if known is None or not stream.is_told(known, self._state.epoch):
+        if known is None:
             known = self._infos[stream.name] = stream.info(self._state.epoch)
         return known
 

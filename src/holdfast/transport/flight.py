@@ -121,7 +121,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             writer.write_metadata(pa.py_buffer(wire.encode(kind, body)))
 
         log = self._service.logs.get(stream)
-        while log is not None and stream not in log.streams():  # declared, not opened yet
+        while log is not None and not log.has(stream):  # declared, not opened yet
             say("alive", {})
             if left() or self._service.stopping.wait(self._service.heartbeat_s):
                 return

@@ -37,7 +37,7 @@ def received_by(process: Member, stream: str) -> dict[str, int]:
 def is_at_bound(process: SourceProcess) -> bool:
     """It may close no bucket until the slowest reader has had an older one."""
     stream = process.name
-    if not process.is_up or stream not in process.log.streams():
+    if not process.is_up or not process.log.has(stream):
         return False
     info = process.log.info(stream)
     return not info.ended and info.complete_upto >= process.source._room_upto()
@@ -74,7 +74,7 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
         replaced = len(index._replaced.get(stream, ()))
         yield "guessed inputs", stream, len(index._tentative.get(stream, ())) + replaced
     for stream in node.fragment.outputs:
-        if stream in node.log.streams():
+        if node.log.has(stream):
             yield "guesses", stream, len(node.log.tentative(stream)[0])
 
 

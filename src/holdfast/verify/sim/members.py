@@ -227,7 +227,7 @@ class Member(Server):
 
     def held(self, stream: str) -> int | None:
         """How many buckets of a stream its log has; None before it was opened."""
-        if stream not in self.log.streams():
+        if not self.log.has(stream):
             return None
         first = self.log.info(stream).trimmed_upto + 1
         return len({segment.id.bucket for segment in self.log.segments(stream, first, FOREVER)})

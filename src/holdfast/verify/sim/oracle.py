@@ -224,7 +224,7 @@ class Oracle:
             if not process.is_up:
                 continue
             for stream in process.service.logs:
-                if stream not in process.log.streams() or process.log.info(stream).ended:
+                if not process.log.has(stream) or process.log.info(stream).ended:
                     continue
                 had = internals.received_by(process, stream)
                 waited_for = [had.get(who, 0) for who in self._readers[stream] - self._paired]

@@ -176,7 +176,7 @@ class SourceProcess(Member):
 
     def _note_dead_letters(self) -> None:
         stream = stream_of(self.name)
-        if stream not in self.log.streams():
+        if not self.log.has(stream):
             return
         for segment in self.log.segments(stream, self._put_aside_upto + 1, FOREVER):
             rows = tuple((row[-1],) for row in self.log.read(segment).rows)

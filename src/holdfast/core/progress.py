@@ -95,16 +95,18 @@ class Progress:
         self._told: dict[str, tuple[int, int]] = {}
         self._delivered: dict[str, int] = {}
         self._had: dict[str, int] = {}
-        self._story: deque[str] = deque(maxlen=STORY)
+        #: Told when something happens that must not; put in words only then.
+        self._story: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=STORY)
 
     def handle(self, event: Event) -> list[Action]:
         """The only way anything here changes."""
         try:
             actions = self._handle(event)
         except ProtocolViolation as err:
-            story = "\n".join(["", *self._story, f"{event} -> ?"])
+            told = [f"{event} -> {[*actions]}" for event, actions in self._story]
+            story = "\n".join(["", *told, f"{event} -> ?"])
             raise ProtocolViolation(f"{err}; what happened before:{story}") from None
-        self._story.append(f"{event} -> {actions}")
+        self._story.append((event, tuple(actions)))
         return actions
 
     def _handle(self, event: Event) -> list[Action]:

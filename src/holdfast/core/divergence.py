@@ -21,9 +21,11 @@ from another one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Literal, assert_never
 
 #: So many buckets of a stream are compared at once.
@@ -305,6 +307,13 @@ class Divergence:
             return [Report(known.text)]
         known.state, known.why = "refuted", why
         return [Report(known.text), Refute(known.text)]
+
+
+def extended(known: Window, upto: int, digests: Iterable[tuple[int, str]]) -> Window:
+    """The window of a stream that has got on, by buckets that were not in it."""
+    since = max(known.since, upto - WINDOW_BUCKETS + 1)
+    kept = bisect_left(known.digests, since, key=itemgetter(0))
+    return Window(since, upto, known.digests[kept:] + window_of(since, upto, digests).digests)
 
 
 def window_of(since: int, upto: int, digests: Iterable[tuple[int, str]]) -> Window:

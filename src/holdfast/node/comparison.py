@@ -19,6 +19,7 @@ from holdfast.core.divergence import (
     Refute,
     Report,
     Window,
+    extended,
     window_of,
 )
 from holdfast.engine.state import Version
@@ -141,13 +142,16 @@ class Comparison:
             for segment in delivery.segments
             if segment.stability is Stability.STABLE
         ]
-        since, before = (delivery.since, ()) if known is None else (known.since, known.digests)
-        self._taken[delivery.stream] = window_of(since, delivery.upto, (*before, *made))
+        self._taken[delivery.stream] = (
+            window_of(delivery.since, delivery.upto, made)
+            if known is None
+            else extended(known, delivery.upto, made)
+        )
 
     def note(self, streams: Iterable[str]) -> None:
         """After a step: what the log has got since. It may be deleted long before others ask."""
         for stream in streams:
-            if stream not in self._log.streams():
+            if not self._log.has(stream):
                 continue
             info, known = self._log.info(stream), self._made.get(stream)
             since = info.trimmed_upto + 1 if known is None else known.upto + 1
@@ -157,10 +161,12 @@ class Comparison:
                 since, known = self._log.info(stream).trimmed_upto + 1, None
                 kept = []
                 info = replace(info, complete_upto=since - 1)
-            before = () if known is None else known.digests
-            first = since if known is None else known.since
             made = ((segment.id.bucket, segment.checksum) for segment in kept)
-            self._made[stream] = window_of(first, info.complete_upto, (*before, *made))
+            self._made[stream] = (
+                window_of(since, info.complete_upto, made)
+                if known is None
+                else extended(known, info.complete_upto, made)
+            )
 
 
 def digest_of(

@@ -74,6 +74,8 @@ class Cursor:
     at: int
     #: The next tentative bucket; None: nothing tentative is wanted.
     tentative_at: int | None = None
+    #: The last sign of life, and what the log said of the stream then.
+    life: tuple[StreamInfo, Delivery] | None = None
 
     def news(self, info: StreamInfo) -> bool:
         tentative = self.tentative_at is not None and (

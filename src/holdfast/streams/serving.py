@@ -117,7 +117,7 @@ class Service:
         return StreamStatus(*self.stands(ask.stream) or (None, None, None))
 
     def streams(self) -> list[StreamInfo]:
-        return [log.info(name) for name, log in list(self.logs.items()) if name in log.streams()]
+        return [log.info(name) for name, log in list(self.logs.items()) if log.has(name)]
 
     def follow(
         self,
@@ -149,7 +149,7 @@ class Service:
         """The first delivery of a connection: how far the stream is, even when there is nothing
         new. None while the stream is not opened yet."""
         log = self._log(stream)
-        if stream not in log.streams():
+        if not log.has(stream):
             return None
         info = log.info(stream)
         oldest = info.trimmed_upto + 1
@@ -168,6 +168,12 @@ class Service:
         """What is new since; without anything new, just a sign of life."""
         log = self._log(stream)
         info = log.info(stream)
+        state = self.states.get(stream, OutputState.STABLE)
+        spent_us = self.spent_us.get(stream, 0)
+        if cursor.life is not None:
+            known, life = cursor.life
+            if known is info and life.state is state and life.spent_us == spent_us:
+                return life  # nothing was appended since, and nothing else is told
         at = cursor.at
         segments: list[Segment] = []
         if info.complete_upto >= at:
@@ -179,12 +185,14 @@ class Service:
         if cursor.tentative_at is not None and info.tentative_upto is not None:
             found, tentative_upto, missing, partial = _tentative(log, stream, cursor)
             segments = [*segments, *found]
-        return Delivery(
+        delivery = Delivery(
             stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
             tuple(log.absolute(segment) for segment in segments), ended=info.ended,
-            state=self.states.get(stream, OutputState.STABLE), tentative_upto=tentative_upto,
-            missing=missing, partial=partial, spent_us=self.spent_us.get(stream, 0),
+            state=state, tentative_upto=tentative_upto, missing=missing, partial=partial,
+            spent_us=spent_us,
         )  # fmt: skip
+        cursor.life = (info, delivery) if delivery.is_sign_of_life else None
+        return delivery
 
     def _whole(self, log: Log, delivery: Delivery) -> Delivery:
         """Whoever is given the path of a segment finds a file there, of the size it had."""
@@ -206,7 +214,7 @@ class Service:
         """How this replica stands with the stream: its state, up to where it is stable, and up to
         where it is tentative. None while it is not opened yet."""
         log = self._log(stream)
-        if stream not in log.streams():
+        if not log.has(stream):
             return None
         info = log.info(stream)
         state = self.states.get(stream, OutputState.STABLE)
@@ -214,7 +222,7 @@ class Service:
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         log = self._log(stream)
-        if stream not in log.streams():
+        if not log.has(stream):
             return
         answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
         self._holds.pop((stream, reader), None)
@@ -233,7 +241,7 @@ class Service:
         nothing is deleted that it may need. It stops nobody, either: what it has not had counts
         only once it reads."""
         log = self._log(stream)
-        if stream not in log.streams():
+        if not log.has(stream):
             return NotOpen()
         info = log.info(stream)
         upto = info.trimmed_upto
@@ -247,7 +255,7 @@ class Service:
         for them nevertheless, `core.retention` says."""
         for stream, readers in self.readers.items():
             log = self.logs.get(stream)
-            if log is None or stream not in log.streams():
+            if log is None or not log.has(stream):
                 continue
             for reader in sorted(readers & standings.keys()):
                 last = Position(*log.position(stream, reader))
@@ -273,7 +281,7 @@ class Service:
 
     def all_spoke(self, stream: str) -> bool:
         """A reader that has not spoken yet needs everything."""
-        return self.readers.get(stream, set()) <= set(self._log(stream).readers(stream))
+        return self.readers.get(stream, set()).issubset(self._log(stream).readers(stream))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:

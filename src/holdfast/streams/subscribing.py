@@ -261,7 +261,7 @@ class Subscriber:
             follow = peer.follow(self.stream, action.from_bucket, line.over, action.tentative_after)
             for delivery in follow:
                 self.heard_us = monotonic_us()
-                if delivery == life:  # a heartbeat that says nothing new
+                if delivery is life or delivery == life:  # a heartbeat that says nothing new
                     continue
                 life = delivery if delivery.is_sign_of_life else None
                 while not line.room.acquire(timeout=0.1):

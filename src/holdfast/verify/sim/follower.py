@@ -247,7 +247,7 @@ class Follower:
             connection.broken = True
             return
         connection.heard_at = self.reader.world.now
-        if delivery == connection.life:
+        if delivery is connection.life or delivery == connection.life:
             return
         connection.life = delivery if delivery.is_sign_of_life else None
         try:

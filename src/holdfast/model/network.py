@@ -23,6 +23,7 @@ Schema: TypeAlias = str | Mapping[str, str] | Any
 
 #: Every partition sends to every partition of the next fragment, a file per bucket each.
 PARTITIONS_MAX = 64
+_UNPROTECTED = Protection()
 
 
 class Network:
@@ -145,7 +146,7 @@ class Network:
         self.protections[fragment] = Protection(**how)
 
     def protection(self, fragment: str) -> Protection:
-        return self.protections.get(fragment, Protection())
+        return self.protections.get(fragment, _UNPROTECTED)
 
     def named(self, name: str) -> ops.Operator:
         for op in self.operators:

@@ -83,6 +83,11 @@ class NodeProcess(Member):
         self._kept_for_ever = kept_for_ever(network, options)
         self._watching = 0
         self.pair = is_pair(network, fragment.name)
+        self._partners = partners_of(network, name)
+        self._makers = producers_of(network)
+        readers = readers_of(network)
+        self._readers = {stream: readers[stream] for stream in fragment.outputs}
+        self._tolerance_buckets = tolerance_buckets(network, fragment.name)
         #: A successor runs in its place.
         self.replaced = False
         #: While one of a pair is caught up.
@@ -222,14 +227,13 @@ class NodeProcess(Member):
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
             inputs=MemoryInputs(self.disk), clock=self.monotonic,
-            partners=partners_of(self.network, self.name),
+            partners=self._partners,
         )  # fmt: skip
         for stream in self.fragment.outputs:
-            self.service.readers[stream] = set(readers_of(self.network)[stream])
-        made_by = producers_of(self.network)
+            self.service.readers[stream] = set(self._readers[stream])
         self.followers = {
             stream: Follower(
-                self, self.wire, stream, self._subscription(stream, made_by[stream]),
+                self, self.wire, stream, self._subscription(stream, self._makers[stream]),
                 self.performer.receive,
             )
             for stream in self.fragment.inputs
@@ -238,7 +242,7 @@ class NodeProcess(Member):
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
-        for partner in partners_of(self.network, self.name):
+        for partner in self._partners:
             self.after(COMPARE_US, partial(self._compare, partner))
 
     def _compare(self, partner: str) -> None:
@@ -253,7 +257,7 @@ class NodeProcess(Member):
 
     def compare_inputs(self, path: str, stream: str) -> None:
         """An input counts once all its producers have answered."""
-        made_by, found = producers_of(self.network), dict[str, dict[str, Window]]()
+        made_by, found = self._makers, dict[str, dict[str, Window]]()
 
         def ask(name: str, producer: str) -> None:
             def told(digests: Digests) -> None:
@@ -275,7 +279,7 @@ class NodeProcess(Member):
         home = home_of(self.name, makers) if self.pair else None
         return Subscription(
             makers, self.performer.wanted(stream), self.performer.tentative, home=home,
-            tolerance_buckets=tolerance_buckets(self.network, self.fragment.name),
+            tolerance_buckets=self._tolerance_buckets,
             heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
         )  # fmt: skip
 
@@ -285,7 +289,7 @@ class NodeProcess(Member):
     def heard(self, standings: dict[str, Standing]) -> None:
         super().heard(standings)
         if self.pair and self.is_up:
-            (partner,) = partners_of(self.network, self.name)
+            (partner,) = self._partners
             self.performer.take(core.Alone(self.monotonic(), standings[partner].gone))
 
     def _watch(self) -> None:

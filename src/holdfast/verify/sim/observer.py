@@ -35,6 +35,9 @@ class Observer:
         makers = producers_of(cast.network)
         self._makers = {stream: names for stream, names in makers.items() if len(names) > 1}
         self._pairs = pairs_of(cast.network)
+        self._has_partners = {
+            node.name: bool(partners_of(cast.network, node.name)) for node in cast.nodes
+        }
         self._detect_us = detect_us(cast.network)
         #: Of each of a pair that is behind the other one: since when; and how long it was, at most.
         self._behind_since: dict[str, int] = {}
@@ -190,8 +193,7 @@ class Observer:
 
     def _relies(self, now: int) -> Iterator[Relied]:
         for node in self._cast.nodes:
-            partners = partners_of(self._cast.network, node.name)
-            for path in node.fragment.paths if partners else ():
+            for path in node.fragment.paths if self._has_partners[node.name] else ():
                 yield from self._relies_for(now, node, path, "answers", self._answered(node, path))
                 on = internals.waits_for(node, path) if node.is_up else ()
                 yield from self._relies_for(now, node, path, "correction", on)

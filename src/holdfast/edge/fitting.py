@@ -26,6 +26,8 @@ def fit(data: Any, schema: pa.Schema, source: str) -> pa.Table:
         table = _table(data, schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
         raise InputError(f"source {source!r}: rows do not fit ({err})") from None
+    if table.schema == schema:
+        return canonical(table)
     unknown = [name for name in table.column_names if name not in schema.names]
     missing = [name for name in schema.names if name not in table.column_names]
     if unknown or missing:
@@ -37,11 +39,9 @@ def fit(data: Any, schema: pa.Schema, source: str) -> pa.Table:
         )  # fmt: skip
         raise InputError(f"source {source!r}: {problem}; it was declared as ({schema_ddl(schema)})")
     try:
-        if table.schema != schema:
-            for name in schema.names:
-                _certain(name, table.schema.field(name).type, schema.field(name).type)
-            table = table.select(schema.names).cast(schema)
-        return canonical(table)
+        for name in schema.names:
+            _certain(name, table.schema.field(name).type, schema.field(name).type)
+        return canonical(table.select(schema.names).cast(schema))
     except (pa.ArrowException, ValueError) as err:
         raise InputError(
             f"source {source!r}: rows do not fit ({schema_ddl(schema)}): {err}"

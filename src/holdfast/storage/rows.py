@@ -92,15 +92,19 @@ def _time_column(table: pa.Table, time: str) -> pa.ChunkedArray:
 
 
 #: Types with one encoding of each value.
+#: By number: a type's hash is made of its text.
 _PLAIN = frozenset(
-    {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
-     pa.date32(), TIMESTAMP}
+    kind.id
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
+        pa.date32(),
+    )
 )  # fmt: skip
 
 
 def _canonical(array: pa.Array) -> pa.Array:
     kind = array.type
-    if kind in _PLAIN:
+    if kind.id in _PLAIN or kind == TIMESTAMP:
         return array
     if isinstance(kind, pa.ExtensionType):
         return _canonical(array.storage)
@@ -171,6 +175,6 @@ def runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
         return []
     if values[0] == values[-1]:
         return [(int(values[0]), 0, len(values))]
-    starts = np.flatnonzero(np.r_[True, np.diff(values) != 0])
-    ends = np.r_[starts[1:], len(values)]
-    return [(int(values[lo]), int(lo), int(hi)) for lo, hi in zip(starts, ends, strict=True)]
+    changes = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
+    starts, ends = [0, *changes], [*changes, len(values)]
+    return [(int(values[lo]), lo, hi) for lo, hi in zip(starts, ends, strict=True)]

@@ -104,11 +104,9 @@ class SourceProcess(Member):
             self.after(self.network.width_us, self._push)
             return
         lot, number = self._lot, self._next
-        times = (self.clock() + lot.offsets).view("datetime64[us]")
+        times = pa.array(self.clock() + lot.offsets).view(TIME)
         values = np.arange(number * ROWS, number * ROWS + ROWS)
-        rows = pa.Table.from_arrays(
-            [pa.array(times, TIME), pa.array(lot.keys), pa.array(values)], COLUMNS
-        )
+        rows = pa.Table.from_arrays([times, pa.array(lot.keys), pa.array(values)], COLUMNS)
         try:
             self.source.push(rows, token=str(number), flush=lot.chance < 0.1)
         except StorageFull:

@@ -190,6 +190,8 @@ class Membership:
         self._registered: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._released: dict[str, int] = {}
+        #: Made when asked for; a record is new ground.
+        self._standings: dict[str, Standing] = {}
         #: Of those that were declared dead while this controller ran.
         self.why_dead: dict[str, str] = {}
 
@@ -209,6 +211,7 @@ class Membership:
                 assert_never(event)
 
     def apply(self, record: Record) -> None:
+        self._standings = {}
         match record:
             case Registered():
                 self._registered[record.name] = record.epoch
@@ -288,10 +291,11 @@ class Membership:
 
     def standings(self) -> dict[str, Standing]:
         """Of all that are one of a pair: the same for everybody who asks, and never going back."""
-        return {
+        self._standings = self._standings or {
             name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
             for name in self._partners
         }
+        return dict(self._standings)
 
     def runs(self) -> dict[str, list[str]]:
         """The nodes of each host now, in the order of the layout."""

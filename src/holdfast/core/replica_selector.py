@@ -17,7 +17,7 @@ by a step is no reason to go there and back. It is one when it is ahead by more,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.types import OutputState
@@ -87,10 +87,12 @@ class ReplicaSelector:
 
     def heard(self, at: int, replica: str, status: Status) -> None:
         was = self._known.get(replica)
-        known = _Known(replica, status, NOTHING if was is None else was.status.reached, at)
-        if was is not None and was.status.reached == status.reached:
-            known = replace(was, status=status)
-        self._known[replica] = known
+        if was is None:
+            self._known[replica] = _Known(replica, status, NOTHING, at)
+        elif was.status.reached != status.reached:
+            self._known[replica] = _Known(replica, status, was.status.reached, at)
+        elif was.status != status:
+            self._known[replica] = _Known(replica, status, was.before, was.stepped_at)
 
     def said(self, at: int, replica: str, state: OutputState, upto: int) -> bool:
         """What came with rows: the state they were made in, and how far they go. True if that may

@@ -469,14 +469,16 @@ class Subscription:
         return actions
 
     def _wake(self, at: int) -> list[Action]:
-        times = [
-            max(polling.due, self._paused_until)
-            for polling in self._polling.values()
-            if not polling.under_way and (self.many or self._position != polling.told)
-            and (not self.ended or polling.tries)
-        ]  # fmt: skip
-        times += [] if self._retry_at is None else [self._retry_at]
-        due = min((time for time in times if time > at), default=None)
+        due = self._retry_at if self._retry_at is not None and self._retry_at > at else None
+        many = self.many
+        for polling in self._polling.values():
+            if polling.under_way or (self.ended and not polling.tries):
+                continue
+            time = max(polling.due, self._paused_until)
+            if time > at and (due is None or time < due) and (
+                many or self._position != polling.told
+            ):  # fmt: skip
+                due = time
         if due is None or (self._wake_at is not None and self._wake_at <= due):
             return []
         self._wake_at = due

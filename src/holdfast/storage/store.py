@@ -294,8 +294,10 @@ class Log:
                 acks = list(self._unwritten.items())
             self._manifest.append([*records, *(ack for _, ack in acks)])
             with self.changed:
-                self._infos.clear()
                 for record in records:
+                    self._infos.pop(getattr(record, "stream", ""), None)
+                    if isinstance(record, Epoch):
+                        self._infos.clear()
                     fold(self._state, record)
                 for key, ack in acks:
                     if self._unwritten[key] is ack:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -57,7 +58,17 @@ def _get_ready() -> None:
 def _begin() -> None:
     """In a process for seeds alone."""
     _get_ready()
-    gc.disable()  # a run makes no cycles worth looking for, and is thrown away whole
+    gc.disable()  # see `_uncollected`
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A run makes no cycles worth looking for, and is thrown away whole."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _range(text: str) -> range:
@@ -70,9 +81,10 @@ def _range(text: str) -> range:
 def _one(
     scenario: Scenario, again: str, console: Console, json_to: str | None, history_to: str | None
 ) -> int:
-    began = time.process_time()
-    outcome = simulate(scenario)
-    seconds = time.process_time() - began
+    with _uncollected():
+        began = time.process_time()
+        outcome = simulate(scenario)
+        seconds = time.process_time() - began
     if history_to is not None:
         outcome.history.write(history_to)
     console.print(outcome.world.transcript(), markup=False, highlight=False, soft_wrap=True)

@@ -103,7 +103,7 @@ class Follower:
 
     @property
     def _now(self) -> int:
-        return self.reader.monotonic()
+        return self.reader.world.now
 
     def _handle(self, event: core.Event, delivery: Delivery | None = None) -> None:
         self._perform(self.subscription.handle(event), delivery)

@@ -125,7 +125,10 @@ class Process:
         return self.world.now
 
     def after(self, delay_us: int, fn: Callable[[], None]) -> None:
-        self.world.at(self.world.now + delay_us, fn, self)
+        world = self.world
+        world._number = number = world._number + 1
+        due = world.now + delay_us if delay_us > 0 else world.now
+        heapq.heappush(world._heap, (due, number, self, self.life, fn))
 
     def enter(self, fn: Callable[[], None]) -> None:
         """Let the process do something; it may die of it."""

@@ -150,8 +150,15 @@ def patience(network: Network) -> dict[str, Patience | None]:
 def tolerance_buckets(network: Network, fragment: str) -> int:
     """How far behind a consumer in this fragment prefers stable rows to tentative ones: as far as
     they may be held anyway."""
-    known = patience(network).get(fragment)
-    return 0 if known is None else max(0, known.own_us // network.width_us - 1)
+    return tolerances(network).get(fragment, 0)
+
+
+def tolerances(network: Network) -> dict[str, int]:
+    """`tolerance_buckets` of every fragment."""
+    return {
+        name: 0 if known is None else max(0, known.own_us // network.width_us - 1)
+        for name, known in patience(network).items()
+    }
 
 
 def client_tolerance_buckets(network: Network, output: str) -> int:

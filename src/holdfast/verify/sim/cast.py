@@ -9,7 +9,6 @@ from holdfast.model.fragments import (
     fragments,
     is_pair,
     pairs_of,
-    producers_of,
 )
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
@@ -17,7 +16,7 @@ from holdfast.verify.history import History
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.host_process import HostProcess, Supervisor
 from holdfast.verify.sim.links import Server, Wire
-from holdfast.verify.sim.members import ControllerProcess
+from holdfast.verify.sim.members import ControllerProcess, Wiring
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.sources import SourceProcess
 from holdfast.verify.sim.world import Process, World
@@ -35,14 +34,15 @@ class Cast:
         layout: Layout | None = None,
     ) -> None:
         self.network, self.options, self.world, self.history = network, options, world, history
-        self.wire = Wire(world)
+        self.wire, self._wiring = Wire(world), Wiring(network)
         self._parts = {part.name: part for part in fragments(network)}
         layout = layout or layout_of(network, None)
         self.wire.controller = ControllerProcess(
-            world, self.wire, producers_of(network), pairs_of(network), options, layout
+            world, self.wire, self._wiring.makers, pairs_of(network), options, layout
         )
         self.sources = [
-            SourceProcess(world, self.wire, network, op, options, history) for op in network.sources
+            SourceProcess(world, self.wire, self._wiring, op, options, history)
+            for op in network.sources
         ]
         self._supervisor = Supervisor(world, self.wire, self._took)
         self.hosts = {name: self._host(name) for name in layout}
@@ -51,7 +51,7 @@ class Cast:
             self.hosts[placed[name]].node(name) for name in sorted(placed, key=self._order)
         ]
         self.clients = [
-            ClientProcess(world, self.wire, network, op.name, history) for op in network.outputs
+            ClientProcess(world, self.wire, self._wiring, op, history) for op in network.outputs
         ]
         self.by_name: dict[str, Server] = {
             process.name: process
@@ -97,7 +97,7 @@ class Cast:
 
     def _node(self, host: HostProcess, name: str) -> NodeProcess:
         part = self._parts[fragment_of(name)]
-        return NodeProcess(host, self.network, part, name, self.options, self.history)
+        return NodeProcess(host, self._wiring, part, name, self.options, self.history)
 
     def _rebuildable(self, name: str) -> bool:
         return is_pair(self.network, fragment_of(name)) or self.options.recovery == "replay"

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.edge.client import Client
-from holdfast.model.fragments import producers_of
-from holdfast.model.network import Network
-from holdfast.model.trees import client_tolerance_buckets
+from holdfast.model import operators as ops
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 from holdfast.verify.history import Given, Hinted, History, Told
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import SILENCE_US, Wire
-from holdfast.verify.sim.members import FOREVER, Member
+from holdfast.verify.sim.members import FOREVER, Member, Wiring
 from holdfast.verify.sim.tables import Row
 from holdfast.verify.sim.world import World
 
@@ -24,10 +22,12 @@ class ClientProcess(Member):
     serves = False
 
     def __init__(
-        self, world: World, wire: Wire, network: Network, output: str, history: History
+        self, world: World, wire: Wire, wiring: Wiring, op: ops.Output, history: History
     ) -> None:
-        super().__init__(world, f"client-{output}", wire)
-        self.network, self.output, self.history = network, output, history
+        super().__init__(world, f"client-{op.name}", wire)
+        self.network, self.output, self.history = wiring.network, op.name, history
+        self._makers = wiring.makers[op.name]
+        self._tolerance_buckets = wiring.tolerances[op.fragment]
         self.position: int | None = None
         self.ended = False
         #: Told how far the application is: the monitor's eye.
@@ -43,11 +43,10 @@ class ClientProcess(Member):
         self.client = Client(
             self.output, {}, self.network.width_us,
             log=self.log, name=self.name, clock=self.clock, tentative=True,
-            tolerance_buckets=client_tolerance_buckets(self.network, self.output),
+            tolerance_buckets=self._tolerance_buckets,
         )  # fmt: skip
-        replicas = producers_of(self.network)[self.output]
         self.follower = Follower(
-            self, self.wire, self.output, self.client.subscription(replicas), self._take
+            self, self.wire, self.output, self.client.subscription(self._makers), self._take
         )
         self.client.advanced = self.follower.advanced
         self._note(self.world.now)

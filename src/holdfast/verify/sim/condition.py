@@ -4,9 +4,9 @@ be counted on although it is up. The trees of the oracle are made of this."""
 from __future__ import annotations
 
 from holdfast.core.replica_selector import LAG_BUCKETS
-from holdfast.model.fragments import Path, fragment_of, fragments
+from holdfast.model.fragments import Path, fragment_of
 from holdfast.model.network import Network
-from holdfast.model.trees import patience, tolerance_buckets
+from holdfast.model.trees import patience, tolerances
 from holdfast.types import OutputState
 from holdfast.verify.sim import internals
 from holdfast.verify.sim.cast import Cast
@@ -23,7 +23,7 @@ def detect_us(network: Network) -> int:
     its silence, looking twice in that time, or that it is behind by `LAG_BUCKETS`, or by more than
     they may wait anyway (docs/availability.md, Replicas)."""
     silent_us = SILENCE_US + SILENCE_US // 2 + 5 * HEARTBEAT_US
-    behind = [LAG_BUCKETS, *(tolerance_buckets(network, f.name) + 1 for f in fragments(network))]
+    behind = [LAG_BUCKETS, *(buckets + 1 for buckets in tolerances(network).values())]
     return max(silent_us, (max(behind) + 1) * network.width_us)
 
 

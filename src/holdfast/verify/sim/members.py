@@ -12,8 +12,10 @@ from holdfast.config import Options
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
+from holdfast.model.fragments import producers_of, readers_of
 from holdfast.model.layout import Layout
 from holdfast.model.network import Network
+from holdfast.model.trees import tolerances
 from holdfast.storage import Log
 from holdfast.streams.calls import Register, Registration
 from holdfast.streams.serving import answered
@@ -56,6 +58,17 @@ def memory_log(process: Server, owner: str, folder: str | None = None) -> Log:
     )  # fmt: skip
     log.changed = log._appending = _Alone(process)  # type: ignore[assignment]
     return log
+
+
+class Wiring:
+    """Who makes and who reads each stream, and how far behind stable rows are preferred: derived
+    once from the network, for all processes and all their lives."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.makers = producers_of(network)
+        self.readers = {stream: frozenset(names) for stream, names in readers_of(network).items()}
+        self.tolerances = tolerances(network)
 
 
 class ControllerProcess(Server):

@@ -22,11 +22,7 @@ from holdfast.model.fragments import (
     home_of,
     is_pair,
     partners_of,
-    producers_of,
-    readers_of,
 )
-from holdfast.model.network import Network
-from holdfast.model.trees import tolerance_buckets
 from holdfast.node.effects import (
     Asked,
     DigestsTold,
@@ -47,7 +43,7 @@ from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US
-from holdfast.verify.sim.members import Member, kept_for_ever
+from holdfast.verify.sim.members import Member, Wiring, kept_for_ever
 from holdfast.verify.sim.tables import RowSegments
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ class NodeProcess(Member):
     def __init__(
         self,
         host: HostProcess,
-        network: Network,
+        wiring: Wiring,
         fragment: Fragment,
         name: str,
         options: Options,
@@ -72,7 +68,8 @@ class NodeProcess(Member):
     ) -> None:
         super().__init__(host.world, name, host.wire)
         self.host = host
-        self.network, self.fragment, self.options = network, fragment, options
+        self.network, self.fragment, self.options = wiring.network, fragment, options
+        self._wiring = wiring
         self.history = history
         self.chance = self.world.rng(f"steps/{self.name}")
         #: Steps take so many times as long.
@@ -80,14 +77,10 @@ class NodeProcess(Member):
         #: Each bucket more in a step costs so much.
         self._bucket_us = self.chance.choice([5_000, 30_000, 70_000])
         self.followers: dict[str, Follower] = {}
-        self._kept_for_ever = kept_for_ever(network, options)
+        self._kept_for_ever = kept_for_ever(self.network, options)
         self._watching = 0
-        self.pair = is_pair(network, fragment.name)
-        self._partners = partners_of(network, name)
-        self._makers = producers_of(network)
-        readers = readers_of(network)
-        self._readers = {stream: readers[stream] for stream in fragment.outputs}
-        self._tolerance_buckets = tolerance_buckets(network, fragment.name)
+        self.pair = is_pair(self.network, fragment.name)
+        self._partners = partners_of(self.network, name)
         #: A successor runs in its place.
         self.replaced = False
         #: While one of a pair is caught up.
@@ -230,10 +223,10 @@ class NodeProcess(Member):
             partners=self._partners,
         )  # fmt: skip
         for stream in self.fragment.outputs:
-            self.service.readers[stream] = set(self._readers[stream])
+            self.service.readers[stream] = set(self._wiring.readers[stream])
         self.followers = {
             stream: Follower(
-                self, self.wire, stream, self._subscription(stream, self._makers[stream]),
+                self, self.wire, stream, self._subscription(stream, self._wiring.makers[stream]),
                 self.performer.receive,
             )
             for stream in self.fragment.inputs
@@ -257,7 +250,7 @@ class NodeProcess(Member):
 
     def compare_inputs(self, path: str, stream: str) -> None:
         """An input counts once all its producers have answered."""
-        made_by, found = self._makers, dict[str, dict[str, Window]]()
+        made_by, found = self._wiring.makers, dict[str, dict[str, Window]]()
 
         def ask(name: str, producer: str) -> None:
             def told(digests: Digests) -> None:
@@ -279,7 +272,7 @@ class NodeProcess(Member):
         home = home_of(self.name, makers) if self.pair else None
         return Subscription(
             makers, self.performer.wanted(stream), self.performer.tentative, home=home,
-            tolerance_buckets=self._tolerance_buckets,
+            tolerance_buckets=self._wiring.tolerances[self.fragment.name],
             heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
         )  # fmt: skip
 

@@ -52,9 +52,10 @@ class Oracle:
         parts = fragments(cast.network)
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
         self._replicated = [(part, names) for part, names in replicas if len(names) > 1]
-        own_us = {name: x.own_us if x else 0 for name, x in patience(cast.network).items()}
+        self._patience = patience(cast.network)
+        own_us = {name: x.own_us if x else 0 for name, x in self._patience.items()}
         self._first_us = longest(cast.network, own_us)
-        steps_us = longest(cast.network, dict.fromkeys(patience(cast.network), STEP_US))
+        steps_us = longest(cast.network, dict.fromkeys(self._patience, STEP_US))
         width_us = cast.network.width_us
         self._within_us: dict[tuple[str, str], int] = {}
         #: How old the newest standing result may be: a wait at every SUnion on the way, the bucket
@@ -70,7 +71,7 @@ class Oracle:
             self._age_us[op.name] = self._first_us[op.name] + 2 * width_us + steps
         #: How often a row may be late on its way because of a slow link: where nobody has an X that
         #: covers it, and from the last node to the client.
-        blocks = {name: int(x is None) for name, x in patience(cast.network).items()}
+        blocks = {name: int(x is None) for name, x in self._patience.items()}
         self._uncovered = {name: 1 + n for name, n in longest(cast.network, blocks).items()}
         self._depth = {name: us // STEP_US for name, us in steps_us.items()}
         self._suspends = any(
@@ -95,7 +96,7 @@ class Oracle:
     def _waits_us(self, kind: Kind) -> dict[str, int]:
         """In a failure a fragment that delays always waits: for its X, and for that of those before
         it where it reads a source beside them."""
-        known = patience(self._network)
+        known = self._patience
         delays = any(self._network.protection(name).failure == "delay" for name in known)
         waits = delays and kind is Kind.TENTATIVE
         return {name: x.own_us if waits and x else 0 for name, x in known.items()}

@@ -12,12 +12,10 @@ from holdfast.edge.dead_letters import stream_of
 from holdfast.edge.source import Source
 from holdfast.errors import StorageFull
 from holdfast.model import operators as ops
-from holdfast.model.fragments import readers_of
-from holdfast.model.network import Network
 from holdfast.types import bucket_of
 from holdfast.verify.history import Accepted, Closed, History, Logged, PutAside
 from holdfast.verify.sim.links import Wire
-from holdfast.verify.sim.members import FOREVER, FULL_US, Member, kept_for_ever
+from holdfast.verify.sim.members import FOREVER, FULL_US, Member, Wiring, kept_for_ever
 from holdfast.verify.sim.tables import Row
 from holdfast.verify.sim.world import EPOCH_US, World
 
@@ -43,14 +41,15 @@ class SourceProcess(Member):
         self,
         world: World,
         wire: Wire,
-        network: Network,
+        wiring: Wiring,
         op: ops.Source,
         options: Options,
         history: History,
     ) -> None:
         super().__init__(world, op.name, wire)
-        self.network, self.op, self.history = network, op, history
-        self._kept_for_ever = kept_for_ever(network, options)
+        self.network, self.op, self.history = wiring.network, op, history
+        self._readers = wiring.readers[op.name]
+        self._kept_for_ever = kept_for_ever(self.network, options)
         self._buffer_buckets = options.buffer_buckets
         self._retired = False
         self._seed = list(f"{world.seed}/{self.name}".encode())
@@ -62,7 +61,7 @@ class SourceProcess(Member):
         self._closed_upto: int | None = None
         #: Rows of all closed buckets: what the network's input really was.
         self.logged: list[Row] = []
-        self._logged_upto = bucket_of(EPOCH_US, network.width_us) - 1
+        self._logged_upto = bucket_of(EPOCH_US, self.network.width_us) - 1
         self._put_aside_upto = -FOREVER
 
     def up(self) -> None:
@@ -75,7 +74,7 @@ class SourceProcess(Member):
         )  # fmt: skip
         self.source.start(EPOCH_US)
         self.service.logs[self.name] = self.log
-        self.service.readers[self.name] = set(readers_of(self.network)[self.name])
+        self.service.readers[self.name] = set(self._readers)
         self._next = int(self.source.token or 0) + 1
         self._note()
         self._plan_push()

@@ -306,7 +306,7 @@ class Membership:
 
     def assigned(self, host: str) -> list[str]:
         """What a host is to run."""
-        return self.runs()[host]
+        return [name for name, where in self._host_of.items() if where == host]
 
 
 def lost(

@@ -226,6 +226,7 @@ class Subscription:
     heartbeat_us: int = 100_000
     ask_us: int = 0
     ended: bool = False
+    many: bool = field(init=False)
     selector: ReplicaSelector = field(init=False)
     _polling: dict[str, _Polling] = field(init=False)
     _connections: dict[bool, _Connection] = field(default_factory=dict)
@@ -243,10 +244,7 @@ class Subscription:
     def __post_init__(self) -> None:
         self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
         self._polling = {replica: _Polling() for replica in self.replicas}
-
-    @property
-    def many(self) -> bool:
-        return len(self.replicas) > 1
+        self.many = len(self.replicas) > 1
 
     @property
     def main(self) -> str | None:
@@ -380,7 +378,10 @@ class Subscription:
         return [] if reads is None else [Disconnect(reads.id)]
 
     def _find(self, connection: int) -> _Connection | None:
-        return next((c for c in self._connections.values() if c.id == connection), None)
+        for known in self._connections.values():
+            if known.id == connection:
+                return known
+        return None
 
     def _gone(self, at: int, replica: str, why: str) -> list[Action]:
         actions: list[Action] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import LogError, StorageDenied, StorageFull, StorageLost
@@ -29,13 +27,20 @@ def storage_error(err: OSError, path: str | Path) -> LogError:
     return LogError(f"{path}: {why}. Check the device that holds the storage")
 
 
-@contextmanager
-def storage(path: str | Path) -> Iterator[None]:
+class storage:
     """Turns every `OSError` inside into ours, about `path`."""
-    try:
-        yield
-    except OSError as err:
-        raise storage_error(err, path) from err
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        if isinstance(err, OSError):
+            raise storage_error(err, self._path) from err
 
 
 def make_folder(path: str | Path, *, fsync: bool, disk: Disk = OS_DISK) -> None:

@@ -78,16 +78,18 @@ class StreamState:
 
     def between(self, from_bucket: int, upto: int) -> list[Segment]:
         """Segments of the buckets `from_bucket` to `upto`, both included."""
-        first = bisect_left(self.segments, from_bucket, key=_bucket)
-        return self.segments[first : bisect_right(self.segments, upto, lo=first, key=_bucket)]
+        held = self.segments
+        if not held or held[-1].id.bucket < from_bucket:
+            return []  # as a rule: who asks has had everything
+        first = bisect_left(held, from_bucket, key=_bucket)
+        return held[first : bisect_right(held, upto, lo=first, key=_bucket)]
 
     def open_part(self) -> StreamState:
         """A copy without the whole buckets; of what is tentative only the end counts."""
-        open_from = bisect_right(self.segments, self.complete_upto, key=_bucket)
         return StreamState(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,
-            self.trimmed_upto, self.ended, self.segments[open_from:], dict(self.acks),
-            self.spans[-1:], self.tentative[-1:], self.undos, self.retired,
+            self.trimmed_upto, self.ended, self.between(self.complete_upto + 1, 2**62),
+            dict(self.acks), self.spans[-1:], self.tentative[-1:], self.undos, self.retired,
         )  # fmt: skip
 
     def received(self, without: Collection[str] = ()) -> int:
@@ -140,7 +142,8 @@ def fold(state: LogState, record: Record) -> None:
         case Boundary():
             stream = state.stream(record.stream)
             upto = stream.complete_upto
-            _require(record.upto >= upto, record, f"the boundary is already at {upto}")
+            if record.upto < upto:
+                raise _refused(record, f"the boundary is already at {upto}")
             _require(record.upto == upto or not stream.ended, record, "the stream has ended")
             stream.complete_upto = record.upto
             _supersede(stream, record.upto)
@@ -236,14 +239,16 @@ def live_records(state: LogState) -> int:
 
 def _fold_added(stream: StreamState, record: Added) -> None:
     segment = record.segment
-    upto = stream.complete_upto
     _require(not stream.ended, record, "the stream has ended")
-    _require(segment.id.bucket > upto, record, f"buckets up to {upto} are whole already")
-    held = stream.segments
-    if segment.stability is Stability.TENTATIVE:
-        held = stream.tentative
-        in_order = not held or _place(segment) > _place(held[-1])
-        _require(in_order, record, f"the stream has tentative segments up to {held[-1:]}")
+    if segment.id.bucket <= stream.complete_upto:
+        raise _refused(record, f"buckets up to {stream.complete_upto} are whole already")
+    tentative = segment.stability is Stability.TENTATIVE
+    held = stream.tentative if tentative else stream.segments
+    if not held or _place(segment) > _place(held[-1]):
+        held.append(segment)
+        return
+    if tentative:
+        raise _refused(record, f"the stream has tentative segments up to {held[-1:]}")
     place = bisect_left(held, _place(segment), key=_place)
     known = place < len(held) and held[place].id == segment.id
     _require(not known, record, "the segment was added before")
@@ -263,6 +268,8 @@ def _fold_tentative(stream: StreamState, record: Tentative) -> None:
 
 def _supersede(stream: StreamState, upto: int) -> None:
     """Stable buckets take the place of tentative ones; what is tentative beyond them stands."""
+    if not (stream.tentative or stream.spans):
+        return
     del stream.tentative[: bisect_right(stream.tentative, upto, key=_bucket)]
     while stream.spans and stream.spans[0].upto <= upto:
         del stream.spans[0]
@@ -283,4 +290,8 @@ def _fold_ack(stream: StreamState, ack: Ack) -> None:
 
 def _require(legal: bool, record: Record, why: str) -> None:
     if not legal:
-        raise ProtocolViolation(f"{why}, so this must not be logged: {record}")
+        raise _refused(record, why)
+
+
+def _refused(record: Record, why: str) -> ProtocolViolation:
+    return ProtocolViolation(f"{why}, so this must not be logged: {record}")

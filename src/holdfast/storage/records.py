@@ -181,13 +181,16 @@ _KINDS: dict[str, type[Record]] = {
     "note": Note,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _NAMES}
 _IDENTITY = tuple(field.name for field in fields(SegmentId))
 #: Where the fields of `Added` are. `asdict` would take most of the time of an append.
 _SPREAD = {name: f"segment.id.{name}" for name in _IDENTITY} | {
     field.name: f"segment.{field.name}" for field in fields(Segment) if field.name != "id"
 }
-_spread = attrgetter(*_SPREAD.values())
+#: By kind: where each of its fields is.
+_FIELDS = {kind: {field.name: field.name for field in fields(kind)} for kind in _NAMES}
+_FIELDS[Added] = _SPREAD
+#: The values of all of them at once; of a single one, just that.
+_VALUES = {kind: attrgetter(*found.values()) for kind, found in _FIELDS.items()}
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -196,12 +199,10 @@ def to_json(record: Record) -> dict[str, Any]:
 
     What a record holds is not copied: the object is to be written, not kept.
     """
-    plain: dict[str, Any] = {"kind": _NAMES[type(record)]}
-    if isinstance(record, Added):
-        plain.update(zip(_SPREAD, _spread(record), strict=True))
-    else:
-        for name in _FIELDS[type(record)]:
-            plain[name] = getattr(record, name)
+    kind = type(record)
+    names, values = _FIELDS[kind], _VALUES[kind](record)
+    plain: dict[str, Any] = {"kind": _NAMES[kind]}
+    plain.update(zip(names, values if len(names) > 1 else (values,), strict=True))
     return plain
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from holdfast.core import subscription as core
@@ -31,7 +32,8 @@ class Connection:
     ) -> None:
         self.follower, self.server, self.stream, self.number = follower, server, stream, number
         self.heard_at = follower.reader.world.now
-        self.server_life, self.reader_life = server.life, follower.life
+        self.reader_life = follower.life
+        self.link = server.wire.link(server.name, follower.reader.name)
         self.cursor = Cursor(0)
         self.sent_at = 0
         self.arrives_at = 0
@@ -44,28 +46,31 @@ class Connection:
         return self.cursor.news(self.server.service.logs[self.stream].info(self.stream))
 
     def send(self, delivery: Delivery) -> None:
-        wire, server, reader = self.server.wire, self.server, self.follower.reader
-        self.sent_at = server.world.now
-        link = wire.link(server.name, reader.name)
+        server, reader, link = self.server, self.follower.reader, self.link
+        wire, world = server.wire, server.world
+        self.sent_at = world.now
         if delivery.ended:
             server.connections = [c for c in server.connections if c is not self]
         if link.cut or self.broken or reader.life != self.reader_life:
             self.broken = True
             return
-        tables = tuple(server.service.logs[self.stream].read(s) for s in delivery.segments)
-        if link.damage and tables and wire.chance.random() < 0.3:
-            tables = (tables[0].damaged(), *tables[1:])
-        due = server.world.now + wire.delay(link)
+        tables: tuple[Any, ...] = ()
+        if delivery.segments:
+            log = server.service.logs[self.stream]
+            tables = tuple([log.read(segment) for segment in delivery.segments])
+            if link.damage and wire.chance.random() < 0.3:
+                tables = (tables[0].damaged(), *tables[1:])
+        due = world.now + wire.delay(link)
         if tables:
             delivery = replace(delivery, paths=(), tables=tables)
             due += link.row_us * sum(table.num_rows for table in tables)
         self.arrives_at = due = max(due, self.arrives_at + 1)
-        server.world.at(due, lambda: self.follower.arrive(self, delivery), reader)
+        world.at(due, partial(self.follower.arrive, self, delivery), reader)
 
     def reset(self) -> None:
         """The other end closed it, or its process died: the reader hears of it, if it can."""
         server, reader = self.server, self.follower.reader
-        link = server.wire.link(server.name, reader.name)
+        link = self.link
         if not (self.broken or link.cut or reader.life != self.reader_life):
             due = max(server.world.now + server.wire.delay(link), self.arrives_at + 1)
             server.world.at(due, lambda: self.follower.lost(self, "connection reset"), reader)

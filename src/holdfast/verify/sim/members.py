@@ -3,6 +3,7 @@ controller that hands it out. Around the production classes is what threads and 
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -33,19 +34,13 @@ DEAD_US = 2_000_000
 TRIM_BUCKETS_MAX = 6
 
 
-class _Alone:
+class _Alone(_thread.RLock):  # type: ignore[misc]  # entered for everything, so not in Python
     """A lock and condition where there is one thread: it only says that something changed."""
 
     __slots__ = ("_process",)
 
     def __init__(self, process: Server) -> None:
         self._process = process
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def notify_all(self) -> None:
         self._process.news = True

@@ -51,7 +51,7 @@ class DeadLetters:
         info = self._log.open_stream(self.stream, schema_ddl(self.schema), REJECTED_AT, first)
         bucket = max(info.complete_upto + 1, first)
         rows = pa.concat_tables(self._rows)
-        stamp = pa.array(np.full(rows.num_rows, now_us)).cast(TIMESTAMP)
+        stamp = pa.array(np.full(rows.num_rows, now_us)).view(TIMESTAMP)
         table = rows.add_column(0, REJECTED_AT, stamp)
         return self._log.write(table, SegmentId(self.stream, 0, bucket), Stability.STABLE)
 

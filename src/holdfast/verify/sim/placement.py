@@ -47,11 +47,13 @@ class Placement:
         controller = process.controller
         if controller is None or process.paused:
             return []
+        dead = dead_of(controller.standings())
+        if not dead:
+            return []
         free = [
             host for host in self._cast.hosts.values()
             if self._speaks(host) and not controller.assigned(host.name)
         ]  # fmt: skip
-        dead = dead_of(controller.standings())
         nodes = [node for node in self._cast.nodes if node.name in dead]
         gone = [node.host for node in nodes if not node.host.alive]
         return [

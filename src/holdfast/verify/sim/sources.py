@@ -29,6 +29,7 @@ COLUMNS = ["ts", "key", "value"]
 class _Lot(NamedTuple):
     offsets: Any
     keys: Any
+    values: Any
     pause: float
     chance: float
 
@@ -53,7 +54,7 @@ class SourceProcess(Member):
         self._buffer_buckets = options.buffer_buckets
         self._retired = False
         self._seed = list(f"{world.seed}/{self.name}".encode())
-        self._block: tuple[int, Any, Any, list[list[float]]] | None = None
+        self._block: tuple[int, Any, Any, Any, list[list[float]]] | None = None
         #: The application stands still: nothing is pushed, nothing closed.
         self.silent = False
         self.ending = False
@@ -91,10 +92,13 @@ class SourceProcess(Member):
         if self._block is None or self._block[0] != block:
             draw = np.random.default_rng([*self._seed, block])
             offsets = draw.integers(-400_000, 200_000, (_BLOCK, ROWS))
-            keys = draw.integers(0, 4, (_BLOCK, ROWS))
-            self._block = (block, offsets, keys, draw.random((_BLOCK, 2)).tolist())
-        _, offsets, keys, chances = self._block
-        return _Lot(offsets[place], keys[place], *chances[place])
+            keys = pa.array(draw.integers(0, 4, _BLOCK * ROWS))
+            first = block * _BLOCK * ROWS
+            values = pa.array(np.arange(first, first + _BLOCK * ROWS))
+            self._block = (block, offsets, keys, values, draw.random((_BLOCK, 2)).tolist())
+        _, offsets, keys, values, chances = self._block
+        at = place * ROWS
+        return _Lot(offsets[place], keys.slice(at, ROWS), values.slice(at, ROWS), *chances[place])
 
     def _push(self) -> None:
         if self.ending:
@@ -104,8 +108,7 @@ class SourceProcess(Member):
             return
         lot, number = self._lot, self._next
         times = pa.array(self.clock() + lot.offsets).view(TIME)
-        values = np.arange(number * ROWS, number * ROWS + ROWS)
-        rows = pa.Table.from_arrays([times, pa.array(lot.keys), pa.array(values)], COLUMNS)
+        rows = pa.Table.from_arrays([times, lot.keys, lot.values], COLUMNS)
         try:
             self.source.push(rows, token=str(number), flush=lot.chance < 0.1)
         except StorageFull:

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pyarrow as pa
+from pyspark import SparkContext
 
 from holdfast.config import Options
 from holdfast.runtime.running import Run
@@ -50,7 +51,7 @@ def main(master: str, storage: str) -> None:
             time.sleep(0.05)
         executors = 0
         if master.startswith("spark://"):
-            context = run._sessions.large.sparkContext
+            context = SparkContext.getOrCreate()
             executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1
     told = {
         name: [sum(t.num_rows for t in tables), digest(pa.concat_tables(tables))]

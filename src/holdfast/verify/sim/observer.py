@@ -109,8 +109,9 @@ class Observer:
         ]
         if not others:
             return "", 0
-        if not replica:
-            return "nothing is read", self._detect_us
+        if not replica:  # where the others are the controller says
+            asks = self._condition.reaches(reader, self._cast.wire.controller)
+            return ("nothing is read", self._detect_us) if asks else ("", 0)
         node = self._node(replica)
         if not node.alive:
             return "it is dead", self._detect_us

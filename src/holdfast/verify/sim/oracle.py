@@ -281,7 +281,14 @@ class Oracle:
             return Kind.STABLE
         if self._network.protection(fragment_of(node.name)).failure == "block":
             return Kind.BLOCKING
+        there = [name for name, kind in inputs.items() if kind is not Kind.BLOCKING]
+        if all(self._has_ended(name) for name in there):
+            return Kind.BLOCKING  # nothing arrives to answer (docs/availability.md, Sources)
         return _of(self._tree(path, stream), inputs)
+
+    def _has_ended(self, stream: str) -> bool:
+        makers = [self._cast.by_name[name] for name in self._makers[stream]]
+        return all(isinstance(maker, SourceProcess) and maker.ended for maker in makers)
 
     @cache  # noqa: B019 - lives as long as one run
     def _tree(self, path: Path, stream: str) -> Tree:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, assert_never
 
+from holdfast.core.alarm import Alarm
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
 from holdfast.types import OutputState
 
@@ -239,7 +240,7 @@ class Subscription:
     _paused_until: int = 0
     #: Since when another replica than the one that was read is wanted.
     _wanted_at: int | None = None
-    _wake_at: int | None = None
+    _alarm: Alarm = field(default_factory=Alarm)
 
     def __post_init__(self) -> None:
         self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
@@ -281,8 +282,7 @@ class Subscription:
                     polling.tries = LAST_WORDS
                 return []
             case Tick():
-                if self._wake_at is not None and self._wake_at <= at:
-                    self._wake_at = None
+                self._alarm.rang()
                 if self._retry_at is not None and self._retry_at <= at:
                     self._retry_at = None
                     return self._connect(at, self.replicas[0], correcting=False)
@@ -480,7 +480,4 @@ class Subscription:
                 many or self._position != polling.told
             ):  # fmt: skip
                 due = time
-        if due is None or (self._wake_at is not None and self._wake_at <= due):
-            return []
-        self._wake_at = due
-        return [Wake(due)]
+        return [Wake(due)] if due is not None and self._alarm.needs(at, due) else []

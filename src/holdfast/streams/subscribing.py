@@ -3,6 +3,7 @@ iterates takes. What to do is `core.subscription`'s to say."""
 
 from __future__ import annotations
 
+import heapq
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from holdfast.types import Stability
 Makers = Mapping[str, Callable[[], Peer]]
 #: Deliveries of one connection that wait to be taken.
 WAITING = 8
+#: So often it is looked whether to stop.
+LOOK_US = 100_000
 
 
 def selected(delivery: Delivery, take: core.Take) -> Delivery:
@@ -96,7 +99,7 @@ class Subscriber:
         self._lines: dict[int, _Line] = {}
         self._peers: dict[str, Peer] = {}
         self._polling = ThreadPoolExecutor(len(makers), f"{stream}-poll")
-        self._wake_at: int | None = None
+        self._wakes: list[int] = []
         self._finished = False
         self._full = False
         #: Positions come also after the stream has ended.
@@ -144,13 +147,14 @@ class Subscriber:
         self._polling.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> _Event:
-        wait_us = 100_000 if self._wake_at is None else self._wake_at - monotonic_us()
+        now = monotonic_us()
+        if self._wakes and self._wakes[0] <= now:
+            heapq.heappop(self._wakes)
+            return core.Tick(now)
+        wait_us = min(self._wakes[0] - now, LOOK_US) if self._wakes else LOOK_US
         try:
-            return self._events.get(timeout=min(max(wait_us, 0), 100_000) / 1e6)
+            return self._events.get(timeout=wait_us / 1e6)
         except queue.Empty:
-            if self._wake_at is not None and self._wake_at <= monotonic_us():
-                self._wake_at = None
-                return core.Tick(monotonic_us())
             return None
 
     # -- events in, actions performed -----------------------------------------------------------
@@ -211,7 +215,7 @@ class Subscriber:
                 case core.Switched():
                     self._switched(action.replica, action.us)
                 case core.Wake():
-                    self._wake_at = action.at
+                    heapq.heappush(self._wakes, action.at)
                 case core.Finished():
                     self._finished = True
                 case core.Unobtainable():

@@ -112,7 +112,8 @@ class Follower:
         self.step(Began())
 
     def advanced(self, position: Position) -> None:
-        self.step(Moved(position))
+        """Heard of after what goes on now, as by a thread with a queue."""
+        self.reader.after(0, lambda: self.step(Moved(position)))
 
     @property
     def _now(self) -> int:

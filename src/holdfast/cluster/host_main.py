@@ -30,23 +30,22 @@ from holdfast.core.hosts import (
     NodeFailed,
     NodeProgressed,
     NodeStopped,
-    Replaced,
     Report,
     StartNode,
     StopNode,
-    Unanswered,
 )
 from holdfast.core.membership import process_of
 from holdfast.core.quarantine import EXIT_CODES, kind_of, reason_of
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
-from holdfast.errors import HoldfastError, InputError, TransportError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.model.fragments import fragment_of, fragments, is_pair
 from holdfast.model.identity import identity_of
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
-from holdfast.streams.calls import GetAssignment, NextEpoch, Register
+from holdfast.streams.calls import GetAssignment, NextEpoch, Register, Registration
+from holdfast.streams.heartbeats import heartbeat_event
 from holdfast.transport.flight import FlightPeer
 
 _log = logging.getLogger("holdfast.host")
@@ -162,18 +161,15 @@ class _Host:
         unhealthy = {name: met.status(at) for name, met in self._core.conditions.items()}
         asked = Register(self.name, self._epoch, tuple(up.values()), unhealthy)
         try:
-            answer = self._place.chief.call(asked)
-        except TransportError:
-            self._perform(self._core.handle(Unanswered(monotonic_us())))
-            return
-        if not answer.current:
-            self._perform(self._core.handle(Replaced(monotonic_us())))
-            return
-        told = Answered(monotonic_us(), tuple(answer.assigned), tuple(answer.refused))
-        self._perform(self._core.handle(told))
-        for name in up:
-            if name in self._nodes:
-                self._nodes[name].heard(answer.readers, answer.standings)
+            reply: Registration | HoldfastError = self._place.chief.call(asked)
+        except HoldfastError as err:
+            reply = err
+        event = heartbeat_event(reply, monotonic_us())
+        self._perform(self._core.handle(event))
+        if isinstance(event, Answered) and isinstance(reply, Registration):
+            for name in up:
+                if name in self._nodes:
+                    self._nodes[name].heard(reply.readers, reply.standings)
 
     def _look(self) -> None:
         """What became of the nodes since."""

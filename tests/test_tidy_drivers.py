@@ -22,6 +22,7 @@ JUDGES = {f"holdfast.verify.sim.{name}" for name in (
 #: What is no policy, and why. None of it may be compared with anything.
 NOT_POLICY = {
     "divergence.COMPARE_US": "a period: how long a loop waits",
+    "divergence.extended": "the shape of an answer",
     "divergence.window_of": "the shape of an answer",
     "hosts.HEARTBEAT_US": "a period: how long a loop waits",
     "hosts.may_try_again": "asks core for the decision",

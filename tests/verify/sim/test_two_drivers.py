@@ -18,7 +18,7 @@ from holdfast.streams.delivery import Delivery
 from holdfast.streams.happenings import Broke, Came, Happening, Moved, Polled, Rang
 from holdfast.streams.subscribing import Subscriber
 from holdfast.verify.sim.follower import Connection, Follower
-from holdfast.verify.sim.links import Server
+from holdfast.verify.sim.links import Link, Server
 from holdfast.verify.sim.world import Process, World
 from tests.verify.sim.recording import (
     FOLDER,
@@ -160,6 +160,9 @@ class ScriptedWire:
                 return name
 
         reply(Located())
+
+    def link(self, a: str, b: str) -> Link:
+        return Link()
 
     def resolve(self, address: str | None) -> Server | None:
         if address is not None and address not in self._servers:

@@ -20,8 +20,9 @@ from unittest.mock import patch
 
 from holdfast import errors
 from holdfast.config import Options
+from holdfast.core.hosts import Host, NodeFailed, NodeProgressed, NodeStopped
 from holdfast.core.subscription import Position, Subscription
-from holdfast.streams.calls import StreamStatus
+from holdfast.streams.calls import Registration, StreamStatus
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.happenings import (
     Began,
@@ -35,8 +36,11 @@ from holdfast.streams.happenings import (
 )
 from holdfast.types import OutputState, StreamInfo
 from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim import host_process
 from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.host_process import HostProcess
 from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Simulation
 from tests.verify.sim.lab import S, group_steps, union_of_two
 
@@ -232,7 +236,92 @@ def read(path: Path) -> list[Section]:
     return sections
 
 
-RECORDINGS: dict[str, Callable[[], list[Section]]] = {"subscriptions.jsonl": record}
+# -- hosts ----------------------------------------------------------------------------------------
+
+HOSTS = ("host-1",)
+HOST_FAULTS = (
+    Fault(4 * S, "pause", "host-1", 5 * S),
+    Fault(14 * S, "kill", "host-3", 3 * S),
+    Fault(20 * S, "cut", "host-1->controller", 3 * S),
+    Fault(24 * S, "kill", "controller", 12 * S),
+)
+
+
+@contextmanager
+def hosts(sections: list[Section]) -> Iterator[None]:
+    """Adds a section for every life of a host of `HOSTS`."""
+    known: dict[int, tuple[Host, Section]] = {}
+    replies: list[Registration | errors.HoldfastError] = []
+    failures: dict[str, BaseException] = {}
+    boot, handle, failed = HostProcess.boot, HostProcess._handle, HostProcess.failed
+    decide, translate = Host.handle, host_process.heartbeat_event
+
+    def watched_boot(self: HostProcess) -> None:
+        boot(self)
+        if self.name in HOSTS:
+            section = Section("host", {"host": self.name, "at": self.world.now})
+            known[id(self._core)] = self._core, section
+            sections.append(section)
+
+    def watched_event(reply: Registration | errors.HoldfastError, at: int) -> Any:
+        replies.append(reply)
+        return translate(reply, at)
+
+    def watched_failed(self: HostProcess, node: NodeProcess, err: BaseException) -> None:
+        failures[node.name] = err
+        failed(self, node, err)
+
+    def told(event: Any) -> dict[str, Any]:
+        match event:
+            case NodeProgressed():
+                return {"progressed": event.node, "position": event.position}
+            case NodeStopped():
+                return {"stopped": event.node}
+            case NodeFailed():
+                err = failures[event.node]
+                assert isinstance(err, errors.HoldfastError), err
+                return {"failed": event.node, "error": error_to_json(err)}
+        reply = replies[-1]
+        if isinstance(reply, errors.HoldfastError):
+            return {"error": error_to_json(reply)}
+        return {"current": reply.current, "assigned": reply.assigned, "refused": reply.refused}
+
+    def watched_handle(self: HostProcess, event: Any) -> None:
+        if id(self._core) in known:
+            line = Line(self.world.now, told(event), repr(event))
+            known[id(self._core)][1].lines.append(line)
+        handle(self, event)
+
+    def watched_decide(self: Host, event: Any) -> Any:
+        actions = decide(self, event)
+        if id(self) in known:
+            known[id(self)][1].lines[-1].actions = list(map(repr, actions))
+        return actions
+
+    with ExitStack() as patched:
+        for owner, name, by in (
+            (HostProcess, "boot", watched_boot), (HostProcess, "_handle", watched_handle),
+            (HostProcess, "failed", watched_failed), (Host, "handle", watched_decide),
+            (host_process, "heartbeat_event", watched_event),
+        ):  # fmt: skip
+            patched.enter_context(patch.object(owner, name, by))
+        yield
+
+
+def record_hosts() -> list[Section]:
+    sections: list[Section] = []
+    options = Options(checkpoint_buckets=7)
+    sim = Simulation(Scenario("recorded", "pairs-hosts-2", 40, HOST_FAULTS, 1), options)
+    with hosts(sections):
+        outcome = sim.run()
+    assert not outcome.failed, outcome.failed
+    return sections
+
+
+RECORDINGS: dict[str, Callable[[], list[Section]]] = {
+    "subscriptions.jsonl": record,
+    "hosts.jsonl": record_hosts,
+}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

@@ -142,7 +142,7 @@ class Replicas:
                     self.at(self.now + MS, lambda peer=peer: self._ask(replica, peer, action))  # type: ignore[misc]
             case Reply():
                 peer, asker, ask = self._replies.pop(action.ticket)
-                self._answer(asker, peer, ask, action.answer)
+                self._answer(asker, peer, ask, action.answer, action.reached)
             case _:
                 if (state := getattr(action, "state", None)) is not None:
                     replica.states.append((self.now, state))
@@ -197,10 +197,12 @@ class Replicas:
             ),
         )
 
-    def _answer(self, asker: Replica, peer: Replica, ask: Ask, answer: Answer) -> None:
+    def _answer(
+        self, asker: Replica, peer: Replica, ask: Ask, answer: Answer, reached: int | None = None
+    ) -> None:
         if not ask.done:
             self.answers.append((self.now, asker.name, peer.name, answer))
-            answered = Answered(self.now, "p", peer.name, ask.correction, answer)
+            answered = Answered(self.now, "p", peer.name, ask.correction, answer, reached)
             self.at(self.now, lambda: self.tell(asker, answered))
 
     # -- what a reader sees ---------------------------------------------------------------------

@@ -218,7 +218,7 @@ class Shell:
 
     def answer(self, answer: Answer) -> None:
         if self.asked:
-            self.tell(Answered(self.now, "p", PEER, self.asked.pop(0), answer))
+            self.tell(Answered(self.now, "p", PEER, self.asked.pop(0), answer, reached=self.now))
 
     def asked_by(self, peer: str, done: bool) -> None:
         actions = self.core.handle(Asked(self.now, 1, "p", peer, 1, self.stable, True, done))

@@ -19,8 +19,8 @@ from holdfast.core.subscription import (
     Disconnected,
     Event,
     Finished,
+    Full,
     Lost,
-    NotTaken,
     Poll,
     Position,
     Reported,
@@ -135,16 +135,9 @@ def test_what_the_only_producer_has_deleted_cannot_be_had() -> None:
 def test_a_consumer_without_space_is_left_alone_for_a_while() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), came(1, 1, 8, 8))
-    assert said(machine, NotTaken(2, 1, "full")) == [Disconnect(1)]
+    assert said(machine, Full(2)) == [Disconnect(1)]
     assert said(machine, Tick(1 + FULL_US)) == []
     assert said(machine, Tick(2 + FULL_US)) == [Connect(2, "s", 8, None)]
-
-
-def test_rows_that_came_damaged_are_asked_for_again() -> None:
-    machine = Subscription(("s",), 8)
-    said(machine, Begin(0), came(1, 1, 8, 8))
-    assert said(machine, NotTaken(2, 1, "damaged")) == [Disconnect(1)]
-    assert said(machine, Tick(2 + RETRY_US)) == [Connect(2, "s", 8, None)]
 
 
 def test_news_of_a_connection_that_was_given_up_is_no_news() -> None:
@@ -240,7 +233,7 @@ def test_whoever_is_refused_is_not_remembered() -> None:
 def test_a_consumer_without_space_asks_nobody_for_a_while() -> None:
     machine = both()
     said(machine, came(1, 1, 8, 8))
-    assert said(machine, NotTaken(2, 1, "full")) == [Disconnect(1)]
+    assert said(machine, Full(2)) == [Disconnect(1)]
     assert said(machine, Tick(FULL_US)) == []
     assert said(machine, Tick(2 + FULL_US)) == [Poll("a", None), Poll("b", None)]
     answered = Reported(FULL_US + 10, "b", Status(STABLE, 9))

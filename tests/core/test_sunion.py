@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.moves import BoundaryArrived, Run, RunTentative, Tick
+from holdfast.core.moves import BoundaryArrived, Run, RunTentative, Tick, Wake
 from holdfast.core.sunion import WHOLE, Partial, SUnion
 from tests.core.transcripts import (
     DELAY,
@@ -141,7 +141,7 @@ def test_property_1_of_a_bucket_that_was_late_upstream_the_second_node_has_its_o
     first, second = failed(DELAY), stable(plan_of(DELAY_OF_TWO))
     assert first.paths["p"].consistency.position == 5
     said(second, BoundaryArrived(1_110, "s1", 4, tentative_upto=5, lacked=("far",)))
-    assert said(second, Tick(1_110 + X - 1)) == []
+    assert said(second, Tick(1_110 + X - 1)) == [Wake(1_110 + X)]
     assert isinstance(said(second, Tick(1_110 + X))[-1], RunTentative)
 
 

@@ -12,7 +12,6 @@ import pytest
 from holdfast.config import Options
 from holdfast.core import moves as core
 from holdfast.core.consistency import RETRY_US, RETRY_US_MAX
-from holdfast.core.promises import Answer
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.errors import ProtocolViolation, StorageFull
@@ -262,10 +261,10 @@ def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> No
 
 
 def test_a_peer_that_asks_is_answered(node: Node) -> None:
-    answers: list[Answer] = []
+    replies: list[core.Reply] = []
     for done in (False, True):
-        node.performer.take(Asked("merged", "main@2", 1, 4, True, done, answers.append))
-    assert answers == ["answering", "away"]
+        node.performer.take(Asked("merged", "main@2", 1, 4, True, done, replies.append))
+    assert [reply.answer for reply in replies] == ["answering", "away"]
 
 
 # -- a restart ------------------------------------------------------------------------------------

@@ -7,18 +7,17 @@ import logging
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.clock import now_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.cluster.rebuild import Rebuild
 from holdfast.config import Options
-from holdfast.core.hosts import HEARTBEAT_US, ORPHANED_US
+from holdfast.core.hosts import may_try_again
 from holdfast.core.membership import Standing
-from holdfast.core.quarantine import DAMAGED_KEPT
+from holdfast.core.quarantine import damaged_to_delete
 from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
 from holdfast.engine.session import Sessions
@@ -56,8 +55,6 @@ T = TypeVar("T")
 #: What damaged storage is called from then on, with a number.
 ASIDE = ".damaged-"
 _log = logging.getLogger("holdfast.node")
-ORPHANED_S = ORPHANED_US / 1e6
-REGISTER_S = HEARTBEAT_US / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +247,7 @@ def set_aside(folder: str) -> str | None:
         numbers = sorted(int(end) for end in ends if end.isdigit())
         aside = f"{folder}{ASIDE}{max([0, *numbers]) + 1}"
         os.rename(folder, aside)
-        for number in numbers[: max(0, len(numbers) + 1 - DAMAGED_KEPT)]:
+        for number in damaged_to_delete(numbers):
             shutil.rmtree(f"{folder}{ASIDE}{number}", ignore_errors=True)
     return aside
 
@@ -258,15 +255,13 @@ def set_aside(folder: str) -> str | None:
 def patiently(act: Callable[[], T], stop: threading.Event) -> T:
     """A controller that does not answer at once, or a former process that is about to end, is no
     reason to give up."""
-    began = time.monotonic()
+    began = monotonic_us()
     while True:
         try:
             return act()
-        except StorageInUse:
-            if time.monotonic() - began > 3 * ORPHANED_S:
-                raise
-        except TransportError:
-            if time.monotonic() - began > ORPHANED_S:
+        except (StorageInUse, TransportError) as err:
+            waited_us = monotonic_us() - began
+            if not may_try_again(waited_us, in_use=isinstance(err, StorageInUse)):
                 raise
         if stop.wait(0.2):
             raise TransportError("stopped before it was up")

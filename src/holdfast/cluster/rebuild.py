@@ -17,14 +17,12 @@ from holdfast.core.catch_up import CatchUp
 from holdfast.errors import (
     HoldfastError,
     LogError,
-    NotOffered,
     StaleEpoch,
     StateLost,
-    StorageFull,
     TransportError,
 )
 from holdfast.model.fragments import Path
-from holdfast.node.state_transfer import Staging, check_offer
+from holdfast.node.state_transfer import Staging, failure_of, not_held, peer_answer
 from holdfast.storage import Log
 from holdfast.streams.calls import GetState, Hold, OfferedState, ReleaseState, RenewState
 from holdfast.streams.serving import Service
@@ -161,30 +159,20 @@ class Rebuild:
                 held = peer.call(Hold(action.stream, self.name, self.epoch))
             finally:
                 peer.close()
-        except StaleEpoch as err:
-            return core.Replaced(str(err))
         except HoldfastError as err:
-            return core.Unreachable(str(err))
+            return not_held(err)
         return core.Held(held.starts_at, held.trimmed_upto) if held.open else core.NotOpen()
 
     def _ask_state(self, action: core.AskState) -> core.PeerAnswer:
         try:
             self._connections.pop(action.peer, None)  # it may be somewhere else by now
-            offered = self._peer(action.peer).call(GetState(self.name))
-            if offered.answer == "state":
-                check_offer(offered, self._paths)
+            offered: OfferedState | HoldfastError = self._peer(action.peer).call(
+                GetState(self.name)
+            )
         except HoldfastError as err:
-            return core.Unreachable(f"{action.peer}: {err}")
-        match offered.answer:
-            case "waits":
-                return core.Waits(offered.own)
-            case "began-empty":
-                return core.BeganEmpty()
-            case "not-ready":
-                return core.NotReady(offered.why)
-        bucket = max(moving.bucket for moving in offered.paths)
+            offered = err
         self._began = monotonic_us()
-        return core.HasState(bucket, self._staging.expect(offered))
+        return peer_answer(action.peer, offered, self._paths, self._staging)
 
     def _fetch(self, action: core.Fetch) -> core.Fetched | core.FetchFailed:
         piece = action.piece
@@ -193,17 +181,13 @@ class Rebuild:
             self._staging.verify(piece)
             return core.Fetched(monotonic_us(), action.round, piece)
         except HoldfastError as err:
-            failure = core.Failure(
-                str(err), gone=isinstance(err, NotOffered), full=isinstance(err, StorageFull)
-            )
-            return core.FetchFailed(monotonic_us(), action.round, piece, failure)
+            return core.FetchFailed(monotonic_us(), action.round, piece, failure_of(err))
 
     def _install(self, action: core.Install) -> core.Installed | core.InstallFailed:
         try:
             self._staging.install(self._open_log, self.epoch)
         except HoldfastError as err:
-            failure = core.Failure(str(err), full=isinstance(err, StorageFull))
-            return core.InstallFailed(monotonic_us(), action.round, failure)
+            return core.InstallFailed(monotonic_us(), action.round, failure_of(err))
         self._own.close()
         try:
             self._staging.replace()

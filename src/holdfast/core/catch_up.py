@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import assert_never
 
+from holdfast.core.alarm import Alarm
 from holdfast.core.transfer import (
     RENEW_US,
     Action,
@@ -122,6 +123,7 @@ class CatchUp:
         self._round_at: int | None = None
         self._retry_at: int | None = None
         self._renew_at: int | None = None
+        self._alarm = Alarm()
         self._story: list[str] = []
 
     @property
@@ -138,11 +140,15 @@ class CatchUp:
         self._story = [*self._story[-19:], f"{self.phase} {event}"]
         if self.phase is Phase.OVER:
             return []
+        return [*self._handle(event), *self._wake(event.at)]
+
+    def _handle(self, event: Event) -> list[Action]:
         match event:
             case Begin():
                 self._round_at = event.at
                 return self._tick(event.at)
             case Tick():
+                self._alarm.rang()
                 return self._tick(event.at)
             case HoldAnswered():
                 return self._hold_answered(event)
@@ -180,7 +186,7 @@ class CatchUp:
         if self._renew_at is not None and at >= self._renew_at:
             self._renew_at = at + RENEW_US
             pinned: list[Action] = [Renew(self._peer)] if self.phase is Phase.FETCHING else []
-            actions += [*self._hold_all(), *pinned, Wake(self._renew_at)]
+            actions += [*self._hold_all(), *pinned]
         return actions
 
     def _hold_all(self) -> list[Action]:
@@ -216,9 +222,9 @@ class CatchUp:
                 self._pieces, self._tries = list(answer.pieces), 0
                 self._renew_at = at + RENEW_US
                 if not self._pieces:
-                    return [Wake(self._renew_at), *self._install()]
+                    return self._install()
                 self._move(Phase.FETCHING)
-                return [Wake(self._renew_at), Fetch(self.round, self._peer, self._pieces[0])]
+                return [Fetch(self.round, self._peer, self._pieces[0])]
             case Waits():
                 why = f"{self._peer} waits for state itself"
                 if own:
@@ -259,7 +265,7 @@ class CatchUp:
         if failure.gone or failure.full or self._tries >= PIECE_TRIES:
             return self._start_over(at, failure)
         self.trouble, self._retry_at = failure.why, at + RETRY_US
-        return [Wake(self._retry_at)]
+        return []
 
     def _start_over(self, at: int, failure: Failure) -> list[Action]:
         """Nothing of a transfer that failed is kept, here or there."""
@@ -343,7 +349,14 @@ class CatchUp:
         self._move(Phase.WAITING)
         self.trouble, self._round_at = why, at + pause_us
         self._retry_at = self._renew_at = None
-        return [Wake(self._round_at)]
+        return []
+
+    def _wake(self, at: int) -> list[Action]:
+        next_round = self._round_at if self.phase is Phase.WAITING else None
+        times = (next_round, self._retry_at, self._renew_at)
+        due = min((time for time in times if time is not None and time > at), default=None)
+        over = self.phase is Phase.OVER
+        return [Wake(due)] if due is not None and not over and self._alarm.needs(at, due) else []
 
     def _move(self, to: Phase) -> None:
         if to not in _MOVES[self.phase]:

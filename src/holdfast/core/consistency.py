@@ -67,8 +67,6 @@ class Consistency:
         #: Tentative steps that failed one after the other, and when to try again.
         self.failures = 0
         self.retry_at = 0
-        #: The Tick that was asked for.
-        self.wake_at: int | None = None
 
     def move(self, state: OutputState) -> None:
         if state not in MOVES[self.state]:

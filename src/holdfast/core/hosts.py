@@ -27,6 +27,13 @@ ABSENCE_US = 5_500_000
 
 DECLARED_DEAD = "the controller declared it dead (no heartbeat, or no progress); it is rebuilt"
 
+
+def may_try_again(waited_us: int, *, in_use: bool) -> bool:
+    """Before a host is up: its controller may be on its way back; `in_use`: a former process, which
+    may have to find out first that it is an orphan, still has the storage."""
+    return waited_us <= (3 if in_use else 1) * ORPHANED_US
+
+
 # -- events ---------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,8 @@ class Answered:
     peer: str
     correction: int
     answer: Answer
+    #: Of one that goes on answering: the last bucket it has given, stable or tentative.
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class Reply:
 
     ticket: int
     answer: Answer
+    #: If this replica goes on answering: the last bucket it has given, stable or tentative.
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
+from holdfast.core.alarm import Alarm
 from holdfast.core.consistency import PIECE_BUCKETS
 from holdfast.core.moves import (
     Acknowledge,
@@ -95,6 +96,7 @@ class Progress:
         self._told: dict[str, tuple[int, int]] = {}
         self._delivered: dict[str, int] = {}
         self._had: dict[str, int] = {}
+        self._alarm = Alarm()
         #: Told when something happens that must not; put in words only then.
         self._story: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=STORY)
 
@@ -142,14 +144,14 @@ class Progress:
                 return self._asked(event)
             case Answered():
                 path = self.paths[event.path]
-                path.consistency.promises.answered(
-                    event.at, event.peer, event.correction, event.answer
-                )
+                path.consistency.promises.answered(event, path.sunion.newest())
                 return self._next(path, event.at)
             case Alone():
                 return self._alone(event.alone)
             case Tick():
-                return [a for path in self.paths.values() for a in self._tick(path, event.at)]
+                self._alarm.rang()
+                begun = [path for path in self.paths.values() if path.position is not None]
+                return [action for path in begun for action in self._next(path, event.at)]
             case _:
                 assert_never(event)
 
@@ -250,7 +252,9 @@ class Progress:
         consistency.running_upto = None
         if event.hi is None:
             consistency.failed(event.at)
-            return self._next(path, event.at)
+            assert path.position is not None
+            overtaken = path.position > consistency.position
+            return [*(self._caught_up(path) if overtaken else ()), *self._next(path, event.at)]
         consistency.position, consistency.failures = event.hi, 0
         return [*self._caught_up(path), *self._next(path, event.at)]
 
@@ -260,16 +264,11 @@ class Progress:
         able = path.position is not None and consistency.answers(event.at)
         wants = consistency.state is OutputState.UP_FAILURE
         answer = consistency.promises.asked(event, able=able, wants=wants)
-        actions: list[Action] = [Reply(event.ticket, answer)]
-        return actions if path.position is None else [*actions, *self._next(path, event.at)]
-
-    def _tick(self, path: PathState, at: int) -> list[Action]:
         if path.position is None:
-            return []
-        consistency = path.consistency
-        if consistency.wake_at is not None and consistency.wake_at <= at:
-            consistency.wake_at = None
-        return self._next(path, at)
+            return [Reply(event.ticket, answer)]
+        guessed = path.position if consistency.position is None else consistency.position
+        reached = max(path.position, guessed) if answer == "answering" else None
+        return [Reply(event.ticket, answer, reached), *self._next(path, event.at)]
 
     def _alone(self, alone: bool) -> list[Action]:
         """The partner is gone, or there is one again. Who is alone keeps what it knows on disk:
@@ -439,10 +438,7 @@ class Progress:
             if consistency.retry_at > at:
                 times.append(consistency.retry_at)
         due = min((time for time in times if time is not None and time > at), default=None)
-        if due is None or (consistency.wake_at is not None and consistency.wake_at <= due):
-            return []
-        consistency.wake_at = due
-        return [Wake(due)]
+        return [Wake(due)] if due is not None and self._alarm.needs(at, due) else []
 
     def _change(self, path: PathState, state: OutputState) -> list[Action]:
         path.consistency.move(state)

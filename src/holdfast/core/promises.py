@@ -2,9 +2,10 @@
 
 Before a replica suspends its answers to correct itself, another one must have promised to go on
 answering. A promise names who made it to whom, for which correction, and until when: it is a lease.
-The corrector renews it and says how far it got, so that either end of it notices when the other is
-gone, hung, or does not get on: nobody waits for ever for a replica that is stuck, and nobody stays
-silent because of a replica that died. Replicas that want to correct themselves at the same time go
+The corrector renews it and says how far it got, and is told how far the other one's answers are,
+so that either end of it notices when the other is gone, hung, or does not get on: nobody waits for
+ever for a replica that is stuck, and nobody stays silent because of a replica that died, or that
+answers questions but has no results. Replicas that want to correct themselves at the same time go
 in the order of their names.
 """
 
@@ -17,6 +18,8 @@ from typing import Literal, Protocol
 #: A promise that is not renewed ends after so long, and is renewed this often.
 PROMISE_US = 2_000_000
 RENEW_US = 500_000
+#: So long a promise is relied on, after an answer that shows progress, or that nothing was due.
+RELY_US = 1_200_000
 #: Peers that refused are asked again after so long.
 ASK_AGAIN_US = 200_000
 #: A correction that did not advance for so long is no reason to put off another one.
@@ -44,6 +47,21 @@ class Question(Protocol):
     def done(self) -> bool: ...
 
 
+class Answering(Protocol):
+    """What a peer says to that."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def peer(self) -> str: ...
+    @property
+    def correction(self) -> int: ...
+    @property
+    def answer(self) -> Answer: ...
+    @property
+    def reached(self) -> int | None: ...
+
+
 @dataclass(slots=True)
 class _Grant:
     """What this replica promised to a peer."""
@@ -55,6 +73,15 @@ class _Grant:
     advanced_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """What a peer promised to this replica."""
+
+    until: int
+    #: How far the answers of the peer are.
+    reached: int
+
+
 class Promises:
     """Of one path of one replica: those it was made, and those it made."""
 
@@ -62,7 +89,7 @@ class Promises:
         self.me, self.peers = me, tuple(peers)
         #: The correction that peers are asked about; None: none is under way.
         self.correction: int | None = None
-        self._until: dict[str, int] = {}
+        self._leases: dict[str, _Lease] = {}
         self._answers: dict[str, Answer] = {}
         self._ask_at = 0
         self._grants: dict[str, _Grant] = {}
@@ -72,12 +99,12 @@ class Promises:
     def begin(self, correction: int) -> None:
         if self.correction != correction:
             self.correction = correction
-            self._until, self._answers, self._ask_at = {}, {}, 0
+            self._leases, self._answers, self._ask_at = {}, {}, 0
 
     def end(self) -> bool:
         """The correction is over. True: peers were asked, and should hear of it."""
         asked = self.correction is not None and bool(self._answers)
-        self.correction, self._until, self._answers = None, {}, {}
+        self.correction, self._leases, self._answers = None, {}, {}
         return asked
 
     def due(self, at: int) -> bool:
@@ -87,20 +114,24 @@ class Promises:
         self._ask_at = at + RENEW_US
         return True
 
-    def answered(self, at: int, peer: str, correction: int, answer: Answer) -> None:
-        if correction != self.correction:
+    def answered(self, reply: Answering, newest: int | None) -> None:
+        """`newest`: the last bucket of which this replica has input, and so has its peer."""
+        at, peer, answer = reply.at, reply.peer, reply.answer
+        if reply.correction != self.correction:
             return
         self._answers[peer] = answer
-        if answer == "answering":
-            self._until[peer] = at + PROMISE_US
+        if answer == "answering" and reply.reached is not None:
+            lease, reached = self._leases.get(peer), reply.reached
+            if lease is None or reached > lease.reached or newest is None or reached >= newest:
+                self._leases[peer] = _Lease(at + RELY_US, reached)
             return
-        self._until.pop(peer, None)
+        self._leases.pop(peer, None)
         if self.decision(at) == "refused":
             self._ask_at = min(self._ask_at, at + ASK_AGAIN_US)
 
     def covered(self, at: int) -> bool:
         """Somebody has promised to answer, and the promise holds."""
-        return any(until > at for until in self._until.values())
+        return any(lease.until > at for lease in self._leases.values())
 
     def decision(self, at: int) -> Answer | None:
         """What the answers come to: one peer that goes on answering is enough. None: not all of
@@ -145,5 +176,6 @@ class Promises:
         """When something of this changes by itself: to ask again, or that a promise ends."""
         found = [grant.until for grant in self._grants.values() if grant.until > at]
         if self.correction is not None and self.peers:
-            found += [max(self._ask_at, at + 1), *(u for u in self._until.values() if u > at)]
+            ends = [lease.until for lease in self._leases.values()]
+            found += [max(self._ask_at, at + 1), *(end for end in ends if end > at)]
         return min(found, default=None)

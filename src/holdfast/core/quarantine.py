@@ -352,6 +352,11 @@ def _said(condition: Condition | None) -> object:
     return condition.kind, loops or condition.reason, condition.quarantined, condition.works
 
 
+def damaged_to_delete(kept: Sequence[int]) -> Sequence[int]:
+    """Of the numbers of what was moved aside before, oldest first, when one more is."""
+    return kept[: max(0, len(kept) + 1 - DAMAGED_KEPT)]
+
+
 def stopped(
     needs: Mapping[str, Collection[Sequence[str]]], out: Collection[str]
 ) -> dict[str, list[str]]:

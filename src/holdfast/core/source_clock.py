@@ -13,6 +13,7 @@ never stops, and follows steps of the wall clock only like this:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 #: From here on a change of the wall clock against monotonic time is a step, and reported. What is
 #: less may as well be the pause between reading one clock and the other.
@@ -126,3 +127,15 @@ class SourceClock:
     def _agreement(self, at: int) -> list[ClockAction]:
         was, self._apart = self._apart, abs(self.apart_us) >= STEP_US
         return [Agreed(at)] if was and not self._apart else []
+
+
+Course = Literal["slower", "confirms", "as before"]
+
+
+def course_of(apart_us: int) -> tuple[Course, int]:
+    """How the source clock goes on that is so far ahead of the wall clock, and for how long."""
+    if apart_us >= STEP_US:
+        return "slower", SLOWER * apart_us
+    if apart_us <= -STEP_US:
+        return "confirms", min(-apart_us, CONFIRM_US)
+    return "as before", 0

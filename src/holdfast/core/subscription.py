@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
+from holdfast.core.alarm import Alarm
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
 from holdfast.types import OutputState
 
@@ -83,12 +84,10 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class NotTaken:
-    """The consumer could not take it: it has no space, or the rows came damaged."""
+class Full:
+    """The consumer could not take it: it has no space."""
 
     at: int
-    connection: int
-    why: Literal["full", "damaged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,7 @@ class Tick:
     at: int
 
 
-Event = (
-    Begin | Reported | Unreachable | Delivered | Taken | NotTaken | Disconnected | Advanced | Tick
-)
+Event = Begin | Reported | Unreachable | Delivered | Taken | Full | Disconnected | Advanced | Tick
 
 # -- actions ------------------------------------------------------------------------------------
 
@@ -145,7 +142,7 @@ class Disconnect:
 @dataclass(frozen=True, slots=True)
 class Take:
     """Hand what was delivered to the consumer: stable buckets from one on, and tentative ones
-    after one, if any. `Taken` or `NotTaken` follows."""
+    after one, if any. `Taken` or `Full` follows."""
 
     connection: int
     stable_from: int | None
@@ -239,7 +236,7 @@ class Subscription:
     _paused_until: int = 0
     #: Since when another replica than the one that was read is wanted.
     _wanted_at: int | None = None
-    _wake_at: int | None = None
+    _alarm: Alarm = field(default_factory=Alarm)
 
     def __post_init__(self) -> None:
         self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
@@ -271,8 +268,8 @@ class Subscription:
                 return self._delivered(event)
             case Taken():
                 return self._taken(event)
-            case NotTaken():
-                return self._not_taken(event)
+            case Full():
+                return self._full(event.at)
             case Disconnected():
                 return self._disconnected(event)
             case Advanced():
@@ -281,8 +278,7 @@ class Subscription:
                     polling.tries = LAST_WORDS
                 return []
             case Tick():
-                if self._wake_at is not None and self._wake_at <= at:
-                    self._wake_at = None
+                self._alarm.rang()
                 if self._retry_at is not None and self._retry_at <= at:
                     self._retry_at = None
                     return self._connect(at, self.replicas[0], correcting=False)
@@ -457,16 +453,13 @@ class Subscription:
             polling.due = 0
         return [*self._close(False), *self._close(True)]
 
-    def _not_taken(self, event: NotTaken) -> list[Action]:
-        reads = self._find(event.connection)
-        if event.why == "damaged":
-            return [] if reads is None else self._lost(event.at, reads, "rows came damaged")
+    def _full(self, at: int) -> list[Action]:
         actions = [*self._close(False), *self._close(True)]
         self.selector.forget()
         if self.many:
-            self._paused_until = event.at + FULL_US
+            self._paused_until = at + FULL_US
         else:
-            self._retry_at = event.at + FULL_US
+            self._retry_at = at + FULL_US
         return actions
 
     def _wake(self, at: int) -> list[Action]:
@@ -480,7 +473,4 @@ class Subscription:
                 many or self._position != polling.told
             ):  # fmt: skip
                 due = time
-        if due is None or (self._wake_at is not None and self._wake_at <= due):
-            return []
-        self._wake_at = due
-        return [Wake(due)]
+        return [Wake(due)] if due is not None and self._alarm.needs(at, due) else []

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.clock import now_us
-from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING
+from holdfast.core.replica_selector import NOTHING
 from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.model.schema import arrow_schema
@@ -73,7 +73,7 @@ class Client:
         name: str | None = None,
         from_bucket: int | None = None,
         tentative: bool = False,
-        tolerance_buckets: int = LAG_BUCKETS,
+        tolerance_buckets: int = 0,
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.output, self.width_us = output, width_us

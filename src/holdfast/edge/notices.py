@@ -56,16 +56,18 @@ def clock_text(action: source_clock.ClockAction) -> str:
 
 def _goes_on(apart_us: int) -> str:
     """How the source clock goes on, so far ahead of the wall clock."""
-    if apart_us >= source_clock.STEP_US:
-        takes = _seconds(source_clock.SLOWER * apart_us)
-        return (
-            f"buckets close at half speed for {takes}, until both clocks agree, and rows that are "
-            "stamped by it are late"
-        )
-    if apart_us <= -source_clock.STEP_US:
-        stands = _seconds(min(-apart_us, source_clock.CONFIRM_US))
-        return f"buckets close as before, and follow it once it has stood there for {stands}"
-    return "buckets close as before"
+    course, lasts_us = source_clock.course_of(apart_us)
+    match course:
+        case "slower":
+            return (
+                f"buckets close at half speed for {_seconds(lasts_us)}, until both clocks agree, "
+                "and rows that are stamped by it are late"
+            )
+        case "confirms":
+            stands = _seconds(lasts_us)
+            return f"buckets close as before, and follow it once it has stood there for {stands}"
+        case "as before":
+            return "buckets close as before"
 
 
 def _seconds(us: int) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from holdfast.core import moves as core
 from holdfast.core.divergence import Window
-from holdfast.core.promises import Answer
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
@@ -70,7 +69,7 @@ class Asked:
     position: int
     started: bool
     done: bool
-    reply: Callable[[Answer], None]
+    reply: Callable[[core.Reply], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from holdfast.config import Options
 from holdfast.core import moves as core
 from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
-from holdfast.core.promises import Answer
 from holdfast.core.sunion import Partial
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
@@ -103,7 +102,7 @@ class Performer:
         #: Tentative steps that failed; the stable line does not depend on them.
         self.tentative_failures = 0
         #: Peers that wait for an answer, by ticket.
-        self._replies: dict[int, Callable[[Answer], None]] = {}
+        self._replies: dict[int, Callable[[core.Reply], None]] = {}
         self._tickets = itertools.count(1)
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
@@ -434,7 +433,7 @@ class Performer:
             case core.Ask():
                 self._carrier.ask(action, self._partners)
             case core.Reply():
-                self._replies.pop(action.ticket)(action.answer)
+                self._replies.pop(action.ticket)(action)
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():

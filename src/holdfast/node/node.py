@@ -20,7 +20,6 @@ from holdfast.config import Options
 from holdfast.core import moves as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.membership import Standing
-from holdfast.core.promises import Answer
 from holdfast.core.subscription import Position, Subscription
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.engine import Engine
@@ -247,16 +246,17 @@ class Node:
         """By a partner, in one of the server's threads; the loop answers."""
         self._check_path(ask.path)
         self._check_replica(ask.peer)
-        answers: queue.Queue[Answer] = queue.Queue()
+        answers: queue.Queue[core.Reply] = queue.Queue()
         self.post(
             Asked(
                 ask.path, ask.peer, ask.correction, ask.position, ask.started, ask.done, answers.put
             )
         )
         try:
-            return Postponement(answers.get(timeout=self._options.silence_s))
+            reply = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
+        return Postponement(reply.answer, reply.reached)
 
     def _check_replica(self, name: str) -> None:
         if name not in self._partners:
@@ -339,11 +339,15 @@ class Node:
         ask = Postpone(
             action.path, self.name, action.correction, action.position, action.started, action.done
         )
-        answer: Answer = "away"
+        told = Postponement("away")
         with suppress(HoldfastError):
-            answer = self._partners[peer]().call(ask).answer
+            told = self._partners[peer]().call(ask)
         if not action.done:
-            self.post(core.Answered(monotonic_us(), action.path, peer, action.correction, answer))
+            self.post(
+                core.Answered(
+                    monotonic_us(), action.path, peer, action.correction, told.answer, told.reached
+                )
+            )
 
     def _work(self, work: Work, version: Version) -> None:
         began = monotonic_us()

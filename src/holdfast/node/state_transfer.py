@@ -20,9 +20,19 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from holdfast.core import transfer as core
 from holdfast.core.transfer import OwnPath, Piece
 from holdfast.engine.state import Version
-from holdfast.errors import LogCorrupted, LogError, TransportError, Trimmed
+from holdfast.errors import (
+    HoldfastError,
+    LogCorrupted,
+    LogError,
+    NotOffered,
+    StaleEpoch,
+    StorageFull,
+    TransportError,
+    Trimmed,
+)
 from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log
 from holdfast.storage.disk import OS_DISK, Disk
@@ -227,3 +237,37 @@ class Staging:
         return self._encoding.read(
             path, rows=segment.rows, checksum=segment.checksum, disk=self._disk
         )
+
+
+# -- replies, as `core.catch_up` hears of them ----------------------------------------------------
+
+
+def not_held(err: HoldfastError) -> core.HoldAnswer:
+    """Why a producer did not promise to keep anything."""
+    return core.Replaced(str(err)) if isinstance(err, StaleEpoch) else core.Unreachable(str(err))
+
+
+def peer_answer(
+    peer: str, reply: OfferedState | HoldfastError, paths: Sequence[Path], staging: Staging
+) -> core.PeerAnswer:
+    if isinstance(reply, HoldfastError):
+        return core.Unreachable(f"{peer}: {reply}")
+    match reply.answer:
+        case "waits":
+            return core.Waits(reply.own)
+        case "began-empty":
+            return core.BeganEmpty()
+        case "not-ready":
+            return core.NotReady(reply.why)
+    try:
+        check_offer(reply, paths)
+    except TransportError as err:
+        return core.Unreachable(f"{peer}: {err}")
+    return core.HasState(max(moving.bucket for moving in reply.paths), staging.expect(reply))
+
+
+def failure_of(err: HoldfastError) -> core.Failure:
+    """Why a piece did not come, or could not be installed."""
+    return core.Failure(
+        str(err), gone=isinstance(err, NotOffered), full=isinstance(err, StorageFull)
+    )

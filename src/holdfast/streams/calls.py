@@ -104,6 +104,8 @@ class Hold(Request[Holding]):
 @dataclass(frozen=True, slots=True)
 class Postponement:
     answer: Answer
+    #: Of one that goes on answering: the last bucket it has given, stable or tentative.
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import transfer as core
 from holdfast.core.catch_up import CatchUp
-from holdfast.errors import HoldfastError, NotOffered, StaleEpoch, StateLost, StorageFull
+from holdfast.errors import HoldfastError, LogError, StaleEpoch, StateLost
 from holdfast.model.fragments import partners_of, producers_of
 from holdfast.node.effects import StateReleased, StateRenewed
-from holdfast.node.state_transfer import Staging, own_paths
+from holdfast.node.state_transfer import (
+    Staging,
+    failure_of,
+    not_held,
+    own_paths,
+    peer_answer,
+)
 from holdfast.storage.files import put_file
 from holdfast.streams.calls import OfferedState
 from holdfast.verify.sim.engine_twin import EngineTwin
@@ -64,7 +70,8 @@ class Rebuild:
             case core.Install():
                 self._install(action)
             case core.Discard():
-                self._staging.discard()
+                with suppress(LogError):
+                    self._staging.discard()
             case core.ComeUp():
                 node.world.say(node.name, "comes up from", action.source, f"({action.why})")
                 node.caught_up(reopen=action.source == "peer")
@@ -79,42 +86,24 @@ class Rebuild:
                 core.HoldAnswered(self._now, action.round, action.stream, action.producer, answer)
             )
 
-        def failed(err: HoldfastError) -> None:
-            stale = isinstance(err, StaleEpoch)
-            over(core.Replaced(str(err)) if stale else core.Unreachable(str(err)))
-
         node.ask_node(
             action.producer,
             lambda server: server.service.hold(action.stream, node.name, epoch, server.world.now),
             over,
-            failed,
+            lambda err: over(not_held(err)),
         )
 
     def _ask_state(self, action: core.AskState) -> None:
         node = self._node
 
-        def over(answer: core.PeerAnswer) -> None:
+        def over(reply: OfferedState | HoldfastError) -> None:
+            answer = peer_answer(action.peer, reply, node.fragment.paths, self._staging)
+            if isinstance(answer, core.HasState):
+                self._pieces = max(1, len(answer.pieces))
             self._take(core.PeerAnswered(self._now, action.round, answer))
 
-        def told(offered: OfferedState) -> None:
-            match offered.answer:
-                case "waits":
-                    over(core.Waits(offered.own))
-                case "began-empty":
-                    over(core.BeganEmpty())
-                case "not-ready":
-                    over(core.NotReady(offered.why))
-                case "state":
-                    pieces = self._staging.expect(offered)
-                    self._pieces = max(1, len(pieces))
-                    over(core.HasState(max(m.bucket for m in offered.paths), pieces))
-
         node.ask_node(
-            action.peer,
-            lambda peer: peer.offer_state(node.name),
-            told,
-            lambda err: over(core.Unreachable(str(err))),
-            catching_up=True,
+            action.peer, lambda peer: peer.offer_state(node.name), over, over, catching_up=True
         )
 
     def _fetch(self, action: core.Fetch) -> None:
@@ -130,10 +119,7 @@ class Rebuild:
                 self._take(core.Fetched(self._now, action.round, piece))
 
         def failed(err: HoldfastError) -> None:
-            failure = core.Failure(
-                str(err), gone=isinstance(err, NotOffered), full=isinstance(err, StorageFull)
-            )
-            self._take(core.FetchFailed(self._now, action.round, piece, failure))
+            self._take(core.FetchFailed(self._now, action.round, piece, failure_of(err)))
 
         def told(data: bytes) -> None:
             link = node.wire.link(action.peer, node.name)
@@ -156,8 +142,7 @@ class Rebuild:
                 lambda folder: memory_log(node, node.name, folder), node.log.epoch
             )
         except HoldfastError as err:
-            failure = core.Failure(str(err), full=isinstance(err, StorageFull))
-            self._take(core.InstallFailed(self._now, action.round, failure))
+            self._take(core.InstallFailed(self._now, action.round, failure_of(err)))
             return
         with suppress(HoldfastError):
             node.log.close()

@@ -9,12 +9,22 @@ from functools import partial
 from typing import Any
 
 from holdfast.core import subscription as core
-from holdfast.core.replica_selector import Status
 from holdfast.core.subscription import Position, Subscription
-from holdfast.errors import HoldfastError, StorageFull, TransportError, Trimmed
+from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.streams.calls import StreamStatus
 from holdfast.streams.delivery import Cursor, Delivery, verified
-from holdfast.streams.subscribing import selected
-from holdfast.types import OutputState
+from holdfast.streams.happenings import (
+    Began,
+    Broke,
+    Came,
+    Consumed,
+    Happening,
+    Moved,
+    Polled,
+    Rang,
+    Translation,
+    selected,
+)
 from holdfast.verify.sim.links import SILENCE_US, Server, Wire
 from holdfast.verify.sim.tables import rows_digest
 from holdfast.verify.sim.world import Process
@@ -39,8 +49,6 @@ class Connection:
         self.arrives_at = 0
         #: Nothing gets through any more; the reader may not have noticed yet.
         self.broken = False
-        #: The last delivery, if it was a heartbeat: the same one again is not news.
-        self.life: Delivery | None = None
 
     def has_news(self) -> bool:
         return self.cursor.news(self.server.service.logs[self.stream].info(self.stream))
@@ -94,24 +102,31 @@ class Follower:
         #: Connections that are wanted, by number; None until they are made.
         self.connections: dict[int, Connection | None] = {}
         self._addresses: dict[str, str | None] = {}
-        self._error: HoldfastError | None = None
+        self._translation = Translation(subscription)
 
     @property
     def ended(self) -> bool:
         return self.subscription.ended
 
     def connect(self) -> None:
-        self._handle(core.Begin(self._now))
+        self.step(Began())
 
     def advanced(self, position: Position) -> None:
-        self._handle(core.Advanced(self._now, position))
+        """Heard of after what goes on now, as by a thread with a queue."""
+        self.reader.after(0, lambda: self.step(Moved(position)))
 
     @property
     def _now(self) -> int:
         return self.reader.world.now
 
-    def _handle(self, event: core.Event, delivery: Delivery | None = None) -> None:
-        self._perform(self.subscription.handle(event), delivery)
+    def step(self, happened: Happening) -> None:
+        """What follows from it is done."""
+        if isinstance(happened, Came | Broke) and happened.connection not in self.connections:
+            return
+        event = self._translation.event(happened, self._now)
+        if event is not None:
+            delivery = happened.delivery if isinstance(happened, Came) else None
+            self._perform(self.subscription.handle(event), delivery)
 
     def _perform(self, actions: Sequence[core.Action], delivery: Delivery | None) -> None:
         for action in actions:
@@ -130,40 +145,36 @@ class Follower:
                         self.reader.name, "lost", self.stream, action.replica, f"({action.why})"
                     )
                 case core.Wake():
-                    self.reader.after(
-                        max(0, action.at - self._now), lambda: self._handle(core.Tick(self._now))
-                    )
+                    self.reader.after(max(0, action.at - self._now), lambda: self.step(Rang()))
                 case core.Unobtainable():
-                    assert self._error is not None
-                    raise self._error
+                    assert self._translation.error is not None
+                    raise self._translation.error
                 case core.Switched() | core.Finished():
                     pass
 
     # -- asking ---------------------------------------------------------------------------------
 
     def _poll(self, poll: core.Poll) -> None:
-        def unreachable(err: HoldfastError) -> None:
-            if not isinstance(err, TransportError):
-                raise err
+        def failed(err: HoldfastError) -> None:
             self._addresses.pop(poll.replica, None)
-            self._handle(core.Unreachable(self._now, poll.replica))
+            self.step(Polled(poll.replica, err))
 
-        def told(stands: tuple[OutputState, int, int | None] | None) -> None:
-            status = None if stands is None else Status(*stands)
-            self._handle(core.Reported(self._now, poll.replica, status))
+        def told(status: StreamStatus) -> None:
+            self.step(Polled(poll.replica, status))
 
         def there(server: Server) -> None:
             self.wire.request(
-                self.reader, server, lambda at: self._say(at, poll.position), told, unreachable,
+                self.reader, server, lambda at: self._say(at, poll.position), told, failed,
                 repeatable=True,
             )  # fmt: skip
 
-        self._reach(poll.replica, there, unreachable)
+        self._reach(poll.replica, there, failed)
 
-    def _say(self, server: Any, position: Position | None) -> Any:
+    def _say(self, server: Server, position: Position | None) -> StreamStatus:
         if position is not None:
             server.service.acknowledge(self.stream, self.reader.name, *position)
-        return server.service.stands(self.stream)
+        stands = server.service.stands(self.stream)
+        return StreamStatus(None, None, None) if stands is None else StreamStatus(*stands)
 
     def _reach(
         self,
@@ -203,7 +214,7 @@ class Follower:
 
         def failed(err: HoldfastError) -> None:
             self._addresses.pop(action.replica, None)
-            self._broke(number, err)
+            self.step(Broke(number, err))
 
         self._reach(action.replica, begin, failed)
 
@@ -229,16 +240,9 @@ class Follower:
                 self.subscription.at,
             )  # fmt: skip
 
-    def _broke(self, number: int, err: HoldfastError) -> None:
-        if number not in self.connections:
-            return
-        if not isinstance(err, TransportError | Trimmed) and not self.subscription.many:
-            raise err
-        self._error = err
-        self._handle(core.Disconnected(self._now, number, isinstance(err, Trimmed)))
-
     def _close(self, number: int) -> None:
         connection = self.connections.pop(number, None)
+        self._translation.closed(number)
         if connection is not None:
             connection.broken = True
 
@@ -252,32 +256,24 @@ class Follower:
             connection.broken = True
             return
         connection.heard_at = self.reader.world.now
-        if delivery is connection.life or delivery == connection.life:
-            return
-        connection.life = delivery if delivery.is_sign_of_life else None
         try:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)
-        except TransportError:
-            self._handle(core.NotTaken(self._now, connection.number, "damaged"))
-            return
-        came = core.Delivered(
-            self._now, connection.number, delivery.epoch, delivery.since, delivery.upto,
-            delivery.state,
-        )  # fmt: skip
-        self._handle(came, delivery)
+        except TransportError as err:
+            self.step(Broke(connection.number, err))
+        else:
+            self.step(Came(connection.number, delivery))
 
     def _hand_on(self, action: core.Take, delivery: Delivery) -> None:
-        part = selected(delivery, action)
+        part, full = selected(delivery, action), False
         try:
             self._take(part)
         except StorageFull:
-            self._handle(core.NotTaken(self._now, action.connection, "full"))
-        else:
-            self._handle(core.Taken(self._now, part.upto, part.tentative_upto, part.ended))
+            full = True
+        self.step(Consumed(action, part, full))
 
     def lost(self, connection: Connection, why: str) -> None:
-        self._broke(connection.number, TransportError(why))
+        self.step(Broke(connection.number, TransportError(why)))
 
     def watch(self) -> None:
         """Silence is taken for death, as the transport does."""
@@ -285,4 +281,4 @@ class Follower:
             if connection is None:
                 continue
             if not self.ended and self.reader.world.now - connection.heard_at > SILENCE_US:
-                self._broke(connection.number, TransportError("silence"))
+                self.step(Broke(connection.number, TransportError("silence")))

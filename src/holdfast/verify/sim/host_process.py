@@ -22,15 +22,14 @@ from holdfast.core.hosts import (
     NodeFailed,
     NodeProgressed,
     NodeStopped,
-    Replaced,
     Report,
     StartNode,
     StopNode,
-    Unanswered,
 )
 from holdfast.core.membership import process_of
 from holdfast.errors import HoldfastError
 from holdfast.streams.calls import Register, Registration
+from holdfast.streams.heartbeats import heartbeat_event
 from holdfast.verify.sim.links import Server, Wire
 from holdfast.verify.sim.members import REGISTER_US
 from holdfast.verify.sim.memory_disk import MemoryDisk
@@ -138,21 +137,16 @@ class HostProcess(Server):
             if said.position is not None:
                 self._handle(NodeProgressed(self.world.now, said.node, said.position))
 
-        def answered(answer: Registration) -> None:
-            if not answer.current:
-                self._handle(Replaced(self.world.now))
-                return
-            self._handle(Answered(self.world.now, answer.assigned, answer.refused))
-            for node in self.nodes.values():
-                if node.alive and node.is_up:
-                    node.enter(partial(node.heard, dict(answer.standings)))
+        def over(reply: Registration | HoldfastError) -> None:
+            event = heartbeat_event(reply, self.world.now)
+            self._handle(event)
+            if isinstance(event, Answered) and isinstance(reply, Registration):
+                for node in self.nodes.values():
+                    if node.alive and node.is_up:
+                        node.enter(partial(node.heard, dict(reply.standings)))
             self._schedule(HEARTBEAT_US)
 
-        def unanswered(err: HoldfastError) -> None:
-            self._handle(Unanswered(self.world.now))
-            self._schedule(HEARTBEAT_US)
-
-        self.wire.ask_controller(self, lambda c: c.heartbeat(asked), answered, unanswered)
+        self.wire.ask_controller(self, lambda c: c.heartbeat(asked), over, over)
 
     def _handle(self, event: Event) -> None:
         self._perform(self._core.handle(event))

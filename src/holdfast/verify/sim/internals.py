@@ -49,7 +49,8 @@ def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
     consistency, now = node.performer.core.paths[path.name].consistency, node.monotonic()
     if consistency.state is not OutputState.STABILIZATION:
         return ()
-    return tuple(peer for peer, until in consistency.promises._until.items() if until > now)
+    leases = consistency.promises._leases
+    return tuple(peer for peer, lease in leases.items() if lease.until > now)
 
 
 def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:

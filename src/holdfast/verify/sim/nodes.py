@@ -11,7 +11,6 @@ from holdfast.core import moves as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
-from holdfast.core.promises import Answer
 from holdfast.core.quarantine import kind_of
 from holdfast.core.subscription import Position, Subscription
 from holdfast.core.transfer import BeganEmpty, NotReady
@@ -37,7 +36,7 @@ from holdfast.node.effects import (
 from holdfast.node.executor import Performer
 from holdfast.node.state_transfer import Fingerprints, Staging
 from holdfast.storage import Log
-from holdfast.streams.calls import Digests, Instance, OfferedState
+from holdfast.streams.calls import Digests, Instance, OfferedState, Postponement
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
@@ -331,30 +330,34 @@ class NodeProcess(Member):
         self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
 
     def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
-        def told(peer: str, answer: Answer) -> None:
-            self.world.say(self.name, "asked", peer, "to go on answering", action.path, answer)
-            answered = core.Answered(self.monotonic(), action.path, peer, action.correction, answer)
+        def told(peer: str, told: Postponement) -> None:
+            self.world.say(self.name, "asked", peer, "to go on answering", action.path, told.answer)
             if not action.done:
-                self.performer.take(answered)
+                self.performer.take(
+                    core.Answered(
+                        self.monotonic(), action.path, peer, action.correction, told.answer,
+                        told.reached,
+                    )
+                )  # fmt: skip
 
         for peer in peers:
             self._ask_partner(
                 peer,
                 lambda node: node.asked(action, self.name),
                 partial(told, peer),
-                partial(told, peer, "away"),
+                partial(told, peer, Postponement("away")),
             )
 
-    def asked(self, action: core.Ask, peer: str) -> Answer:
+    def asked(self, action: core.Ask, peer: str) -> Postponement:
         """By a peer."""
-        answers: list[Answer] = []
+        answers: list[core.Reply] = []
         self.performer.take(
             Asked(action.path, peer, action.correction, action.position, action.started,
                   action.done, answers.append)
         )  # fmt: skip
         if not answers:  # a full disk holds up everything
             raise TransportError(f"{self.name} does not answer")
-        return answers[0]
+        return Postponement(answers[0].answer, answers[0].reached)
 
     def _ask_partner(
         self,

@@ -176,12 +176,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("rely on a promise for ever", "available", "delay", seed=4)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Promises, "covered", lambda self, at: bool(self._until))
+    patch.setattr(Promises, "covered", lambda self, at: bool(self._leases))
     original = Promises.answered
 
-    def loyal(self: Promises, at: int, peer: str, correction: int, answer: Any) -> None:
-        if answer != "away" or peer not in self._until:
-            original(self, at, peer, correction, answer)
+    def loyal(self: Promises, reply: Any, newest: int | None) -> None:
+        if reply.answer != "away" or reply.peer not in self._leases:
+            original(self, reply, newest)
 
     patch.setattr(Promises, "answered", loyal)
 

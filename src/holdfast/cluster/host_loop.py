@@ -1,0 +1,145 @@
+"""Drives a host (`core.hosts`) with threads: one sends heartbeats and waits for no disk, others
+stop nodes. Nothing is decided here, and nothing here needs Spark."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from holdfast.clock import monotonic_us
+from holdfast.core.hosts import (
+    HEARTBEAT_US,
+    Action,
+    Answered,
+    End,
+    Event,
+    Host,
+    NodeFailed,
+    NodeProgressed,
+    NodeStopped,
+    Report,
+    StartNode,
+    StopNode,
+)
+from holdfast.core.membership import Standing
+from holdfast.core.quarantine import kind_of, reason_of
+from holdfast.errors import HoldfastError
+from holdfast.streams.calls import Instance, Register, Registration
+from holdfast.streams.heartbeats import heartbeat_event
+
+_log = logging.getLogger("holdfast.host")
+
+
+class Running(Protocol):
+    """A node that was started, with threads of its own."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def position(self) -> int | None: ...
+    @property
+    def error(self) -> BaseException | None: ...
+    def told(self) -> Instance | None: ...
+    def heard(self, readers: Any, standings: Mapping[str, Standing]) -> None: ...
+    def stop(self) -> None: ...
+
+
+class HostLoop:
+    """`wake` is set when there is something to tell before the next heartbeat is due."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        core: Host,
+        chief: Callable[[Register], Registration],
+        start: Callable[[StartNode], Running],
+        wake: threading.Event,
+        *,
+        clock: Callable[[], int] = monotonic_us,
+    ) -> None:
+        self.name, self._epoch, self._core = name, epoch, core
+        self._chief, self._start, self._wake, self._clock = chief, start, wake, clock
+        self.nodes: dict[str, Running] = {}
+        #: Names of nodes of which nothing runs any more.
+        self._stopped: queue.SimpleQueue[str] = queue.SimpleQueue()
+        #: Why the process is to end.
+        self.end: End | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        try:
+            while not stop.is_set() and self.end is None:
+                self._wake.clear()
+                self.heartbeat()
+                self.look()
+                self._wake.wait(HEARTBEAT_US / 1e6)
+        finally:
+            for node in self.nodes.values():
+                node.stop()
+
+    def heartbeat(self) -> None:
+        up = {name: said for name, node in self.nodes.items() if (said := node.told())}
+        at = self._clock()
+        unhealthy = {name: met.status(at) for name, met in self._core.conditions.items()}
+        asked = Register(self.name, self._epoch, tuple(up.values()), unhealthy)
+        try:
+            reply: Registration | HoldfastError = self._chief(asked)
+        except HoldfastError as err:
+            reply = err
+        event = heartbeat_event(reply, self._clock())
+        self._handle(event)
+        if isinstance(event, Answered) and isinstance(reply, Registration):
+            for name in up:
+                if name in self.nodes:
+                    self.nodes[name].heard(reply.readers, reply.standings)
+
+    def look(self) -> None:
+        """What became of the nodes since."""
+        for name, node in list(self.nodes.items()):
+            if (position := node.position) is not None:
+                self._handle(NodeProgressed(self._clock(), name, position))
+            if (err := node.error) is not None:
+                self._handle(NodeFailed(self._clock(), name, kind_of(err), reason_of(err)))
+        with suppress(queue.Empty):
+            while True:
+                self._handle(NodeStopped(self._clock(), self._stopped.get_nowait()))
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self._core.handle(event))
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartNode():
+                    self.nodes[action.node] = self._start(action)
+                case StopNode():
+                    stopping = threading.Thread(
+                        target=self._stop, args=(self.nodes.pop(action.node),),
+                        name=f"stop-{action.node}", daemon=True,
+                    )  # fmt: skip
+                    stopping.start()
+                case Report():
+                    self._report(action)
+                case End():
+                    self.end = self.end or action
+
+    def _stop(self, node: Running) -> None:
+        """It may take a step's time, and nobody waits for it."""
+        try:
+            node.stop()
+        except Exception:
+            _log.exception("node %s did not stop in good order", node.name)
+        self._stopped.put(node.name)
+        self._wake.set()
+
+    def _report(self, report: Report) -> None:
+        if report.condition is None:
+            _log.info("node %s works again", report.node)
+        else:
+            told = report.condition.status(self._clock())
+            level = logging.ERROR if told.quarantined else logging.WARNING
+            _log.log(level, "node %s %s", report.node, told.text)

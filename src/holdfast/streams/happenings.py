@@ -1,0 +1,161 @@
+"""What happens to a consumer of a stream, as its transport tells it, and what that is to the
+subscription. The one translation, so that threads and virtual time cannot differ in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import assert_never
+
+from holdfast.core import subscription as core
+from holdfast.core.replica_selector import Status
+from holdfast.core.subscription import Position, Subscription
+from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
+from holdfast.streams.calls import StreamStatus
+from holdfast.streams.delivery import Delivery
+from holdfast.types import Stability
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The consumer is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What became of `Poll`: the reply, or why there is none."""
+
+    replica: str
+    reply: StreamStatus | HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    connection: int
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """A connection is over, or was not made."""
+
+    connection: int
+    error: HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The consumer had `part` handed over, and took it, or had no space."""
+
+    take: core.Take
+    part: Delivery
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The consumer is further than it was."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Rang:
+    """A timer that was set for `Wake`."""
+
+
+Happening = Began | Polled | Came | Broke | Consumed | Moved | Rang
+
+
+@dataclass(slots=True)
+class Translation:
+    """Of one subscription."""
+
+    subscription: Subscription
+    #: Why a connection broke last.
+    error: HoldfastError | None = None
+    #: By connection, the last delivery if it was a heartbeat: the same one again is no news.
+    _heartbeats: dict[int, Delivery] = field(default_factory=dict)
+
+    def event(self, happened: Happening, at: int) -> core.Event | None:
+        """None: it is no news. Raises what ends the consumer."""
+        match happened:
+            case Began():
+                return core.Begin(at)
+            case Polled():
+                return self._polled(happened, at)
+            case Came():
+                return self._came(happened, at)
+            case Broke():
+                if self._is_fatal(happened.error):
+                    raise happened.error
+                self.error = happened.error
+                trimmed = isinstance(happened.error, Trimmed)
+                return core.Disconnected(at, happened.connection, trimmed)
+            case Consumed():
+                if happened.full:
+                    return core.Full(at)
+                part = happened.part
+                return core.Taken(at, part.upto, part.tentative_upto, part.ended)
+            case Moved():
+                return core.Advanced(at, happened.position)
+            case Rang():
+                return core.Tick(at)
+            case _:
+                assert_never(happened)
+
+    def closed(self, connection: int) -> None:
+        self._heartbeats.pop(connection, None)
+
+    def _polled(self, polled: Polled, at: int) -> core.Event:
+        replica, reply = polled.replica, polled.reply
+        if isinstance(reply, StaleEpoch):
+            raise reply
+        if isinstance(reply, HoldfastError):
+            return core.Unreachable(at, replica)
+        if reply.state is None or reply.upto is None:
+            return core.Reported(at, replica, None)
+        return core.Reported(at, replica, Status(reply.state, reply.upto, reply.tentative_upto))
+
+    def _came(self, came: Came, at: int) -> core.Event | None:
+        number, delivery = came.connection, came.delivery
+        known = self._heartbeats.get(number)
+        if delivery is known or delivery == known:
+            return None
+        if delivery.is_sign_of_life:
+            self._heartbeats[number] = delivery
+        elif known is not None:
+            del self._heartbeats[number]
+        return core.Delivered(
+            at, number, delivery.epoch, delivery.since, delivery.upto, delivery.state
+        )
+
+    def _is_fatal(self, err: HoldfastError) -> bool:
+        """Where there are other replicas, whatever is wrong with one of them is its own affair; but
+        a consumer that was replaced ends."""
+        if self.subscription.many:
+            return isinstance(err, StaleEpoch)
+        return not isinstance(err, TransportError | Trimmed)
+
+
+def selected(delivery: Delivery, take: core.Take) -> Delivery:
+    """The part of a delivery that a consumer takes."""
+    after, first = take.tentative_after, take.stable_from
+    kept = [
+        (first is None or segment.id.bucket >= first)
+        and (
+            segment.stability is Stability.STABLE
+            or (after is not None and segment.id.bucket > after)
+        )
+        for segment in delivery.segments
+    ]
+    if after is None and delivery.tentative_upto is not None:
+        delivery = replace(delivery, tentative_upto=None, missing=())
+    if all(kept):
+        return delivery
+    return replace(
+        delivery,
+        segments=tuple(compress(delivery.segments, kept)),
+        paths=tuple(compress(delivery.paths, kept)),
+        tables=tuple(compress(delivery.tables, kept)),
+    )

@@ -1,0 +1,27 @@
+"""One tick per wake, and none that is still needed goes missing."""
+
+from __future__ import annotations
+
+from holdfast.core.alarm import Alarm
+
+
+def test_one_tick_before_the_deadline_is_enough() -> None:
+    alarm = Alarm()
+    assert alarm.needs(0, 100)
+    assert not alarm.needs(0, 100) and not alarm.needs(50, 200)
+    assert alarm.needs(50, 90), "an earlier deadline needs a tick of its own"
+
+
+def test_a_tick_that_came_early_is_asked_for_again() -> None:
+    alarm = Alarm()
+    alarm.needs(0, 100)
+    alarm.rang()
+    assert alarm.needs(99, 100)
+
+
+def test_an_overdue_tick_is_not_relied_on() -> None:
+    alarm = Alarm()
+    alarm.needs(0, 100)
+    assert alarm.needs(150, 200)
+    alarm.rang()  # the one of 100, late
+    assert not alarm.needs(151, 200), "the one of 200 is still to come"

@@ -1,0 +1,329 @@
+"""Records what happens to the machines of a simulated run with faults, and what they answer.
+
+    python -m tests.verify.sim.recording
+
+writes tests/recordings/. A recording holds one driver's machine per file section: a line that says
+how the machine was made, then one line per happening, as the transport told it: when, what, which
+event the driver made of it, and the actions that the machine answered. `test_two_drivers` feeds it
+to the drivers of production and simulator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from holdfast import errors
+from holdfast.config import Options
+from holdfast.core.hosts import Host, NodeFailed, NodeProgressed, NodeStopped
+from holdfast.core.subscription import Position, Subscription
+from holdfast.streams.calls import Registration, StreamStatus
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.happenings import (
+    Began,
+    Broke,
+    Came,
+    Consumed,
+    Happening,
+    Moved,
+    Polled,
+    Rang,
+)
+from holdfast.types import OutputState, StreamInfo
+from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim import host_process
+from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.host_process import HostProcess
+from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulation import Simulation
+from tests.verify.sim.lab import S, group_steps, union_of_two
+
+FOLDER = Path(__file__).parents[2] / "recordings"
+
+#: Who reads what: from two replicas that both fail and correct themselves, and from one producer.
+READERS = {("client-merged", "merged"), ("main", "s1")}
+FAULTS = (
+    Fault(1 * S, "cut", "s2<->main,main@2", 3 * S),
+    Fault(1_500_000, "kill", "s1", S // 2),
+    Fault(2_200_000, "damage", "s1->main", S),
+    Fault(2_500_000, "pause", "main@2", 1_500_000),
+    Fault(3_500_000, "full", "main", S),
+    Fault(5 * S, "kill", "main", S),
+    Fault(5_500_000, "full", "client-merged", S // 2),
+    Fault(6_600_000, "cut", "client-merged<->main@2", 1_200_000),
+)
+
+
+@dataclass(slots=True)
+class Line:
+    """One happening."""
+
+    at: int
+    happened: Any
+    #: The event and the actions; no event where it is no news.
+    event: str | None = None
+    actions: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Section:
+    """One machine, from its beginning to the end of its life, or of the run."""
+
+    machine: str
+    setup: dict[str, Any]
+    lines: list[Line] = field(default_factory=list)
+
+
+# -- happenings as JSON ---------------------------------------------------------------------------
+
+
+def error_to_json(err: Exception) -> list[str]:
+    return [type(err).__name__, str(err)]
+
+
+def error_of(told: list[str]) -> errors.HoldfastError:
+    made = getattr(errors, told[0])(told[1])
+    assert isinstance(made, errors.HoldfastError)
+    return made
+
+
+def happening_to_json(happened: Happening) -> dict[str, Any]:
+    match happened:
+        case Began():
+            return {"began": True}
+        case Polled(replica, StreamStatus() as reply):
+            return {"polled": replica, "reply": [reply.state, reply.upto, reply.tentative_upto]}
+        case Polled(replica, errors.HoldfastError() as err):
+            return {"polled": replica, "error": error_to_json(err)}
+        case Came(connection, made):
+            told = {
+                "since": made.since, "upto": made.upto, "epoch": made.epoch, "state": made.state,
+                "ended": made.ended, "tentative_upto": made.tentative_upto,
+                "spent_us": made.spent_us, "first": made.info is not None,
+            }  # fmt: skip
+            return {"came": connection, "delivery": {k: v for k, v in told.items() if v}}
+        case Broke(connection, err):
+            return {"broke": connection, "error": error_to_json(err)}
+        case Consumed():
+            return {"consumed": not happened.full}
+        case Moved(position):
+            return {"moved": list(position)}
+        case Rang():
+            return {"rang": True}
+    raise AssertionError(happened)
+
+
+def delivery_of(stream: str, told: dict[str, Any]) -> Delivery:
+    """Without its rows: what becomes of them is no decision."""
+    fields = {"since": 0, "upto": 0, **told}
+    state, first = OutputState(fields.pop("state")), fields.pop("first", False)
+    info = StreamInfo(stream, "", "", 0, 0, -1, fields["epoch"]) if first else None
+    return Delivery(stream, state=state, info=info, **fields)
+
+
+def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
+    """What was written by `happening_to_json`; of `Consumed`, whether it was."""
+    match told:
+        case {"polled": replica, "reply": [state, upto, tentative_upto]}:
+            state = None if state is None else OutputState(state)
+            return Polled(replica, StreamStatus(state, upto, tentative_upto))
+        case {"polled": replica, "error": err}:
+            return Polled(replica, error_of(err))
+        case {"came": connection, "delivery": delivery}:
+            return Came(connection, delivery_of(stream, delivery))
+        case {"broke": connection, "error": err}:
+            return Broke(connection, error_of(err))
+        case {"consumed": bool() as well}:
+            return well
+        case {"moved": position}:
+            return Moved(Position(*position))
+        case {"began": _}:
+            return Began()
+        case {"rang": _}:
+            return Rang()
+    raise AssertionError(told)
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def subscriptions(sections: list[Section]) -> Iterator[None]:
+    """Adds a section for every subscription of `READERS`."""
+    known: dict[int, tuple[Subscription, Section]] = {}
+    step, handle = Follower.step, Subscription.handle
+
+    def watched_step(self: Follower, happened: Happening) -> None:
+        subscription = self.subscription
+        if (self.reader.name, self.stream) in READERS:
+            if isinstance(happened, Began):
+                known[id(subscription)] = (
+                    subscription,
+                    Section("subscription", setup_of(self.reader.name, self.stream, subscription)),
+                )
+                sections.append(known[id(subscription)][1])
+            if not isinstance(happened, Came | Broke) or happened.connection in self.connections:
+                line = Line(self.reader.monotonic(), happening_to_json(happened))
+                known[id(subscription)][1].lines.append(line)
+        step(self, happened)
+
+    def watched_handle(self: Subscription, event: Any) -> Any:
+        actions = handle(self, event)
+        if id(self) in known:
+            line = known[id(self)][1].lines[-1]
+            line.event, line.actions = repr(event), list(map(repr, actions))
+        return actions
+
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(Follower, "step", watched_step))
+        patched.enter_context(patch.object(Subscription, "handle", watched_handle))
+        yield
+
+
+def setup_of(consumer: str, stream: str, made: Subscription) -> dict[str, Any]:
+    return {
+        "consumer": consumer, "stream": stream, "replicas": list(made.replicas), "at": made.at,
+        "tentative": made.tentative, "tentative_upto": made.tentative_upto,
+        "epochs": dict(made.epochs), "home": made.home,
+        "tolerance_buckets": made.tolerance_buckets, "heartbeat_us": made.heartbeat_us,
+        "ask_us": made.ask_us,
+    }  # fmt: skip
+
+
+def subscription_of(kind: type[Subscription], setup: dict[str, Any]) -> Subscription:
+    made = {k: v for k, v in setup.items() if k not in ("consumer", "stream")}
+    return kind(**made | {"epochs": dict(made["epochs"])})
+
+
+def record() -> list[Section]:
+    sections: list[Section] = []
+    with patch.dict(NETWORKS, {"lab": lambda: union_of_two(2, "200ms", "600ms")}):
+        sim = Simulation(Scenario("recorded", "lab", 9, FAULTS, 1), Options())
+        group_steps(60_000)(sim)
+        with subscriptions(sections):
+            outcome = sim.run()
+    assert not outcome.failed, outcome.failed
+    return sections
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def write(path: Path, sections: list[Section]) -> None:
+    with path.open("w") as file:
+        for section in sections:
+            file.write(json.dumps({"machine": section.machine, **section.setup}) + "\n")
+            for line in section.lines:
+                told = {"at": line.at, **line.happened, "event": line.event, "do": line.actions}
+                file.write(json.dumps(told) + "\n")
+
+
+def read(path: Path) -> list[Section]:
+    sections: list[Section] = []
+    for text in path.read_text().splitlines():
+        told = json.loads(text)
+        if machine := told.pop("machine", None):
+            sections.append(Section(machine, told))
+        else:
+            at, event, actions = told.pop("at"), told.pop("event"), told.pop("do")
+            sections[-1].lines.append(Line(at, told, event, actions))
+    return sections
+
+
+# -- hosts ----------------------------------------------------------------------------------------
+
+HOSTS = ("host-1",)
+HOST_FAULTS = (
+    Fault(4 * S, "pause", "host-1", 5 * S),
+    Fault(14 * S, "kill", "host-3", 3 * S),
+    Fault(20 * S, "cut", "host-1->controller", 3 * S),
+    Fault(24 * S, "kill", "controller", 12 * S),
+)
+
+
+@contextmanager
+def hosts(sections: list[Section]) -> Iterator[None]:
+    """Adds a section for every life of a host of `HOSTS`."""
+    known: dict[int, tuple[Host, Section]] = {}
+    replies: list[Registration | errors.HoldfastError] = []
+    failures: dict[str, BaseException] = {}
+    boot, handle, failed = HostProcess.boot, HostProcess._handle, HostProcess.failed
+    decide, translate = Host.handle, host_process.heartbeat_event
+
+    def watched_boot(self: HostProcess) -> None:
+        boot(self)
+        if self.name in HOSTS:
+            section = Section("host", {"host": self.name, "at": self.world.now})
+            known[id(self._core)] = self._core, section
+            sections.append(section)
+
+    def watched_event(reply: Registration | errors.HoldfastError, at: int) -> Any:
+        replies.append(reply)
+        return translate(reply, at)
+
+    def watched_failed(self: HostProcess, node: NodeProcess, err: BaseException) -> None:
+        failures[node.name] = err
+        failed(self, node, err)
+
+    def told(event: Any) -> dict[str, Any]:
+        match event:
+            case NodeProgressed():
+                return {"progressed": event.node, "position": event.position}
+            case NodeStopped():
+                return {"stopped": event.node}
+            case NodeFailed():
+                err = failures[event.node]
+                assert isinstance(err, errors.HoldfastError), err
+                return {"failed": event.node, "error": error_to_json(err)}
+        reply = replies[-1]
+        if isinstance(reply, errors.HoldfastError):
+            return {"error": error_to_json(reply)}
+        return {"current": reply.current, "assigned": reply.assigned, "refused": reply.refused}
+
+    def watched_handle(self: HostProcess, event: Any) -> None:
+        if id(self._core) in known:
+            line = Line(self.world.now, told(event), repr(event))
+            known[id(self._core)][1].lines.append(line)
+        handle(self, event)
+
+    def watched_decide(self: Host, event: Any) -> Any:
+        actions = decide(self, event)
+        if id(self) in known:
+            known[id(self)][1].lines[-1].actions = list(map(repr, actions))
+        return actions
+
+    with ExitStack() as patched:
+        for owner, name, by in (
+            (HostProcess, "boot", watched_boot), (HostProcess, "_handle", watched_handle),
+            (HostProcess, "failed", watched_failed), (Host, "handle", watched_decide),
+            (host_process, "heartbeat_event", watched_event),
+        ):  # fmt: skip
+            patched.enter_context(patch.object(owner, name, by))
+        yield
+
+
+def record_hosts() -> list[Section]:
+    sections: list[Section] = []
+    options = Options(checkpoint_buckets=7)
+    sim = Simulation(Scenario("recorded", "pairs-hosts-2", 40, HOST_FAULTS, 1), options)
+    with hosts(sections):
+        outcome = sim.run()
+    assert not outcome.failed, outcome.failed
+    return sections
+
+
+RECORDINGS: dict[str, Callable[[], list[Section]]] = {
+    "subscriptions.jsonl": record,
+    "hosts.jsonl": record_hosts,
+}
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in RECORDINGS.items():
+        write(FOLDER / name, make())

@@ -1,0 +1,281 @@
+"""No protocol decision outside `core/`: a recorded file of happenings goes through the driver of
+production and the driver of the simulator, and both come to the recorded events and actions, one by
+one. Scripted is the transport alone (`tests/verify/sim/recording.py` says how files are made)."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.core.subscription import Action, Connect, Event, Subscription
+from holdfast.errors import HoldfastError, StorageFull, TransportError
+from holdfast.streams.delivery import Delivery
+from holdfast.streams.happenings import Broke, Came, Happening, Moved, Polled, Rang
+from holdfast.streams.subscribing import Subscriber
+from holdfast.verify.sim.follower import Connection, Follower
+from holdfast.verify.sim.links import Link, Server
+from holdfast.verify.sim.world import Process, World
+from tests.verify.sim.recording import (
+    FOLDER,
+    Line,
+    Section,
+    happening_of,
+    read,
+    record,
+    subscription_of,
+    write,
+)
+
+#: Nothing of a test takes that long, unless something is wrong.
+LIMIT_S = 20.0
+
+RECORDED = read(FOLDER / "subscriptions.jsonl")
+
+
+class Watched(Subscription):
+    """Compares what it is told and answers with the recording, event by event."""
+
+    def watch(self, section: Section) -> None:
+        self.answered: list[Action] = []
+        self.left = [(ln.event, ln.actions) for ln in section.lines if ln.event is not None]
+        self.left.reverse()
+
+    def handle(self, event: Event) -> list[Action]:
+        actions = super().handle(event)
+        self.answered += actions
+        assert (repr(event), list(map(repr, actions))) == self.left.pop()
+        return actions
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+class ScriptedPeer:
+    """A replica, as the transport shows it: says what the script says, when it says it."""
+
+    def __init__(self) -> None:
+        self.replies: queue.Queue[Any] = queue.Queue()
+        #: What comes over each connection, in the order they were made.
+        self.opened: queue.Queue[queue.Queue[Any]] = queue.Queue()
+
+    def call(self, request: object) -> Any:
+        reply = self.replies.get(timeout=LIMIT_S)
+        if isinstance(reply, HoldfastError):
+            raise reply
+        return reply
+
+    def follow(self, *which: object) -> Iterator[Delivery]:
+        came: queue.Queue[Any] = queue.Queue()
+        self.opened.put(came)
+        while (told := came.get(timeout=LIMIT_S)) is not None:
+            if isinstance(told, HoldfastError):
+                raise told
+            yield told
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    """The driver of production: real threads, a clock that stands where the recording says."""
+
+    def __init__(self, section: Section) -> None:
+        self.now, setup = 0, section.setup
+        self.subscription = subscription_of(Watched, setup)
+        assert isinstance(self.subscription, Watched)
+        self.subscription.watch(section)
+        self._peers = {name: ScriptedPeer() for name in setup["replicas"]}
+        self._lines: dict[int, queue.Queue[Any]] = {}
+        makers: Any = {name: (lambda peer=peer: peer) for name, peer in self._peers.items()}
+        self._driver = Subscriber(
+            setup["stream"], setup["consumer"], self.subscription, makers, threading.Event(),
+            clock=lambda: self.now,
+        )  # fmt: skip
+
+    def play(self, section: Section) -> None:
+        lines = iter(section.lines)
+        for line in lines:
+            self.now = line.at
+            happened = happening_of(section.setup["stream"], line.happened)
+            assert not isinstance(happened, bool)
+            for _ in self._driver.step(self._bring(happened)):
+                well = happening_of(section.setup["stream"], next(lines).happened)
+                assert isinstance(well, bool)
+                self._driver._full = not well
+            self._open()
+
+    def _bring(self, happened: Happening) -> Happening:
+        """Through the transport, and the threads that listen to it."""
+        match happened:
+            case Polled():
+                self._peers[happened.replica].replies.put(happened.reply)
+            case Came():
+                self._lines[happened.connection].put(happened.delivery)
+            case Broke():
+                self._lines[happened.connection].put(happened.error)
+            case Moved():
+                self._driver.advanced(happened.position)
+            case Rang():
+                rang = self._driver._next()
+                assert rang == Rang(), f"no timer is due at {self.now}"
+                return rang
+            case _:
+                return happened
+        return self._driver._events.get(timeout=LIMIT_S)
+
+    def _open(self) -> None:
+        for action in self.subscription.answered:
+            if isinstance(action, Connect) and action.connection not in self._lines:
+                opened = self._peers[action.replica].opened
+                self._lines[action.connection] = opened.get(timeout=LIMIT_S)
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.put(None)
+        for peer in self._peers.values():
+            peer.replies.put(TransportError("over"))
+        self._driver._polling.shutdown(wait=False, cancel_futures=True)
+
+
+# -- virtual time ---------------------------------------------------------------------------------
+
+
+class ScriptedWire:
+    """The network of the simulator: keeps what is asked until the script answers."""
+
+    def __init__(self, world: World) -> None:
+        self._servers: dict[str, Server] = {}
+        self.polls: dict[str, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
+        self.connects: dict[str, list[tuple[Callable[[Any], None], Callable[[Any], None]]]] = {}
+        self._world = world
+
+    def ask_controller(self, process: Process, ask: Any, reply: Any, failed: Any) -> None:
+        class Located(dict[str, str]):
+            def get(self, name: str, default: Any = None) -> str:  # type: ignore[override]
+                return name
+
+        reply(Located())
+
+    def link(self, a: str, b: str) -> Link:
+        return Link()
+
+    def resolve(self, address: str | None) -> Server | None:
+        if address is not None and address not in self._servers:
+            self._servers[address] = Server(self._world, address, self)  # type: ignore[arg-type]
+        return self._servers.get(address or "")
+
+    def request(
+        self, process: Process, server: Server, ask: Any, reply: Any, failed: Any, *,
+        repeatable: bool = False,
+    ) -> None:  # fmt: skip
+        if repeatable:
+            self.polls[server.name] = reply, failed
+        else:
+            self.connects.setdefault(server.name, []).append((reply, failed))
+
+
+class VirtualTime:
+    """The driver of the simulator."""
+
+    def __init__(self, section: Section) -> None:
+        setup = section.setup
+        self._world = World("two drivers")
+        self._reader = Process(self._world, setup["consumer"])
+        self._reader.alive = True
+        self.subscription = subscription_of(Watched, setup)
+        assert isinstance(self.subscription, Watched)
+        self.subscription.watch(section)
+        self._wire = ScriptedWire(self._world)
+        self._consumes: Callable[[], None] = lambda: None
+        self._driver = Follower(
+            self._reader, self._wire, setup["stream"], self.subscription,  # type: ignore[arg-type]
+            lambda delivery: self._consumes(),
+        )  # fmt: skip
+        self._failing: dict[int, Callable[[Any], None]] = {}
+        self._connections: dict[int, Connection] = {}
+
+    def play(self, section: Section) -> None:
+        lines = iter(section.lines)
+
+        def consumes() -> None:
+            if not next(lines).happened["consumed"]:
+                raise StorageFull("no space")
+
+        self._consumes = consumes
+        for line in lines:
+            self._world.now = line.at
+            happened = happening_of(section.setup["stream"], line.happened)
+            assert not isinstance(happened, bool)
+            self._bring(line, happened)
+            self._open()
+
+    def _bring(self, line: Line, happened: Happening) -> None:
+        match happened:
+            case Polled(replica, reply):
+                told, failed = self._wire.polls.pop(replica)
+                (failed if isinstance(reply, HoldfastError) else told)(reply)
+            case Came():
+                self._driver.arrive(self._connections[happened.connection], happened.delivery)
+            case Broke():
+                self._failing[happened.connection](happened.error)
+            case Moved():
+                self._driver.advanced(happened.position)
+                self._fire(line.at)
+            case Rang():
+                self._fire(line.at)
+            case _:
+                self._driver.step(happened)
+
+    def _fire(self, at: int) -> None:
+        due, _, _, _, fn = heapq.heappop(self._world._heap)
+        assert due <= at, f"no timer is due at {at}"
+        fn()
+
+    def _open(self) -> None:
+        for action in self.subscription.answered:
+            if isinstance(action, Connect) and action.connection not in self._connections:
+                server = self._wire.resolve(action.replica)
+                assert server is not None
+                self._failing[action.connection] = self._wire.connects[action.replica].pop(0)[1]
+                self._connections[action.connection] = Connection(
+                    self._driver, server, self._driver.stream, action.connection
+                )
+
+    def close(self) -> None:
+        pass
+
+
+# -- both -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED)))
+@pytest.mark.parametrize("driver", [Threads, VirtualTime])
+def test_both_drivers_of_a_subscription_do_what_was_recorded(
+    driver: type[Threads] | type[VirtualTime], number: int
+) -> None:
+    section = RECORDED[number]
+    drives = driver(section)
+    try:
+        drives.play(section)
+        assert isinstance(drives.subscription, Watched)
+        assert drives.subscription.left == [], "the recording goes on"
+    finally:
+        drives.close()
+
+
+def test_the_recording_is_of_this_code(tmp_path: Any) -> None:
+    """Else: python -m tests.verify.sim.recording"""
+    write(tmp_path / "now.jsonl", record())
+    assert read(tmp_path / "now.jsonl") == RECORDED
+
+
+def test_the_recording_shows_what_it_is_about() -> None:
+    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for what in ("Unreachable", "Disconnected", "Full", "Finished", "Switched", "Lost", "Tick"):
+        assert f"{what}(" in told
+    assert "arrived damaged" in (FOLDER / "subscriptions.jsonl").read_text()

@@ -16,7 +16,7 @@ from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
 from holdfast.edge.source import Source
-from holdfast.errors import InputError, NodeFailed
+from holdfast.errors import InputError, NodeFailed, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
@@ -326,3 +326,41 @@ def test_iterating_again_goes_on_where_it_was(log: Log) -> None:
     assert [info.bucket for _, info in client] == [4, 5]
     assert list(client) == []
     assert repr(client) == "<Client of output 's', at bucket 5>"
+
+
+def test_a_source_at_the_bound_of_its_buffer_takes_no_rows(log: Log) -> None:
+    """docs/availability.md, Retention: nothing piles up in memory, and nothing is dropped."""
+    op = SourceOperator(name="s", schema=SCHEMA, time="ts", clock="manual")
+    had = -1
+    source = Source(op, log, WIDTH, buffer_buckets=3, received=lambda: had)
+    source.start(0)
+    for bucket in range(3):
+        source.push([row(bucket * WIDTH)])
+        source.advance((bucket + 1) * WIDTH)
+    source.push([row(3 * WIDTH)], token="3")
+    with pytest.raises(StorageFull, match="holds 3 buckets"):
+        source.advance(4 * WIDTH)
+    for again in range(3):
+        with pytest.raises(StorageFull, match="takes no more rows"):
+            source.push([row(4 * WIDTH)], token=str(4 + again))
+    source.push([row(3 * WIDTH)], token="3")  # it is here already
+    had = 0
+    source.push([row(4 * WIDTH)], token="4")
+    source.advance(4 * WIDTH)
+    assert logged(log) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_a_retired_source_ends_for_good(tmp_path: Path, log: Log) -> None:
+    source = make(log)
+    source.start(0)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    source.push([row(WIDTH + 1)])
+    assert source.retire("sold") == 2, "what was pushed is kept"
+    with pytest.raises(InputError, match=r"was retired \(sold\); it takes no more rows"):
+        source.push([row(2 * WIDTH)])
+    log.close()
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    retired = log.retired("s")
+    assert log.info("s").ended and retired is not None and retired.why == "sold"
+    assert logged(log) == {0: 1, 1: 1}

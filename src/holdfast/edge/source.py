@@ -74,6 +74,8 @@ class Source:
         self._dead = DeadLetters(log, op.name, self.schema, width_us)
         #: Next part number of each open bucket that already has durable rows.
         self._parts: dict[int, int] = {}
+        #: The last bucket that was due, closed or not.
+        self._due_upto = -(2**62)
         self._token: str | None = None
         self._dirty = False
         plan = WatermarkPlan(width_us, op.clock, op.grace_us, op.ahead_us, op.idle_us)
@@ -137,7 +139,8 @@ class Source:
 
         They are durable, and acknowledged, when their bucket closes, or at once with `flush`. The
         last push, if it failed or was not answered, may be repeated with the same `token`: rows
-        that are here already are not taken twice.
+        that are here already are not taken twice. Raises `StorageFull`, and takes nothing, while a
+        reader is further behind than `buffer_buckets`.
         """
         if self.failure is not None:
             raise self.failure.with_traceback(None)
@@ -146,6 +149,8 @@ class Source:
             last = self.token if self._token is None else self._token
             repeated = token is not None and token == last
             if table.num_rows and not repeated:
+                if self._due_upto > self._room_upto():
+                    raise self._no_room()
                 self._read()
                 self._place(table)
             if token is not None and not repeated:
@@ -330,7 +335,7 @@ class Source:
         self.start(to_us)
         upto, info = bucket_of(to_us, self.width_us) - 1, self.log.info(self.name)
         if upto > info.complete_upto and not info.ended:
-            room_upto = self._room_upto()
+            self._due_upto, room_upto = upto, self._room_upto()
             if min(upto, room_upto) > info.complete_upto:
                 self._close(min(upto, room_upto))
             if upto > room_upto:
@@ -345,7 +350,7 @@ class Source:
     def _no_room(self) -> StorageFull:
         return StorageFull(
             f"source {self.name!r} holds {self._buffer_buckets} buckets that a reader has not had; "
-            "it closes no more until one has caught up. Bring back what is missing, retire the "
+            "it takes no more rows until one has caught up. Bring back what is missing, retire the "
             "source that is, or raise buffer_buckets"
         )
 

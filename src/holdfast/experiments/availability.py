@@ -46,8 +46,8 @@ X_MS = 3_000
 RATE = 300
 #: A replica that is stopped or cut off stays so for this long.
 HELD_S = 8.0
-#: Before each failure: everything is warm, and the step is measured.
-CALM_S = 5.0
+#: Before the first failure JVMs compile what they run; before each the step is measured.
+WARM_S, CALM_S = 30.0, 5.0
 #: A node process has started its JVM and has caught up by then, also with the longest failure.
 BACK_S = 180.0
 #: By then a correction has begun.
@@ -135,6 +135,7 @@ def _measure(
         with running:
             bench = _Bench(running, proxies, made, os.path.join(folder, "table"), say)
             try:
+                bench.warm_up()
                 return [bench.measure(case) for case in cases]
             finally:
                 bench.reader.close()
@@ -210,6 +211,10 @@ class _Bench:
         self.reader = _Application(
             lambda: running.client("merged", tentative=True, durable=True), self._table
         )
+
+    def warm_up(self) -> None:
+        self._all_up()
+        time.sleep(WARM_S)
 
     def measure(self, case: Case) -> dict[str, Any]:
         self._say(str(case))

@@ -33,7 +33,7 @@ class Protection:
     failure: FailurePolicy = "block"
     #: For new rows while results are corrected (STABILIZATION); `suspend` until that is done.
     stabilization: HealingPolicy = "process"
-    #: Results are corrected from the state before the failure, or, with `undo`, from a state that is
+    #: Results are corrected from the state before the failure, or, with `undo`, from one that is
     #: rebuilt from the inputs that still matter.
     reconcile: Reconcile = "checkpoint"
     #: Share of X that is spent on waiting, above 0 and up to 1; the rest is for processing (the

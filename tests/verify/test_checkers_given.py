@@ -8,7 +8,9 @@ from dataclasses import replace
 from holdfast.verify.checkers import check
 from holdfast.verify.history import (
     Accepted,
+    Began,
     Closed,
+    Concluded,
     Event,
     Finished,
     Given,
@@ -264,6 +266,33 @@ def test_a_tentative_bucket_may_turn_out_to_be_empty() -> None:
     assert never == {"corrected": "output out at client c: bucket 20 was undone and never came"}
     told = Told(END_US - 7, "c", "out", BUCKETS)
     assert failed(story(CUT, last, Undone(END_US - 8, "c", "out", BUCKETS - 1), told)) == {}
+
+
+def announced(*more: Event) -> str | None:
+    """What is judged where clients are asked for what they say."""
+
+    def asked(event: Event) -> Event:
+        return replace(event, announces=True) if isinstance(event, Began) else event
+
+    guess = Given(end_us(7) + 2_000, "c", "out", 7, rows(7)[2:], "TENTATIVE")
+    history = story(CUT, guess, *more, without=of_bucket(Given, 7), change=asked)
+    return failed(history).get("corrected")
+
+
+def test_a_client_says_what_takes_the_place_of_a_guess_and_when_all_is_stable() -> None:
+    stable = Given(end_us(7) + 9_000, "c", "out", 7, rows(7), replaces=True)
+    done = Concluded(end_us(7) + 9_500, "c", "out", 7)
+    assert announced(stable, done) is None
+    assert (
+        announced(Undone(end_us(7) + 5_000, "c", "out", 6), replace(stable, replaces=False)) is None
+    )
+    who = "output out at client c: "
+    silent = announced(replace(stable, replaces=False), done)
+    assert silent == f"{who}bucket 7 replaces a guess and does not say so"
+    never = announced(stable)
+    assert never == f"{who}all of it is stable, and REC_DONE never came"
+    early = announced(replace(done, at=end_us(7) + 3_000), stable, done)
+    assert early == f"{who}REC_DONE while bucket 7 stays tentative"
 
 
 def test_whether_tentative_rows_would_have_been_corrected_is_unknown_in_the_middle() -> None:

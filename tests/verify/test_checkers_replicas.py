@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.verify.history import Began, Deserted, Event, Reading, Relied
+from holdfast.verify.history import Began, Deserted, Event, Made, Reading, Relied
 from tests.verify.histories import RECOVERY_US, end_us, failed, story, verdict
 
 DETECT_US = 50_000
@@ -137,3 +137,19 @@ def test_every_reader_has_to_notice() -> None:
     left = [reading(AT + 40_000, "n2", reader="c")]
     assert "d reads" in (judged("detected", *dead, *left) or "")
     assert verdict(story(), "detected").outcome == "ok"
+
+
+# -- replicas that made different rows ------------------------------------------------------------
+
+
+def made(node: str, at_s: float, bucket: int, checksum: str, epoch: int = 1) -> Made:
+    return Made(int(at_s * 1e6), node, epoch, "twice", bucket, "STABLE", checksum)
+
+
+def test_of_two_replicas_that_made_different_rows_one_is_soon_rebuilt() -> None:
+    differ = [made("n1", 1, 3, "aa"), made("n2", 1, 3, "bb")]
+    assert judged("detected", *differ, made("n1", 30, 9, "cc"), made("n2", 15, 8, "dd")) is None
+    rebuilt = made("n2", 30, 9, "cc", epoch=2)
+    assert judged("detected", *differ, made("n1", 30, 9, "cc"), rebuilt) is None
+    found = judged("detected", *differ, made("n1", 30, 9, "cc"), made("n2", 17, 8, "dd"))
+    assert found == ("n1 and n2 made different rows of bucket 3 of twice and both went on for 16s")

@@ -330,3 +330,17 @@ def test_a_report_stands_until_it_is_taken_back() -> None:
     by_name = replace(early, bucket=7)
     again = Reported(1_120_000, "out", 8, "within", False)
     assert failed(broken_promise(by_name, taken_back, again)) == {}
+
+
+@pytest.mark.parametrize(
+    ("missing", "share", "fits"),
+    [(("one",), 0.5, True), ((), 1.0, True), (("one",), 1.0, False), ((), 0.5, False),
+     (("one",), -0.1, False)],
+)  # fmt: skip
+def test_a_tentative_bucket_says_how_partial_it_is(
+    missing: tuple[str, ...], share: float, fits: bool
+) -> None:
+    guess = Given(
+        end_us(7) + 1_000, "c", "out", 7, rows(7), "TENTATIVE", missing=missing, inputs_share=share
+    )
+    assert ("labelled" not in failed(story(guess))) is fits

@@ -22,7 +22,7 @@ WIDTH = S // 2
 
 
 def verdict(checker: str, *events: Event) -> tuple[str, str]:
-    story = [Began(0, "net", WIDTH, S, 7 * S, 30), *events, Finished(40 * S, True)]
+    story = [Began(0, "net", WIDTH, S, 7 * S, 30, wall=True), *events, Finished(40 * S, True)]
     (found,) = [v for v in check(History(story)) if v.checker == checker]
     return found.outcome, found.why
 
@@ -85,3 +85,10 @@ def test_rows_that_were_put_aside_are_safe_once() -> None:
     assert verdict("accepted", accepted, logged)[0] == "failed"
     twice = [PutAside(1, "s1", ((2,),))] * 2
     assert "more often" in verdict("accepted", accepted, logged, *twice)[1]
+
+
+def test_no_bucket_closes_before_its_end_by_a_clock_that_was_never_set() -> None:
+    steps = closings((1, 1), (1.4, 1.5), (2, 2))
+    outcome, why = verdict("closing", *steps)
+    assert outcome == "failed" and "before its end" in why
+    assert verdict("closing", *set_clock(0.5, 1), *steps)[0] == "ok"

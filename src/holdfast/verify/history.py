@@ -36,6 +36,10 @@ class Began:
     held_buckets: int
     #: So long after it died, hangs or was cut off, everybody who counted on a process knows.
     detect_us: int = 2_000_000
+    #: Clients are asked whether they say what replaces what, and when all of it is stable.
+    announces: bool = False
+    #: All sources close their buckets by the wall clock.
+    wall: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,12 @@ class Given:
     stability: str = "STABLE"
     #: Of a tentative bucket: rises with every guess that replaces the one before.
     version: int = 0
+    #: Of a tentative bucket: what it was computed without, and the share of the inputs that were
+    #: there.
+    missing: tuple[str, ...] = ()
+    inputs_share: float = 1.0
+    #: The client says that these rows take the place of tentative ones.
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +255,16 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
+class Concluded:
+    """REC_DONE: everything that a client was given up to this bucket is stable now."""
+
+    at: int
+    client: str
+    output: str
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """Somebody keeps so many buckets of a stream: log, input or output buffer."""
 
@@ -323,15 +343,15 @@ class Finished:
 
 Event = (
     Began | Promised | Accepted | Logged | PutAside | Closed | AtBound | Made | Given | Told
-    | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone | Held
-    | Pending | Broke | Healed | Stopped | Reported | Ideal | Finished
+    | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone
+    | Concluded | Held | Pending | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
     for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, AtBound, Made, Given, Told,
                  Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived, Undone,
-                 Held, Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
+                 Concluded, Held, Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 
 

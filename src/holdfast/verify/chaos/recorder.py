@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.clock import now_us
 from holdfast.edge.client import BucketInfo, Client
-from holdfast.verify.history import Event, Given, Row, Stopped
+from holdfast.verify.history import Concluded, Event, Given, Row, Stopped
 
 
 class Recorder:
@@ -34,10 +34,13 @@ def record(client: Client, recorder: Recorder, may_read: threading.Event) -> Non
 
     def take(table: pa.Table, info: BucketInfo) -> None:
         may_read.wait()
-        if not info.rec_done:
+        if info.rec_done:
+            recorder.add(Concluded(now_us(), client.name, client.output, info.bucket))
+        else:
             recorder.add(
                 Given(now_us(), client.name, client.output, info.bucket, rows_of(table),
-                      info.stability.value)
+                      info.stability.value, missing=info.missing, inputs_share=info.inputs_share,
+                      replaces=info.replaces)
             )  # fmt: skip
 
     try:

@@ -58,7 +58,15 @@ def run_scenario(
     ended_us = now_us()
     say("settled; computing the ideal" if settled else "not settled; computing the ideal")
     events: list[Event] = [
-        Began(began_us, network.name, network.width_us, DELAY_US, RECOVERY_US, HELD_BUCKETS),
+        Began(
+            began_us,
+            network.name,
+            network.width_us,
+            DELAY_US,
+            RECOVERY_US,
+            HELD_BUCKETS,
+            announces=True,
+        ),
         *_promises(to, began_us),
         *to.recorder.take(),
         *to.watcher.made(),

@@ -11,7 +11,7 @@ the run, so that the simulator and chaos on real processes are held to the same.
     standing   a recent result stands                undos     one UNDO per fault at most
     promises   somebody answers                      detected  the useless are soon left
     held       buffers grow with time at most        paired    a pair is soon one again
-    closing    whatever clocks do, buckets close
+    closing    whatever clocks do, buckets close     labelled  tentative says what it lacks
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ from holdfast.verify.checkers.inside import accepted, alive, converge, held
 from holdfast.verify.checkers.replicas import detected, promises
 from holdfast.verify.checkers.standing import standing, undos
 from holdfast.verify.checkers.story import Story
-from holdfast.verify.checkers.timing import available, bounded, closing, delay, paired, reported
+from holdfast.verify.checkers.timing import (
+    available,
+    bounded,
+    closing,
+    delay,
+    labelled,
+    paired,
+    reported,
+)
 from holdfast.verify.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
 from holdfast.verify.history import History, Reported
 
@@ -40,8 +48,9 @@ __all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_ve
 Checker = Callable[[Story], Verdict]
 #: In the order of the verdicts.
 CHECKERS: tuple[Checker, ...] = (
-    lost, doubled, wrong, undone, corrected, order, delay, available, standing, undos, promises,
-    detected, bounded, held, paired, closing, converge, accepted, alive, contract, reported,
+    lost, doubled, wrong, undone, corrected, order, labelled, delay, available, standing, undos,
+    promises, detected, bounded, held, paired, closing, converge, accepted, alive, contract,
+    reported,
 )  # fmt: skip
 
 

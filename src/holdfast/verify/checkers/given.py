@@ -12,7 +12,7 @@ from holdfast.model.levels import Matched, evaluate
 from holdfast.types import Stability
 from holdfast.verify.checkers.story import Reader, Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Given, Promised, Row, Told, Undone
+from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told, Undone
 
 
 def lost(story: Story) -> Verdict:
@@ -100,9 +100,12 @@ def undone(story: Story) -> Verdict:
 
 def corrected(story: Story) -> Verdict:
     """What was given as tentative is later given as stable, empty or not, or taken back and the
-    bucket told to be complete without it."""
+    bucket told to be complete without it. A client says which rows take the place of others; and
+    once all of it is stable (REC_DONE), and not before."""
     faults = []
+    announces = any(began.announces for began in story.of(Began))
     for reader in story.readers.values():
+        faults += _concluded(reader) if announces else []
         for bucket, (at, taken_back) in _tentative(reader).items():
             if not taken_back:
                 faults.append(Fault(at, f"{reader}: bucket {bucket} stays tentative"))
@@ -111,6 +114,33 @@ def corrected(story: Story) -> Verdict:
     if faults and not story.settled:
         return Verdict("corrected", "unknown", "the run did not settle", story.end_us)
     return judged("corrected", faults)
+
+
+def _concluded(reader: Reader) -> list[Fault]:
+    faults = []
+    tentative: set[int] = set()
+    owed_since: int | None = None
+    for event in reader.readings:
+        if type(event) is Given:
+            if event.bucket in tentative and not event.replaces:
+                why = f"{reader}: bucket {event.bucket} replaces a guess and does not say so"
+                faults.append(Fault(event.at, why))
+            if event.stability == Stability.TENTATIVE:
+                tentative.add(event.bucket)
+            elif event.bucket in tentative:
+                tentative.remove(event.bucket)
+                owed_since = event.at
+        elif type(event) is Undone:
+            tentative = {bucket for bucket in tentative if bucket <= event.bucket}
+            owed_since = None
+        elif type(event) is Concluded:
+            owed_since = None
+            if tentative:
+                why = f"{reader}: REC_DONE while bucket {min(tentative)} stays tentative"
+                faults.append(Fault(event.at, why))
+    if owed_since is not None and not tentative:
+        faults.append(Fault(owed_since, f"{reader}: all of it is stable, and REC_DONE never came"))
+    return faults
 
 
 def _tentative(reader: Reader) -> dict[int, tuple[int, bool]]:

@@ -6,11 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from holdfast.types import Stability
 from holdfast.verify.checkers.story import Story
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Reading, Relied
+from holdfast.verify.history import Made, Reading, Relied
 
 T = TypeVar("T", Reading, Relied)
+
+#: Two replicas that differ are told apart by then: they compare every second, compute the bucket
+#: again one after the other, and look ten seconds later whether an input was wrong.
+TOLD_APART_US = 15_000_000
 
 
 def promises(story: Story) -> Verdict:
@@ -39,8 +44,9 @@ def promises(story: Story) -> Verdict:
 
 def detected(story: Story) -> Verdict:
     """A producer that died, hangs, was cut off or makes no progress is soon not read any more, if
-    there is another one; and one of a pair is soon declared dead."""
-    faults = []
+    there is another one; and one of a pair is soon declared dead. Of two replicas that made
+    different rows one is soon rebuilt."""
+    faults = _different(story)
     for reading, until_us in _runs(story.of(Reading), _bad, story.end_us):
         lasted_us = until_us - reading.at
         if lasted_us > reading.within_us:
@@ -51,6 +57,31 @@ def detected(story: Story) -> Verdict:
             )
             faults.append(Fault(reading.at + reading.within_us, why))
     return judged("detected", faults)
+
+
+def _different(story: Story) -> list[Fault]:
+    """Instances that made other rows of a bucket than another one, and both went on for longer than
+    it takes to tell which of them is wrong."""
+    last_us: dict[tuple[str, int], int] = {}
+    first: dict[tuple[str, int], dict[str, Made]] = {}
+    differ: list[tuple[Made, Made]] = []
+    for made in story.of(Made):
+        last_us[made.node, made.epoch] = made.at
+        if made.stability != Stability.STABLE:
+            continue
+        known = first.setdefault((made.stream, made.bucket), {})
+        for other in known.values():
+            if other.checksum != made.checksum and other.node != made.node:
+                differ.append((other, made))
+        known.setdefault(made.checksum, made)
+    faults = []
+    for one, other in differ:
+        both_us = min(last_us[made.node, made.epoch] for made in (one, other)) - other.at
+        if both_us > TOLD_APART_US:
+            why = f"{one.node} and {other.node} made different rows of bucket {one.bucket} of "
+            why += f"{one.stream} and both went on for {both_us / 1e6:g}s"
+            faults.append(Fault(other.at + TOLD_APART_US, why))
+    return faults
 
 
 def _relying(event: Relied) -> tuple[object, object]:

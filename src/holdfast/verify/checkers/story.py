@@ -18,6 +18,7 @@ from holdfast.verify.history import (
     Began,
     Broke,
     Closed,
+    Concluded,
     Finished,
     Given,
     Healed,
@@ -33,7 +34,7 @@ from holdfast.verify.history import (
 
 T = TypeVar("T")
 Rows = tuple[Row, ...]
-Reading = Given | Told | Undone | Hinted
+Reading = Given | Told | Undone | Hinted | Concluded
 #: Later than everything.
 NEVER_US = 2**62
 
@@ -44,7 +45,7 @@ class Story:
         readings: dict[tuple[str, str], list[Reading]] = defaultdict(list)
         for event in history.events:
             self._of[type(event)].append(event)
-            if isinstance(event, (Given, Told, Undone, Hinted)):
+            if isinstance(event, (Given, Told, Undone, Hinted, Concluded)):
                 readings[event.client, event.output].append(event)
         self.promises = self.of(Promised)
         for promise in self.promises:
@@ -177,6 +178,8 @@ class Reader:
         for event in self.readings:
             if isinstance(event, Undone):
                 reached = max(stable, min(now, event.bucket))
+            elif isinstance(event, Concluded):
+                continue
             else:
                 reached = event.bucket if isinstance(event, Given) else event.upto
                 if type(event) is Told:

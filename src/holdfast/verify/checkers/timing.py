@@ -95,6 +95,34 @@ def available(story: Story) -> Verdict:
     return judged("available", faults)
 
 
+def labelled(story: Story) -> Verdict:
+    """A tentative bucket says how partial it is: what it was computed without, and which share of
+    the inputs was there; and in a static state of failure something is missing."""
+    faults = []
+    width_us = story.began.width_us
+    for promise in story.promises:
+        reader = story.reader(promise)
+        faults += [
+            Fault(
+                given.at,
+                f"{reader}: bucket {given.bucket} lacks {', '.join(given.missing) or 'nothing'}, "
+                f"and has {given.inputs_share:g} of its inputs",
+            )
+            for given in reader.tentative
+            if not 0 <= given.inputs_share <= 1 or (given.inputs_share < 1) != bool(given.missing)
+        ]
+        for since_us, until_us, expected in _stretches(story, promise):
+            if expected.kind != Kind.TENTATIVE:
+                continue
+            first = -(-(since_us + expected.settle_us) // width_us)
+            faults += [
+                Fault(given.at, f"{reader}: bucket {given.bucket} does not say what it lacks")
+                for given in reader.tentative
+                if first <= given.bucket and given.at <= until_us and not given.missing
+            ]
+    return judged("labelled", faults)
+
+
 def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
     """From, to and what was to be expected while nothing broke or healed; not after the last source
     is done."""
@@ -131,12 +159,20 @@ def bounded(story: Story) -> Verdict:
 def closing(story: Story) -> Verdict:
     """A source closes buckets whatever is done to its clock: at half speed at least, not far ahead
     because of a clock that was set a moment ago, and soon at their time again; but none at the
-    bound of its buffer."""
+    bound of its buffer, and none before its end by a clock that was never set."""
     faults = []
     width_us = story.began.width_us
     for source, closings in story.closings.items():
         full_at = [event.at for event in story.of(AtBound) if event.source == source]
         set_at = [e.at for e in story.changes if (e.fault, e.on) == ("skew", source)]
+        steady = story.began.wall and not any(
+            e.fault in ("skew", "clock") and e.on == source for e in story.changes
+        )
+        faults += [
+            Fault(it.at, f"source {source} closed {it.upto} before its end")
+            for it in closings
+            if steady and it.at < (it.upto + 1) * width_us and it.upto < NEVER_US
+        ]
         for last, closed in pairwise(closings):
             if any(last.at <= at <= closed.at for at in full_at):
                 continue

@@ -8,7 +8,7 @@ from holdfast.edge.client import Client
 from holdfast.model import operators as ops
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
-from holdfast.verify.history import Given, Hinted, History, Told
+from holdfast.verify.history import Concluded, Given, Hinted, History, Told
 from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import SILENCE_US, Wire
 from holdfast.verify.sim.members import FOREVER, Member, Wiring
@@ -33,7 +33,7 @@ class ClientProcess(Member):
         #: Told how far the application is: the monitor's eye.
         self.on_told: Callable[[int], None] = lambda upto: None
         #: Had by the application, not yet durable.
-        self._had: list[Given] = []
+        self._had: list[Given | Concluded] = []
         #: How often it was started: who is started again gives again what is tentative.
         self._starts = 0
         self._hinted: int | None = None
@@ -61,26 +61,37 @@ class ClientProcess(Member):
     def _take(self, delivery: Delivery) -> None:
         now = self.world.now
         self.client.settle()
+        try:
+            self._show(delivery, now)
+        except BaseException:
+            # What is tentative was seen, whatever becomes of the process.
+            self.history.events += [had for had in self._had if _is_seen(had)]
+            self._had = [had for had in self._had if not _is_seen(had)]
+            raise
+        self._note(now)
+
+    def _show(self, delivery: Delivery, now: int) -> None:
         for table, info in self.client.take(delivery):
             if info.rec_done:
+                self._had.append(Concluded(now, self.name, self.output, info.bucket))
                 self.world.say(self.name, "REC_DONE", info.bucket)
             else:
                 rows: tuple[Row, ...] = table.rows if table.num_rows else ()
                 stability = info.stability.value
                 given = Given(
-                    now, self.name, self.output, info.bucket, rows, stability, self._starts
-                )
+                    now, self.name, self.output, info.bucket, rows, stability, self._starts,
+                    missing=info.missing, inputs_share=info.inputs_share,
+                    replaces=info.replaces,
+                )  # fmt: skip
                 self._had.append(given)
                 self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
-        self._note(now)
 
     def _note(self, now: int) -> None:
         """What the application had counts once the position is durable: a crash before takes it
         back with the application's own memory, a crash after does not."""
         for had in self._had:
-            if had.stability == Stability.TENTATIVE or (
-                self.client.position is not None and had.bucket <= self.client.position
-            ):
+            position = self.client.position
+            if _is_seen(had) or (position is not None and had.bucket <= position):
                 self.history.add(had)
         self._had = []
         known = self.client.known_upto
@@ -96,3 +107,7 @@ class ClientProcess(Member):
             self.ended = True
             self.history.add(Told(now, self.name, self.output, FOREVER))
             self.on_told(FOREVER)
+
+
+def _is_seen(had: Given | Concluded) -> bool:
+    return not isinstance(had, Given) or had.stability == Stability.TENTATIVE

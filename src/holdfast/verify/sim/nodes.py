@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,12 +86,15 @@ class NodeProcess(Member):
         #: While one of a pair is caught up.
         self.rebuild: Rebuild | None = None
         self._staging = Staging(f"/{name}", self.disk, RowSegments())
+        #: Tentative buckets that were computed in this life, of each path.
+        self.guessed: Counter[str] = Counter()
         #: Since when it is being caught up, through however many beginnings.
         self.lost_at: int | None = None
 
     def forget(self) -> None:
         super().forget()
         self.rebuild = None
+        self.guessed.clear()
 
     # -- for the host -----------------------------------------------------------------------------
 
@@ -317,6 +321,8 @@ class NodeProcess(Member):
         what = "computed again" if again else "ran" if stable else "ran TENTATIVE"
         what = what if error is None else "failed"
         self.world.say(self.name, what, work.path, f"{work.lo}..{work.hi}")
+        if error is None and isinstance(work, core.RunTentative):
+            self.guessed[work.path] += work.hi - work.lo + 1
         if error is None and stable:
             for stream in self.performer.paths[work.path].outputs:
                 first = max(work.lo, self._first(stream))

@@ -19,8 +19,13 @@ class Placement:
         self._cast = cast
         #: Since when a node is dead, without its host, beside a standby that could take it over.
         self._waits: dict[str, int] = {}
+        #: Who was to run each node, and when each host was last not heard of, or started again.
+        self._placed: dict[str, str] = {}
+        self._lives: dict[str, int] = {}
+        self._mute_at: dict[str, int] = {}
 
-    def look(self, now: int) -> Iterator[Restored]:
+    def look(self, now: int) -> Iterator[Restored | Stopped]:
+        yield from self._moved(now)
         waiting = self._waiting()
         self._waits = {name: self._waits.get(name, now) for name in waiting}
         for name, since in self._waits.items():
@@ -41,6 +46,21 @@ class Placement:
                 if node.alive and name not in assigned:
                     why = f"it runs on {host.name}, though it was given to another host"
                     yield Stopped(now, name, "ours", why)
+
+    def _moved(self, now: int) -> Iterator[Stopped]:
+        """A node is given to another host only when its own is gone; a controller that restarts
+        knows where it was."""
+        controller = self._cast.wire.controller.controller
+        for host in self._cast.hosts.values():
+            if not self._speaks(host) or self._lives.get(host.name, host.life) != host.life:
+                self._mute_at[host.name] = now
+            self._lives[host.name] = host.life
+        for to in self._cast.hosts if controller is not None else ():
+            for name in controller.assigned(to):
+                before = self._placed.get(name, to)
+                self._placed[name] = to
+                if before != to and now - self._mute_at.get(before, now - TAKEN_US) >= TAKEN_US:
+                    yield Stopped(now, name, "ours", f"it was taken from {before}, which runs it")
 
     def _waiting(self) -> list[str]:
         process = self._cast.wire.controller

@@ -122,7 +122,8 @@ class Simulation:
         world, history = self.world, self.history
         history.add(
             Began(EPOCH_US, self.network.name, self.network.width_us, DELAY_US, self._recovery_us,
-                  held_buckets(self.network, self.options), detect_us(self.network))
+                  held_buckets(self.network, self.options), detect_us(self.network),
+                  announces=True, wall=True)
         )  # fmt: skip
         for output in self.network.outputs:
             self._promise(output)

@@ -3,20 +3,23 @@ while one of them is dead."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from holdfast.core.membership import dead_of
+from holdfast.core.membership import Standing, dead_of
 from holdfast.core.progress import PAIR_CHECKPOINT_BUCKETS
-from holdfast.model.fragments import fragment_of, fragments, producers_of
+from holdfast.model.fragments import fragment_of, fragments, pairs_of, producers_of
 from holdfast.types import OutputState
-from holdfast.verify.history import Outlived, Restored
+from holdfast.verify.history import Outlived, Restored, Stopped
 from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.members import REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
 
 #: When everybody has heard of a death, and has deleted what only the dead would have needed.
 HEARD_US = 4 * REGISTER_US
+#: Whatever broke so long ago is no reason any more to declare anybody dead.
+LATELY_US = 20_000_000
 
 
 class Vigil:
@@ -32,11 +35,18 @@ class Vigil:
                         for maker in makers[s]]
             for node in cast.nodes if node.pair
         }  # fmt: skip
+        self._partners = pairs_of(cast.network)
+        #: Whose faults may be a reason to declare one of a pair dead.
+        self._reasons = {*self._read, *cast.hosts}
         self._broken: Counter[str] = Counter()
         #: When anybody was broken last who is not being made anew then, by name.
         self._last: dict[str, int] = {}
-        #: Dead for so long that nothing is kept for their disks any more.
+        #: Dead, without a break in which anybody had a reason not to count; and dead for so long
+        #: that nothing is kept for their disks any more.
+        self._dead_since: dict[str, int] = {}
         self._released_since: dict[str, int] = {}
+        #: Up to which epoch of each of a pair is known to be dead.
+        self._dead: dict[str, int] = {}
 
     def broke(self, on: str) -> None:
         self._broken[on] += 1
@@ -44,7 +54,7 @@ class Vigil:
     def healed(self, on: str) -> None:
         self._broken[on] -= 1
 
-    def look(self, now: int) -> Iterator[Restored | Outlived]:
+    def look(self, now: int) -> Iterator[Restored | Outlived | Stopped]:
         if not self._read:
             return
         broken = {name for name, number in self._broken.items() if number > 0}
@@ -57,7 +67,17 @@ class Vigil:
         controller = self._cast.wire.controller.controller
         standings = controller.standings() if controller is not None else {}
         dead = dead_of(standings)
-        released = [name for name, epoch in dead.items() if standings[name].released >= epoch]
+        calm = not broken and not self._recovering(now, broken)
+        yield from self._wronged(now, standings, calm)
+        # While nobody else is broken the controller has to count, too (docs/pairs.md, rejoin).
+        counts = broken <= dead.keys() and not self._recovering(now, broken)
+        self._dead_since = {n: self._dead_since.get(n, now) for n in dead} if counts else {}
+        released = [
+            name
+            for name, epoch in dead.items()
+            if standings[name].released >= epoch
+            or now - self._dead_since.get(name, now) > self._cast.options.rejoin_us + HEARD_US
+        ]
         self._released_since = {n: self._released_since.get(n, now) for n in released}
         late = [name for name, since in self._released_since.items() if now - since > HEARD_US]
         # Whoever else is broken may have a reason to be waited for, and everybody a reason to wait.
@@ -68,6 +88,34 @@ class Vigil:
         for node in self._pairs():
             if node.lost_at is not None and node.alive:
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
+
+    def _wronged(
+        self, now: int, standings: Mapping[str, Standing], calm: bool
+    ) -> Iterator[Stopped]:
+        """Who is declared dead has given a reason for it, or somebody it reads. That nobody
+        listened is none, nor that there was nothing to do, or that its partner is broken. And it
+        stays dead, and stops."""
+        why = ""
+        for name, known in standings.items():
+            before, self._dead[name] = self._dead.get(name, known.dead), known.dead
+            node = self._cast.by_name[name]
+            runs_on = isinstance(node, NodeProcess) and node.is_up and node.log.epoch <= known.dead
+            if known.dead < before:
+                why = "it was declared dead, and lives again"
+            elif known.dead > before and not self._has_reason(name, self._partners[name], now):
+                why = "it was declared dead, and nothing was wrong with it"
+            elif calm and runs_on:
+                why = "it was declared dead, and runs on"
+            else:
+                continue
+            yield Stopped(now, name, "ours", why)
+
+    def _has_reason(self, name: str, partner: str, now: int) -> bool:
+        others = self._reasons - {partner}
+        return any(
+            now - at < LATELY_US and not others.isdisjoint(re.split("<->|->|,", on))
+            for on, at in self._last.items()
+        )
 
     def _pairs(self) -> list[NodeProcess]:
         return [node for node in self._cast.nodes if node.pair]
@@ -85,7 +133,15 @@ class Vigil:
         return any(now - at < 2 * HEARD_US for at in recent)
 
     def _kept(self, now: int, dead: list[str]) -> Iterator[Outlived]:
-        for stream, maker in sorted({read for name in dead for read in self._read[name]}):
+        kept = {read for name in dead for read in self._read[name]}
+        # What one of them was fetching from the other is not kept for it, either.
+        kept |= {
+            (stream, self._partners[node.name])
+            for node in self._pairs()
+            for stream in node.fragment.outputs
+            if node.name in dead
+        }
+        for stream, maker in sorted(kept):
             process = self._cast.by_name[maker]
             if isinstance(process, Member) and process.is_up and not process.paused:
                 held = process.held(stream)

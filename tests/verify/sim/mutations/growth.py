@@ -17,32 +17,32 @@ from holdfast.verify.sim.tables import Rows
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("never trim a log", "bounded", seed=3)
+@mutation("never trim a log", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "trim", lambda self, stream, upto: None)
 
 
-@mutation("never forget an input", "bounded", seed=3)
+@mutation("never forget an input", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InputIndex, "forget", lambda self, stream, upto: None)
 
 
-@mutation("never acknowledge an input", "bounded", seed=3)
+@mutation("never acknowledge an input", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_acknowledge", lambda self, path: [])
 
 
-@mutation("never acknowledge an output", "bounded", seed=3)
+@mutation("never acknowledge an output", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "_acknowledge", lambda self: None)
 
 
-@mutation("never write a checkpoint", "bounded", seed=3)
+@mutation("never write a checkpoint", "bounded", scene="suspending")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_checkpoint", lambda self, path: None)
 
 
-@mutation("wait for more than is needed", "delay", seed=3)
+@mutation("wait for more than is needed", "delay", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.whole_upto
 
@@ -53,7 +53,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "whole_upto", cautious)
 
 
-@mutation("compute other bits in another life", "converge", seed=4)
+@mutation("compute other bits in another life", "converge", scene="wipes")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 

@@ -22,7 +22,13 @@ from tests.verify.sim.mutations.planting import mutation
 
 
 @mutation(
-    "tell before the record is synced", "accepted", "wrong", "lost", "doubled", "alive", seed=15
+    "tell before the record is synced",
+    "accepted",
+    "wrong",
+    "lost",
+    "doubled",
+    "alive",
+    scene="torn_sources",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Manifest.open.__func__  # type: ignore[attr-defined]
@@ -33,7 +39,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Manifest, "open", classmethod(unsynced))
 
 
-@mutation("skip the checksum of a record", "alive", seed=386)
+@mutation("skip the checksum of a record", "alive", scene="torn_client")
 def _(patch: pytest.MonkeyPatch) -> None:
     def unchecked(data: bytes, offset: int) -> bytes | None:
         start = offset + 8
@@ -46,7 +52,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.storage.manifest, "_frame_at", unchecked)
 
 
-@mutation("do not cut a torn tail", "alive", seed=351)
+@mutation("do not cut a torn tail", "alive", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.storage.manifest._read
 
@@ -57,7 +63,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.storage.manifest, "_read", uncut)
 
 
-@mutation("delete the files before the record says so", "alive", seed=65)
+@mutation("delete the files before the record says so", "alive", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     def early(self: Log, stream: str, upto: int) -> None:
         if self.archive:
@@ -72,7 +78,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "trim", early)
 
 
-@mutation("record a segment before its name is synced", "alive", seed=1)
+@mutation("record a segment before its name is synced", "alive", scene="torn_sources")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = MemoryDisk.put
 
@@ -82,12 +88,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryDisk, "put", unsynced)
 
 
-@mutation("record a checkpoint before its files are synced", "alive", seed=292)
+@mutation("record a checkpoint before its files are synced", "alive", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryDisk, "sync_tree", lambda self, path, root: None)
 
 
-@mutation("trim up to the fastest reader", "alive", "lost", seed=3)
+@mutation("trim up to the fastest reader", "alive", "lost", scene="correction_stuck")
 def _(patch: pytest.MonkeyPatch) -> None:
     def fastest(self: StreamState) -> int:
         needed = max((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
@@ -96,7 +102,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "trimmable", property(fastest))
 
 
-@mutation("trim what was received instead of what is no longer needed", "alive", "lost", seed=1)
+@mutation(
+    "trim what was received instead of what is no longer needed", "alive", "lost", scene="undoing"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     def received(self: StreamState) -> int:
         needed = min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
@@ -105,7 +113,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "trimmable", property(received))
 
 
-@mutation("trim one bucket too many", "alive", "lost", "wrong", seed=6)
+@mutation("trim one bucket too many", "alive", "lost", "wrong", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.trimmable
 
@@ -115,7 +123,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "trimmable", greedy)
 
 
-@mutation("trim before every reader has spoken", "alive", "lost", seed=139)
+@mutation("trim before every reader has spoken", "alive", "lost", scene="fan_readers")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.acknowledge
 
@@ -126,7 +134,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "acknowledge", hasty)
 
 
-@mutation("accept an old epoch", "alive", "lost", "wrong", seed=1)
+@mutation("accept an old epoch", "alive", "lost", "wrong", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     acknowledge, register = Log.acknowledge, Controller.register
 
@@ -146,12 +154,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- sources --------------------------------------------------------------------------------------
 
 
-@mutation("acknowledge rows before they are written", "accepted", seed=72)
+@mutation("acknowledge rows before they are written", "accepted", scene="torn_after_kill")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "token", property(lambda self: self._token or self.log.token(self.name)))
 
 
-@mutation("write the token without the rows of open buckets", "accepted", seed=39)
+@mutation("write the token without the rows of open buckets", "accepted", scene="torn_sources")
 def _(patch: pytest.MonkeyPatch) -> None:
     def close(self: Source, upto: int) -> None:
         self._commit([bucket for bucket in sorted(self._pending) if bucket <= upto], upto)
@@ -160,7 +168,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "_close", close)
 
 
-@mutation("take the rows of a repeated push again", "accepted", seed=83)
+@mutation("take the rows of a repeated push again", "accepted", scene="source_full")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Source.push
 
@@ -174,7 +182,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "push", twice)
 
 
-@mutation("forget rows that a full disk refused", "accepted", seed=83)
+@mutation("forget rows that a full disk refused", "accepted", scene="full")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Source._commit
 

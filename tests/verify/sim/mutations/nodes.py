@@ -10,6 +10,7 @@ import pytest
 
 import holdfast.streams.serving
 import holdfast.verify.sim.follower
+import holdfast.verify.sim.members
 from holdfast.cluster.controller import Controller
 from holdfast.core import progress
 from holdfast.core.monitor import Monitor
@@ -27,7 +28,7 @@ from tests.verify.sim.mutations.planting import mutation
 # -- following ------------------------------------------------------------------------------------
 
 
-@mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", seed=1)
+@mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._taken
 
@@ -37,7 +38,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_taken", one_less)
 
 
-@mutation("skip a bucket when reconnecting", "wrong", "lost", seed=1)
+@mutation("skip a bucket when reconnecting", "wrong", "lost", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.begin
 
@@ -53,12 +54,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "begin", skipping)
 
 
-@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", seed=3)
+@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", scene="links")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.verify.sim.follower, "verified", lambda table, segment, digest: table)
 
 
-@mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", seed=1)
+@mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.next
 
@@ -72,7 +73,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-@mutation("forget one input at a boundary", "wrong", "lost", "alive", seed=1)
+@mutation("forget one input at a boundary", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def some(self: SUnion) -> int | None:
         known = [upto for upto in self.complete_upto.values() if upto is not None]
@@ -81,7 +82,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "whole_upto", some)
 
 
-@mutation("take the first half of a delivery again", "wrong", "lost", "alive", seed=59)
+@mutation("take the first half of a delivery again", "wrong", "lost", "alive", scene="full_backlog")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = InputIndex.add
 
@@ -95,12 +96,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InputIndex, "add", piece_by_piece)
 
 
-@mutation("give up when a peer's disk is full", "alive", seed=73)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.streams.serving, "answered", lambda act: act())
-
-
-@mutation("off by one in replay", "wrong", "lost", "alive", seed=10)
+@mutation("off by one in replay", "wrong", "lost", "alive", scene="kills")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.wanted
 
@@ -111,19 +107,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "wanted", late)
 
 
-@mutation("forget how far windows reach back", "alive", "lost", "wrong", seed=1)
+@mutation("forget how far windows reach back", "alive", "lost", "wrong", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._plan
 
     patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
 
 
-@mutation("need nothing that was computed", "alive", "lost", "wrong", seed=1)
+@mutation("need nothing that was computed", "alive", "lost", "wrong", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_needed", lambda self, path: path.position)
 
 
-@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", seed=15)
+@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", scene="kills")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.append
 
@@ -136,7 +132,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "append", further)
 
 
-@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", seed=234)
+@mutation("delete the state that the checkpoint refers to", "alive", "lost", "wrong", scene="kills")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished
 
@@ -147,7 +143,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_finished", careless)
 
 
-@mutation("go on although a full disk held up what comes first", "alive", seed=59)
+@mutation(
+    "go on although a full disk held up what comes first",
+    "lost",
+    "alive",
+    scene="full_from_the_start",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.take
 
@@ -164,7 +165,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "take", hasty)
 
 
-@mutation("end before the last windows are out", "lost", seed=1)
+@mutation("end before the last windows are out", "lost", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_horizon", lambda self, path, version: version.bucket)
 
@@ -172,7 +173,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- clients and the controller -------------------------------------------------------------------
 
 
-@mutation("acknowledge before the position is durable", "alive", "lost", seed=140)
+@mutation("acknowledge before the position is durable", "alive", "lost", scene="full")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -185,7 +186,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", hasty)
 
 
-@mutation("make the position durable before the application has the rows", "lost", seed=342)
+@mutation(
+    "make the position durable before the application has the rows",
+    "lost",
+    scene="torn_client_first",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -200,7 +205,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", hasty)
 
 
-@mutation("go on with the last bucket instead of the next", "doubled", "undone", "order", seed=18)
+@mutation(
+    "go on with the last bucket instead of the next",
+    "doubled",
+    "undone",
+    "order",
+    scene="undoing_reader",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.__init__
 
@@ -212,12 +223,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "__init__", again)
 
 
-@mutation("look away when a promise is broken", "reported", seed=1)
+@mutation("look away when a promise is broken", "reported", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_tick", lambda self, at, name, output: [])
 
 
-@mutation("report a broken promise three buckets late", "reported", seed=1)
+@mutation("report a broken promise three buckets late", "reported", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Monitor._due_us
 
@@ -228,7 +239,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_due_us", late)
 
 
-@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=194)
+@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=194, slow=True)
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
         held = self.__dict__.setdefault("held", {})

@@ -48,7 +48,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "stay at home when home is cut off", "available",
+    "stay at home when home is cut off", "standing", "available",
     faults=(
         Fault(4 * S, "cut", "ingress<->lower.0", 12 * S),
         Fault(4 * S, "cut", "lower.0@2<->upper.0@2", 12 * S),
@@ -66,7 +66,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
 
 
-@mutation("keep no checkpoint when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+@mutation("keep no checkpoint when alone", "paired", "alive", "lost", "wrong", scene="pairs_alone")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._alone
 
@@ -133,7 +133,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Staging, "replace", lambda self: None)
 
 
-@mutation("move the state of one bucket and call it the next", "wrong", "alive", "lost", seed=10)
+@mutation(
+    "move the state of one bucket and call it the next",
+    "wrong",
+    "alive",
+    "lost",
+    scene="pairs_wipe",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.node.lending.describe
 
@@ -144,12 +150,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.node.lending, "describe", ahead)
 
 
-@mutation("begin empty beside a partner that has state", "wrong", "alive", "lost", seed=10)
+@mutation(
+    "begin empty beside a partner that has state", "wrong", "alive", "lost", scene="pairs_wipe"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeProcess, "_ready", Member._ready)
 
 
-@mutation("delete the state that is on its way to a partner", "alive", "lost", seed=10)
+@mutation("delete the state that is on its way to a partner", "alive", "lost", scene="pairs_wipe")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = NodeProcess.offer_state
 
@@ -162,7 +170,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeProcess, "offer_state", hasty)
 
 
-@mutation("send a key to two partitions", "wrong", "doubled", seed=9)
+@mutation("send a key to two partitions", "wrong", "doubled", scene="pairs_two")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.verify.sim.engine_twin.belongs
 

@@ -50,13 +50,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "take pieces of a state as they come", "wrong", "alive", "converge", "lost",
+    "take pieces of a state as they come",
+    "wrong",
+    "alive",
+    "converge",
+    "lost",
     faults=(
         Fault(5 * S, "damage", "lower.0@2,lower.1@2,upper.0@2->lower.0,lower.1,upper.0", 10 * S),
         Fault(6 * S, "wipe", "lower.0", S),
         Fault(6 * S, "wipe", "lower.1", S),
         Fault(6 * S, "wipe", "upper.0", S),
-    ), on="pairs-2", lot=CHECKPOINTS,
-)  # fmt: skip
+    ),
+    scene="damaged_piece",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Staging, "verify", lambda self, piece: None)

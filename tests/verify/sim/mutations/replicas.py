@@ -18,7 +18,7 @@ from holdfast.verify.scenario import Fault
 from tests.verify.sim.mutations.planting import S, mutation
 
 
-@mutation("take a tentative bucket from every replica", "order", seed=20)
+@mutation("take a tentative bucket from every replica", "order", scene="suspending")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._taken
 
@@ -28,7 +28,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_taken", forgetful)
 
 
-@mutation("never leave a replica that answers", "available", "delay", seed=169)
+@mutation("never leave a replica that answers", "available", "delay", scene="cut_off_replica")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._best
 
@@ -39,12 +39,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaSelector, "_best", faithful)
 
 
-@mutation("stay with a replica that lags", "available", "delay", seed=411)
+@mutation("stay with a replica that lags", "available", "delay", scene="cut_off_replica")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaSelector, "_furthest", lambda self, *which: NOTHING)
 
 
-@mutation("acknowledge only to the replica that is read", "bounded", seed=20)
+@mutation("acknowledge only to the replica that is read", "bounded", scene="failure")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._polls
 
@@ -62,7 +62,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_polls", one)
 
 
-@mutation("rebuild without what came before", "wrong", "alive", "converge", "lost", seed=39)
+@mutation("rebuild without what came before", "wrong", "alive", "converge", "lost", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._next_stable
 
@@ -78,7 +78,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_next_stable", short)
 
 
-@mutation("give away the inputs that rebuild the state", "wrong", "alive", "converge", seed=39)
+@mutation(
+    "give away the inputs that rebuild the state", "wrong", "alive", "converge", scene="undoing"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.PathPlan, "needs_from", lambda self, bucket, referred: referred)
 
@@ -96,7 +98,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_checkpoint", diverged)
 
 
-@mutation("say nothing of tentative buckets that are empty", "available", seed=48)
+@mutation("say nothing of tentative buckets that are empty", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.streams.serving._tentative
 
@@ -107,7 +109,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.streams.serving, "_tentative", quiet)
 
 
-@mutation("tell nobody how an output stands", "available", "delay", seed=169)
+@mutation("tell nobody how an output stands", "available", "delay", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._perform
 
@@ -118,13 +120,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_perform", discreet)
 
 
-@mutation("correct all replicas at once", "available", seed=4)
+@mutation("correct all replicas at once", "available", scene="failure_cut")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "asked", lambda self, *which, **how: "answering")
     patch.setattr(Promises, "waits_for", lambda self, at: None)
 
 
-@mutation("prefer a replica that guesses", "available", "delay", "lost", seed=169)
+@mutation("prefer a replica that guesses", "available", "delay", "lost", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._rank
 
@@ -169,12 +171,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_refuses", mixed)
 
 
-@mutation("do not wake up when X is over", "available", seed=48)
+@mutation("do not wake up when X is over", "available", scene="delaying")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_wake", lambda self, path, at: [])
 
 
-@mutation("rely on a promise for ever", "available", "delay", seed=4)
+@mutation(
+    "rely on a promise for ever",
+    "standing",
+    "promises",
+    "available",
+    "delay",
+    scene="correction_struck",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "covered", lambda self, at: bool(self._leases))
     original = Promises.answered
@@ -186,7 +195,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "answered", loyal)
 
 
-@mutation("begin to correct without a promise", "available", seed=4)
+@mutation("begin to correct without a promise", "standing", "available", scene="correction")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_may_correct", lambda self, path, at: True)
     patch.setattr(Promises, "covered", lambda self, at: bool(self.peers))

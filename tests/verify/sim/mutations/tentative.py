@@ -23,17 +23,7 @@ from holdfast.types import SegmentId, Stability
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("correct results without saying UNDO", "corrected", "order", seed=48)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Client.take
-
-    def silent(self: Client, delivery: Any) -> Any:
-        return (given for given in original(self, delivery) if not given[1].undo)
-
-    patch.setattr(Client, "take", silent)
-
-
-@mutation("take what is tentative for stable", "wrong", "undone", "order", seed=20)
+@mutation("take what is tentative for stable", "wrong", "undone", "order", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -44,7 +34,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", gullible)
 
 
-@mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", seed=4)
+@mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._taken
 
@@ -55,7 +45,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_taken", received)
 
 
-@mutation("correct results from the state that has diverged", "wrong", "converge", seed=20)
+@mutation(
+    "correct results from the state that has diverged", "wrong", "converge", scene="failure_cut"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished_tentative
 
@@ -68,7 +60,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_finished_tentative", diverged)
 
 
-@mutation("correct results before every input is", "wrong", "alive", "converge", seed=40)
+@mutation(
+    "correct results before every input is", "wrong", "alive", "converge", scene="short_silence"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 
@@ -89,7 +83,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "step", on_what_is_there)
 
 
-@mutation("delete the state that a tentative run began from", "available", "alive", seed=20)
+@mutation("delete the state that a tentative run began from", "available", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._release
 
@@ -102,12 +96,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_release", careless)
 
 
-@mutation("never go on without an input", "available", seed=4)
+@mutation("never go on without an input", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "due", lambda self, at, after, **how: after)
 
 
-@mutation("hold buckets for much longer than X", "available", seed=100)
+@mutation("hold buckets for much longer than X", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.__init__
 
@@ -117,34 +111,38 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "__init__", patient)
 
 
-@mutation("never leave a failure", "lost", "corrected", "available", "alive", "bounded", seed=4)
+@mutation(
+    "never leave a failure", "lost", "corrected", "available", "alive", "bounded", scene="failure"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_caught_up", lambda self, path: [])
 
 
-@mutation("never correct anything", "lost", "corrected", "bounded", seed=4)
+@mutation("never correct anything", "lost", "corrected", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_is_corrected", lambda self, path: False)
     patch.setattr(Consistency, "may_redo", lambda self, whole, stable: False)
 
 
-@mutation("wait for a partner for ever", "lost", "bounded", "available", "delay", seed=4)
+@mutation(
+    "wait for a partner for ever", "lost", "bounded", "available", "delay", scene="correction_stuck"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "waits_for", lambda self, at: next(iter(self._grants), None))
     original = Promises.asked
 
-    def deaf(self: Promises, *which: Any, done: bool, able: bool) -> Any:
-        return "away" if done else original(self, *which, done=False, able=able)
+    def deaf(self: Promises, question: Any, **how: bool) -> Any:
+        return "away" if question.done else original(self, question, **how)
 
     patch.setattr(Promises, "asked", deaf)
 
 
-@mutation("keep guesses in the log beside their corrections", "alive", seed=4)
+@mutation("keep guesses in the log beside their corrections", "alive", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(log_state, "_supersede", lambda stream, upto: None)
 
 
-@mutation("do not replace a guess by nothing", "corrected", "wrong", seed=4)
+@mutation("do not replace a guess by nothing", "corrected", "wrong", scene="picky")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -155,7 +153,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", partly)
 
 
-@mutation("give a bucket as tentative again when the line starts again", "order", seed=4)
+@mutation(
+    "give a bucket as tentative again when the line starts again", "order", scene="suspending"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.subscription
 
@@ -172,7 +172,13 @@ def _forgets_guesses(original: Any) -> Any:
     return lambda self, event: original(self, replace(event, tentative_upto=None))
 
 
-@mutation("drop the tentative line with every correction", "available", "delay", seed=4)
+@mutation(
+    "drop the tentative line with every correction",
+    "held",
+    "available",
+    "delay",
+    scene="late_coarse",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Consistency, stable: int) -> bool:
         return self.position is not None and not self.forgotten and stable > self.base
@@ -180,7 +186,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "worth_restarting", hasty)
 
 
-@mutation("let a tentative step that fails stop the node", "alive", seed=4)
+@mutation("let a tentative step that fails stop the node", "alive", scene="failing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def strict(self: Performer, err: BaseException) -> None:
         raise err
@@ -188,7 +194,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_tentative_failed", strict)
 
 
-@mutation("log guesses as if they were whole", "wrong", "lost", "alive", seed=4)
+@mutation("log guesses as if they were whole", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def whole(self: SOutput, run: Any, results: Any) -> None:
         records: list[Any] = []
@@ -204,7 +210,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SOutput, "tentative", whole)
 
 
-@mutation("count what is tentative as done", "wrong", "lost", "alive", seed=4)
+@mutation("count what is tentative as done", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._tentative_done
 
@@ -217,7 +223,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_tentative_done", done)
 
 
-@mutation("begin to wait anew with every bucket", "available", seed=4)
+@mutation("begin to wait anew with every bucket", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion._arrived
 
@@ -230,7 +236,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "_arrived", anew)
 
 
-@mutation("stop a union when one of its parts is missing", "available", seed=4)
+@mutation("stop a union when one of its parts is missing", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def all_of(tree: Any, upto: Any) -> int | None:
         known = list(upto.values())
@@ -239,7 +245,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.core.consistency, "reach", all_of)
 
 
-@mutation("go on with only one of the outputs", "available", seed=28)
+@mutation("go on with only one of the outputs", "available", scene="failure")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Consistency.run
 

@@ -1,0 +1,277 @@
+"""Mistakes in catching up one of a pair, in lending it the state, and in what is kept for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import holdfast.streams.serving
+from holdfast.cluster.controller import Controller
+from holdfast.core import catch_up, lag, membership
+from holdfast.core.catch_up import CatchUp
+from holdfast.core.lag import Lag
+from holdfast.core.membership import FailureDetector, Membership
+from holdfast.core.retention import Position
+from holdfast.core.sunion import FOREVER
+from holdfast.core.transfer import Lending
+from holdfast.node.effects import StateReleased
+from holdfast.node.lending import Lender
+from tests.verify.sim.mutations.planting import mutation
+
+
+@mutation(
+    "delete results that are being fetched",
+    "bounded",
+    "paired",
+    "alive",
+    "lost",
+    scene="pairs_slow_fetch",
+    slow=True,
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Lender.lend
+
+    def unpinned(self: Lender, newcomer: str, *more: Any) -> Any:
+        answer = original(self, newcomer, *more)
+        self._service.pins.pop(newcomer, None)
+        return answer
+
+    patch.setattr(Lender, "lend", unpinned)
+
+
+@mutation(
+    "keep what was lent after it was fetched", "bounded", "held", "paired", scene="pairs_lent"
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Lender.handle
+
+    def keeping(self: Lender, event: Any, *more: Any) -> None:
+        if isinstance(event, StateReleased):
+            self._lending.end(event.newcomer)
+        else:
+            original(self, event, *more)
+
+    patch.setattr(Lender, "handle", keeping)
+
+
+@mutation(
+    "never end the lease of a copy that is gone",
+    "bounded",
+    "held",
+    "paired",
+    scene="pairs_fetcher_dies",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lending, "expired", lambda self, at: ([], at + 10_000_000))
+
+
+@mutation("let go what was just lent", "paired", "alive", "lost", scene="pairs_wipe")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Lending.expired
+
+    def early(self: Lending, at: int) -> Any:
+        return original(self, at + 20_000_000)
+
+    def soon(self: Lending, at: int, to: str) -> int:
+        self._until[to] = at + 10_000_000
+        return at + 1
+
+    patch.setattr(Lending, "expired", early)
+    patch.setattr(Lending, "lend", soon)
+
+
+@mutation(
+    "ask for a piece that is gone again and again",
+    "paired",
+    "alive",
+    "lost",
+    scene="pairs_lender_dies",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = CatchUp._fetch_failed
+
+    def stubborn(self: CatchUp, at: int, failure: Any) -> Any:
+        self._tries = 0
+        return original(self, at, replace(failure, gone=False))
+
+    patch.setattr(CatchUp, "_fetch_failed", stubborn)
+
+
+@mutation("skip the last piece", "alive", "lost", "wrong", "paired", scene="pairs_wipe")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = CatchUp._fetched
+
+    def short(self: CatchUp, at: int) -> Any:
+        if len(self._pieces) == 2:
+            del self._pieces[1:]
+        return original(self, at)
+
+    patch.setattr(CatchUp, "_fetched", short)
+
+
+@mutation(
+    "come up before what was fetched is installed",
+    "alive",
+    "lost",
+    "wrong",
+    "paired",
+    scene="pairs_wipe",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CatchUp, "_install", lambda self: (
+        self._move(catch_up.Phase.INSTALLING),
+        self._come_up("own", "early"),
+    )[1])  # fmt: skip
+
+
+@mutation("wait for the peer for ever", "alive", "lost", "paired", scene="pairs_one_disk")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(catch_up, "REFUSALS", 10**9)
+    patch.setattr(CatchUp, "_come_up_alone", lambda self, why: self._wait(0, why, 10**9))
+
+
+@mutation(
+    "pause for minutes after one failed transfer",
+    "paired",
+    "alive",
+    "lost",
+    scene="pairs_lender_dies",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = CatchUp._start_over
+
+    def discouraged(self: CatchUp, at: int, failure: Any) -> Any:
+        self._failures = 20
+        return original(self, at, failure)
+
+    patch.setattr(CatchUp, "_start_over", discouraged)
+
+
+# -- what is kept ---------------------------------------------------------------------------------
+
+
+@mutation(
+    "wait for a dead copy with a bounded buffer",
+    "available",
+    "delay",
+    "lost",
+    "standing",
+    scene="pairs_bound",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.streams.serving.position_of_gone
+
+    def waiting(standing: Any, last: Any, *more: Any) -> Any:
+        found = original(standing, last, *more)
+        return found if found is None or found.needed == FOREVER else found._replace(
+            received=last.received)  # fmt: skip
+
+    patch.setattr(holdfast.streams.serving, "position_of_gone", waiting)
+
+
+@mutation("keep everything for the disk of a dead copy for ever", "paired", scene="pairs_dead")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "_release", lambda self, known, at: [])
+
+
+@mutation(
+    "hold for ever what a successor asked for that died", "paired", scene="pairs_fetcher_dies"
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.streams.serving.position_of_gone
+
+    def loyal(standing: Any, last: Position, trimmed: int, held_at: Any, at: int) -> Any:
+        return original(standing, last, trimmed, None, at)
+
+    patch.setattr(holdfast.streams.serving, "position_of_gone", loyal)
+
+
+# -- who is evicted, and who is dead --------------------------------------------------------------
+
+
+@mutation(
+    "evict the copy that is ahead",
+    "detected",
+    "lost",
+    "available",
+    "standing",
+    "alive",
+    scene="pairs_hang",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Lag.stalled
+    patch.setattr(Lag, "stalled", lambda self, name, partner: original(self, partner, name))
+
+
+@mutation(
+    "evict nobody that makes no progress", "detected", "available", "bounded", scene="pairs_hang"
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lag, "stalled", lambda self, name, partner: None)
+
+
+@mutation("evict whoever has nothing to do", "alive", scene="pairs_idle")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lag, "AHEAD_BUCKETS", -10)
+
+
+@mutation("declare nobody dead", "detected", "paired", "bounded", scene="pairs_kill")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "lost", lambda *how: [])
+
+
+@mutation("declare a copy dead with the first late heartbeat", "alive", scene="pairs_calm")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def silent(self: FailureDetector, name: str, at: int) -> bool:
+        return at - self._heard.get(name, self.since) > self.silence_us // 8
+
+    patch.setattr(FailureDetector, "silent", silent)
+
+
+@mutation(
+    "let one that was declared dead go on",
+    "alive",
+    "paired",
+    "detected",
+    "bounded",
+    scene="pairs_hang",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def lenient(self: Membership, name: str, epoch: int) -> bool:
+        return epoch < self.epoch(name)
+
+    patch.setattr(Membership, "refuses", lenient)
+
+
+@mutation(
+    "forget who was declared dead when the controller restarts",
+    "alive",
+    "paired",
+    "detected",
+    scene="hosts_lost",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Controller._record
+
+    def forgetful(self: Controller, counter: str, value: int) -> Any:
+        return None if counter.startswith("dead.") else original(self, counter, value)
+
+    patch.setattr(Controller, "_record", forgetful)
+
+
+@mutation(
+    "forget who runs what when the controller restarts",
+    "alive",
+    "lost",
+    "paired",
+    scene="hosts_lost",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Controller._record
+
+    def forgetful(self: Controller, counter: str, value: int) -> Any:
+        return None if counter.startswith("host.") else original(self, counter, value)
+
+    patch.setattr(Controller, "_record", forgetful)

@@ -1,0 +1,212 @@
+"""Networks for planted bugs, and what no fault of a scenario can do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.model.contract import Contract
+from holdfast.model.network import Network
+from holdfast.verify.scenario import Fault
+from holdfast.verify.sim.networks import _sources as sources
+from holdfast.verify.sim.networks import _windows, even, small
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulation import Simulation
+from holdfast.verify.sim.tables import Row, Rows
+from tests.verify.sim.lab import group_steps, strike, union_of_two
+
+Tweak = Callable[[Simulation], None]
+
+S = 1_000_000
+
+
+def row_of_two() -> Network:
+    """Two fragments in a row that go on without an input, each twice; the second one reads a source
+    of its own, too."""
+    net = Network("row", bucket="500ms")
+    s1, s2, s3 = sources(net, 3)
+    upper = net.union(s1.on("upper"), s2.on("upper")).apply(small)
+    lower = net.union(upper.on("lower"), s3.on("lower")).apply(even)
+    net.output("merged", lower, contract=Contract(within="4s"))
+    for name in ("upper", "lower"):
+        net.protect(name, replicas=2, failure="process", stabilization="process", x="1500ms")
+    return net
+
+
+def suspending() -> Network:
+    """One fragment, twice, that answers nothing new while it corrects itself."""
+    net = Network("suspending", bucket="500ms")
+    net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
+    net.protect("main", replicas=2, failure="process", stabilization="suspend", x="1500ms")
+    return net
+
+
+def undoing() -> Network:
+    """Windows whose state is rebuilt from the inputs instead of kept."""
+    net = Network("undoing", bucket="500ms")
+    both = net.union(*sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "2s", "1s"), contract=Contract(within="3s"))
+    net.protect("main", failure="process", stabilization="process", reconcile="undo", x="1500ms")
+    return net
+
+
+def picky() -> Network:
+    """What is left of a window depends on all of its rows: a guess may be replaced by nothing."""
+
+    def some(rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if row[2] % 5 == 0]
+
+    net = Network("picky", bucket="500ms")
+    both = net.union(*sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "1s", "500ms").apply(some), contract=Contract(within="3s"))
+    net.protect("main", failure="process", stabilization="process", x="1500ms")
+    return net
+
+
+def delaying() -> Network:
+    """Every bucket that lacks something waits as long as it may, which no other event ends."""
+    net = Network("delaying", bucket="500ms")
+    net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
+    net.protect("main", failure="delay", stabilization="delay", x="1200ms")
+    return net
+
+
+def three_fragments() -> Network:
+    """Two fragments that each may wait, and a third that unites them: k is 2, X is 3 s."""
+    net = Network("three", bucket="500ms")
+    s1, s2, s3 = sources(net, 3)
+    left = net.union(s1.on("left"), s2.on("left")).apply(small)
+    right = s3.on("right").apply(small)
+    merged = net.union(left.on("end"), right.on("end")).apply(even)
+    net.output("merged", merged, contract=Contract(within="6s"))
+    for fragment in ("left", "right", "end"):
+        net.protect(fragment, failure="delay", stabilization="delay")
+    return net
+
+
+def two_replicas() -> Network:
+    return union_of_two(2, "500ms")
+
+
+def three_replicas() -> Network:
+    return union_of_two(3, "500ms")
+
+
+def one_replica() -> Network:
+    return union_of_two(1, "500ms")
+
+
+def flip_a_row(name: str, at_s: float) -> Tweak:
+    """Of the next bucket with rows that the node computes then, once."""
+
+    def tweak(sim: Simulation) -> None:
+        def flip() -> None:
+            node = sim.cast.by_name[name]
+            assert isinstance(node, NodeProcess)
+            engine = node.performer.engine
+            original: Any = engine.run
+
+            def wrong(*how: Any, **more: Any) -> Any:
+                result = original(*how, **more)
+                for made in result.outputs.values():
+                    if made and engine.run is wrong:
+                        bucket, table = made[0]
+                        made[0] = (bucket, Rows(table.rows).damaged())
+                        engine.run = original  # type: ignore[method-assign]
+                return result
+
+            engine.run = wrong  # type: ignore[method-assign]
+
+        sim.world.at(int(at_s * S), flip)
+
+    return tweak
+
+
+def rot_manifest(name: str, at_s: float) -> Tweak:
+    """A bit in the middle of a log's manifest flips."""
+
+    def tweak(sim: Simulation) -> None:
+        def flip() -> None:
+            disk = sim.cast.by_name[name].disk
+            (path, *_) = [path for path in sorted(disk._nodes) if "manifest" in path]
+            data: Any = disk._nodes[path].data  # type: ignore[union-attr]
+            data[len(data) // 2] ^= 4
+
+        sim.world.at(int(at_s * S), flip)
+
+    return tweak
+
+
+def damage_a_piece(name: str) -> Tweak:
+    """The first file of a state that somebody fetches from the node comes damaged."""
+
+    def tweak(sim: Simulation) -> None:
+        node = sim.cast.by_name[name]
+        assert isinstance(node, NodeProcess)
+        original = node.piece
+
+        def piece(asked: str) -> bytes:
+            data = original(asked)
+            if asked.startswith("state/"):
+                del node.piece
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            return data
+
+        node.piece = piece  # type: ignore[method-assign]
+
+    return tweak
+
+
+def full_from_the_start(name: str) -> Tweak:
+    """Once the node has come up, and before it opens its outputs, its disk is full for a while."""
+
+    def tweak(sim: Simulation) -> None:
+        node = sim.cast.by_name[name]
+        assert isinstance(node, NodeProcess)
+        original = node.up
+
+        def up() -> None:
+            original()
+            node.disk.full = True
+            sim.world.at(sim.world.now + S, lambda: setattr(node.disk, "full", False))
+
+        node.up = up  # type: ignore[method-assign]
+
+    return tweak
+
+
+#: What a function asks for the time: see `failing`.
+_clock: list[Callable[[], int]] = []
+
+
+def failing() -> Network:
+    """A function that does not bear partial input."""
+
+    def strict(rows: Sequence[Row]) -> list[Row]:
+        if _clock and 6 * S < _clock[0]() < 9 * S:
+            raise ValueError("half of the rows are missing")
+        return list(rows)
+
+    net = Network("failing", bucket="500ms")
+    net.output("merged", net.union(*sources(net, 2)).apply(strict))
+    net.protect("main", failure="process", stabilization="process", x="1500ms")
+    return net
+
+
+def tell_time(sim: Simulation) -> None:
+    _clock[:] = [lambda: sim.world.now]
+
+
+LONG_US = 130_000
+
+
+def long_correction(*strikes: tuple[float, str, float]) -> Tweak:
+    """Steps of many buckets take long; and somebody that answers is struck meanwhile."""
+
+    def tweak(sim: Simulation) -> None:
+        group_steps(LONG_US)(sim)
+        for at_s, do, for_s in strikes:
+            strike(sim, int(at_s * S), lambda answers, _, do=do, for_s=for_s: Fault(
+                0, do, answers, int(for_s * S)))  # fmt: skip
+
+    return tweak

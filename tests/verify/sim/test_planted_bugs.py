@@ -1,0 +1,73 @@
+"""Planted bugs: each is seen by a checker named with it, in a run that the unchanged code passes.
+
+Nothing is searched or shrunk here: every bug has its scenario or seed. What takes long, most of the
+pairs, is left to `make soak`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.verify.sim.mutations import MUTATIONS, Mutation
+from tests.verify.sim.mutations.harmless import HARMLESS, Harmless
+
+QUICK = [mutation for mutation in MUTATIONS if not mutation.slow]
+SLOW = [mutation for mutation in MUTATIONS if mutation.slow]
+
+
+def once(mutations: list[Mutation]) -> list[Mutation]:
+    """One of those that share a run."""
+    return list({mutation.run_key: mutation for mutation in mutations}.values())
+
+
+def is_caught(mutation: Mutation, patch: pytest.MonkeyPatch) -> None:
+    mutation.plant(patch)
+    failed = mutation.run(patch)
+    assert failed & set(mutation.caught_by), f"only seen by {sorted(failed) or 'nothing'}"
+
+
+@pytest.mark.parametrize("mutation", QUICK, ids=lambda mutation: mutation.name)
+def test_a_planted_bug_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_caught(mutation, monkeypatch)
+
+
+@pytest.mark.parametrize("mutation", once(QUICK), ids=lambda mutation: mutation.name)
+def test_without_the_planted_bug_the_same_run_passes(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mutation.run(monkeypatch) == set()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mutation", SLOW, ids=lambda mutation: mutation.name)
+def test_a_planted_bug_that_takes_long_is_caught(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_caught(mutation, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mutation", once(SLOW), ids=lambda mutation: mutation.name)
+def test_without_the_planted_bug_the_same_long_run_passes(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mutation.run(monkeypatch) == set()
+
+
+def test_the_list_of_planted_bugs_is_long_enough() -> None:
+    names = [mutation.name for mutation in MUTATIONS]
+    assert len(set(names)) == len(names) >= 150
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(it, id=it.name, marks=[pytest.mark.soak] if it.is_long else [])
+        for it in HARMLESS
+    ],
+)
+def test_what_the_design_makes_good_costs_nobody_anything(
+    mistake: Harmless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake.plant(monkeypatch)
+    assert mistake.seen_by(monkeypatch) == {}, mistake.why

@@ -96,6 +96,13 @@ def test_a_group_stops_at_the_limits_of_one_job() -> None:
     assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
 
 
+def test_a_bucket_counts_once_however_many_inputs_it_has() -> None:
+    core = started(group_buckets_max=3)
+    rows = tuple((bucket, 10) for bucket in range(5))
+    core.handle(BoundaryArrived(1, "s1", 4, rows))
+    assert core.handle(BoundaryArrived(1, "s2", 4, rows)) == [Run("out", 0, 2)]
+
+
 def test_a_single_bucket_larger_than_the_limit_still_runs() -> None:
     core = started(group_rows_max=5)
     core.handle(BoundaryArrived(1, "s1", 1, ((0, 10), (1, 10))))

@@ -185,6 +185,14 @@ def test_how_far_one_in_up_failure_is_counts_with_what_is_tentative() -> None:
     assert consumer.hears("b", UP_FAILURE, 9, 10 + LAG_BUCKETS) == ["reads b"]
 
 
+def test_3_3_one_that_is_stuck_in_its_failure_is_left_for_one_that_corrects_itself() -> None:
+    """It answers nothing new, and the other one does, beside its correction."""
+    consumer = Consumer()
+    consumer.hears("a", UP_FAILURE, 6, 16)
+    assert consumer.hears("b", STABILIZATION, 20, 100) == ["reads b"]
+    assert consumer.hears("a", UP_FAILURE, 6, 99) == ["corrects from b", "reads a"]
+
+
 # -- replicas that go -----------------------------------------------------------------------------
 
 

@@ -152,8 +152,8 @@ def test_the_share_of_the_inputs_that_are_there() -> None:
     sunion = holding("s1", "s2", "s3", "s4")
     for stream in ("s1", "s2", "s3"):
         sunion.boundary(stream, 5, at=100)
-    assert sunion.missing(5) == (("s4",), Partial(0.75, 1.0)), "of rows nothing was ever seen"
-    assert sunion.missing(4) == ((), WHOLE)
+    assert sunion.missing(5, 5) == (("s4",), Partial(0.75, 1.0)), "of rows nothing was ever seen"
+    assert sunion.missing(4, 4) == ((), WHOLE)
 
 
 def test_the_share_of_the_rows_goes_by_the_recent_rates_of_all_inputs() -> None:
@@ -161,9 +161,9 @@ def test_the_share_of_the_rows_goes_by_the_recent_rates_of_all_inputs() -> None:
     sunion.boundary("s1", 14, at=100, rows=900)  # 90 a bucket
     sunion.boundary("s2", 14, at=100, rows=100)  # 10 a bucket
     sunion.boundary("s1", 15, at=200, rows=90)
-    assert sunion.missing(15) == (("s2",), Partial(0.5, 0.9))
+    assert sunion.missing(15, 15) == (("s2",), Partial(0.5, 0.9))
     sunion.boundary("s2", 16, at=300, rows=20)
-    assert sunion.missing(16) == (("s1",), Partial(0.5, 0.1))
+    assert sunion.missing(16, 16) == (("s1",), Partial(0.5, 0.1))
 
 
 def test_a_rate_follows_what_comes() -> None:
@@ -173,7 +173,7 @@ def test_a_rate_follows_what_comes() -> None:
         sunion.boundary(stream, 14, at=0, rows=1_000)
     for bucket in range(15, 60):
         sunion.boundary("s1", bucket, at=bucket, rows=300)
-    _, partial = sunion.missing(59)
+    _, partial = sunion.missing(59, 59)
     assert 0.73 < partial.rows < 0.76, "300 of 400"
 
 
@@ -182,7 +182,7 @@ def test_an_input_never_heard_of_is_taken_for_an_ordinary_one() -> None:
     for stream in ("s1", "s2"):
         sunion.boundary(stream, 4, at=0)
         sunion.boundary(stream, 5, at=100, rows=50)
-    assert sunion.missing(5) == (("s3",), Partial(0.6667, 0.6667))
+    assert sunion.missing(5, 5) == (("s3",), Partial(0.6667, 0.6667))
 
 
 def test_shares_multiply_down_a_chain_of_nodes() -> None:
@@ -192,9 +192,26 @@ def test_shares_multiply_down_a_chain_of_nodes() -> None:
         sunion.boundary(stream, 14, at=0, rows=100)
     sunion.tentative("s1", 15, 100, ("far",), Partial(0.5, 0.2))
     sunion.boundary("s2", 15, at=100, rows=10)
-    assert sunion.missing(15) == (("far",), Partial(0.75, 0.6))
+    assert sunion.missing(15, 15) == (("far",), Partial(0.75, 0.6))
     sunion.boundary("s1", 15, at=200, rows=10)  # corrected
-    assert sunion.missing(15) == ((), WHOLE)
+    assert sunion.missing(15, 15) == ((), WHOLE)
+
+
+def test_each_tentative_bucket_has_its_own_share() -> None:
+    """While older ones are still held, newer ones may come that lack nothing, or something else."""
+    sunion = holding()
+    for stream in ("s1", "s2"):
+        sunion.boundary(stream, 14, at=0, rows=100)
+    sunion.boundary("s2", 18, at=100, rows=40)
+    sunion.tentative("s1", 15, 100, ("far",), Partial(0.5, 0.2))
+    sunion.tentative("s1", 16, 110, (), WHOLE)
+    sunion.tentative("s1", 18, 120, ("near",), Partial(0.5, 0.5))
+    assert sunion.missing(15, 15) == (("far",), Partial(0.75, 0.6))
+    assert sunion.missing(16, 16) == ((), WHOLE)
+    assert sunion.missing(17, 18) == (("near",), Partial(0.75, 0.75))
+    assert sunion.missing(15, 18) == (("far", "near"), Partial(0.75, 0.6)), "at worst"
+    sunion.boundary("s1", 16, at=200, rows=20)
+    assert sunion.missing(17, 17) == (("near",), Partial(0.75, 0.75))
 
 
 def test_a_tentative_run_says_how_partial_it_is() -> None:
@@ -246,7 +263,7 @@ def ask(sunion: SUnion, bucket: int) -> None:
     at = 100 * bucket + 1
     sunion.expired_upto(at)
     sunion.next_expiry(bucket, at)
-    sunion.missing(bucket)
+    sunion.missing(bucket, bucket)
     sunion.newest()
     sunion.waiting_for()
     sunion.spent_us(at)

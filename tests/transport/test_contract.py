@@ -217,14 +217,19 @@ def test_3_1_tentative_buckets_come_after_the_stable_ones_and_say_what_they_lack
         assert (then.since, then.upto, then.partial) == (1, 0, (1.0, 0.9))
 
 
-def test_3_1_buckets_that_come_together_are_as_partial_as_the_worst_of_them(
+def test_3_1_buckets_that_are_not_equally_partial_come_one_after_the_other(
     log: Log, peer: Peer
 ) -> None:
-    guess(log, 0, 0, shares=(0.5, 0.9))
-    guess(log, 1, 1, missing="farther", shares=(0.75, 0.1))
+    """Each with what it lacks itself, also for who connects late."""
+    for bucket in (0, 1):
+        guess(log, bucket, bucket, shares=(0.5, 0.9))
+    guess(log, 2, 2, missing="farther", shares=(0.75, 0.1))
     with Reading(peer, 0, EVERYTHING) as reading:
-        first = reading.news()
-        assert (first.missing, first.partial) == (("far", "farther"), (0.5, 0.1))
+        told = [reading.news() for _ in range(2)]
+    assert [(one.tentative_upto, one.missing, one.partial) for one in told] == [
+        (1, ("far",), (0.5, 0.9)),
+        (2, ("farther",), (0.75, 0.1)),
+    ]
 
 
 def test_stable_buckets_say_how_much_of_their_time_was_spent(

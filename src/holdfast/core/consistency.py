@@ -140,10 +140,10 @@ class Consistency:
         limits = [max(reached, default=after), after if newest is None else newest]
         return min(max(found), *limits)
 
-    def run(self, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Partial]:
+    def run(self, lo: int, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Partial]:
         """The line goes on to `hi`: up to where each output does, what is missing, how partial."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
         self.running_upto = hi
         reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
         outputs = tuple((output, min(hi, known)) for output, known in reached if known is not None)
-        return (outputs, *self.sunion.missing(hi))
+        return (outputs, *self.sunion.missing(lo, hi))

@@ -144,7 +144,8 @@ class Progress:
                 return self._asked(event)
             case Answered():
                 path = self.paths[event.path]
-                path.consistency.promises.answered(event, path.sunion.newest())
+                mine = max(path.position or 0, path.consistency.position or 0)
+                path.consistency.promises.answered(event, path.sunion.newest(), mine)
                 return self._next(path, event.at)
             case Alone():
                 return self._alone(event.alone)
@@ -328,11 +329,11 @@ class Progress:
         if consistency.forgotten:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
-        hi, rows, buckets = whole, 0, 0
-        for bucket, count in path.waiting:
+        hi, rows, buckets, last = whole, 0, 0, None
+        for bucket, count in path.waiting:  # an entry for each input
             if bucket > whole:
                 break
-            rows, buckets = rows + count, buckets + 1
+            rows, buckets, last = rows + count, buckets + (bucket != last), bucket
             too_many = buckets > self.group_buckets_max or rows > self.group_rows_max
             if too_many and bucket > path.position + 1 and buckets > 1:
                 hi = bucket - 1
@@ -422,7 +423,7 @@ class Progress:
             if not restart:
                 actions += self._change(path, OutputState.UP_FAILURE)
             actions.append(Enter(path.plan.name, consistency.line, forget))
-        outputs, missing, partial = consistency.run(hi)
+        outputs, missing, partial = consistency.run(after + 1, hi)
         line = consistency.line
         work = RunTentative(path.plan.name, line, after + 1, hi, outputs, missing, partial)
         return [*actions, work]

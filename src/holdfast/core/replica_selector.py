@@ -1,10 +1,10 @@
 """Which replica of a producer to read (Borealis sections 3.3 and 3.5). Pure.
 
 Every replica says now and then how it is doing with the stream. A consumer reads one of them: one
-that is STABLE if there is any that is not too far behind, else one in UP_FAILURE, else whatever is
-there. While it has to be content with tentative rows, a replica in STABILIZATION is read beside it,
-for the corrections. What is stable may be taken from any replica; what is tentative only from the
-one that is read, so that no two replicas' guesses are mixed.
+that is STABLE if there is any that is not too far behind, else one in UP_FAILURE that gets on, else
+whatever is there. While it has to be content with tentative rows, a replica in STABILIZATION is
+read beside it, for the corrections. What is stable may be taken from any replica; what is tentative
+only from the one that is read, so that no two replicas' guesses are mixed.
 
 How far behind is too far is for the consumer to say: as long as it may wait anyway, stable rows a
 little later are better than tentative ones now.
@@ -146,7 +146,11 @@ class ReplicaSelector:
             # One that was cut off from all its inputs knows of no failure, and does not get on.
             furthest = self._furthest(known, self._known.values(), now)
             return 2 if furthest - status.upto >= self.too_far else 0
-        return 1 if status.state is OutputState.UP_FAILURE else 3
+        if status.state is OutputState.UP_FAILURE:
+            # One that is stuck answers nothing, however much it has to correct.
+            furthest = self._furthest(known, self._known.values(), now)
+            return 4 if furthest - status.reached >= self.too_far else 1
+        return 3
 
     def _furthest(self, known: _Known, others: Iterable[_Known], now: int) -> int:
         """How far the others are; of a home, how far it may be expected to be, too."""

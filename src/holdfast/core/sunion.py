@@ -8,8 +8,10 @@ the same however long a failure lasts: deadlines that a later one covers are for
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.errors import ProtocolViolation
@@ -41,6 +43,18 @@ class Partial(NamedTuple):
 WHOLE = Partial(1.0, 1.0)
 
 
+class _Guess(NamedTuple):
+    """Buckets up to `upto`, since the guess before, came as tentative: what their producers lacked,
+    and how partial they are."""
+
+    upto: int
+    lacked: tuple[str, ...]
+    partial: Partial
+
+
+_upto = attrgetter("upto")
+
+
 class SUnion:
     """Boundaries of the inputs of one path."""
 
@@ -55,10 +69,9 @@ class SUnion:
         self.complete_upto: dict[str, int | None] = dict.fromkeys(inputs)
         #: Last bucket of each input that has ended; its boundary is then FOREVER.
         self.ended_at: dict[str, int] = {}
-        #: Last bucket that came as tentative, what its producers lacked, and how partial it is.
+        #: Last bucket that came as tentative, and how partial those are that may still be used.
         self.tentative_upto: dict[str, int] = {}
-        self.lacked: dict[str, tuple[str, ...]] = {}
-        self.partial: dict[str, Partial] = {}
+        self._guesses: dict[str, list[_Guess]] = {stream: [] for stream in inputs}
         #: Rows per bucket of each input, lately; None before any came.
         self.rate: dict[str, float | None] = dict.fromkeys(inputs)
         #: What was known of every input when the node was started again; older news is no news.
@@ -108,6 +121,7 @@ class SUnion:
         self.complete_upto[stream] = upto
         if upto >= self.tentative_upto.get(stream, upto):
             self.tentative_upto.pop(stream, None)
+        del self._guesses[stream][: bisect_right(self._guesses[stream], upto, key=_upto)]
 
     def tentative(
         self,
@@ -121,7 +135,12 @@ class SUnion:
         if known is None or upto > known:
             self._arrived(stream, upto, at, None)
             self.tentative_upto[stream] = max(upto, self.tentative_upto.get(stream, upto))
-            self.lacked[stream], self.partial[stream] = lacked, partial
+            guesses = self._guesses[stream]
+            if guesses and guesses[-1].upto >= upto:
+                return  # a bucket is taken as tentative once
+            if guesses and (guesses[-1].lacked, guesses[-1].partial) == (lacked, partial):
+                guesses.pop()
+            guesses.append(_Guess(upto, lacked, partial))
 
     def _arrived(self, stream: str, upto: int, at: int, spent_us: int | None) -> None:
         if self.patience_us is None or upto >= FOREVER:
@@ -170,9 +189,11 @@ class SUnion:
         whole = self.whole_upto()
         return sorted(stream for stream, upto in self.complete_upto.items() if upto == whole)
 
-    def missing(self, hi: int) -> tuple[tuple[str, ...], Partial]:
-        """What buckets up to `hi` lack, from all the way up; and how partial they are."""
+    def missing(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
+        """What the buckets `lo` to `hi` lack, from all the way up; and how partial they are at
+        worst."""
         names: list[str] = []
+        lacked: list[str] = []
         known_rates = [rate for rate in self.rate.values() if rate is not None]
         usual = sum(known_rates) / len(known_rates) if known_rates else 1.0
         weights = {s: usual if rate is None else rate for s, rate in self.rate.items()}
@@ -180,17 +201,27 @@ class SUnion:
         for stream in sorted(self.complete_upto):
             known, weight = self.available(stream), weights[stream]
             share = Partial(0.0, 0.0)
+            used = self._used(stream, lo, hi)
+            for guess in used:
+                lacked += guess.lacked
             if known is None or known < hi:
                 names.append(stream)
             else:
-                share = self.partial[stream] if stream in self.tentative_upto else WHOLE
+                share = Partial(
+                    min((guess.partial.inputs for guess in used), default=1.0),
+                    min((guess.partial.rows for guess in used), default=1.0),
+                )
             there = Partial(there.inputs + share.inputs, there.rows + weight * share.rows)
-        for stream in sorted(self.tentative_upto):
-            names += self.lacked[stream]
         expected = sum(weights.values())
         rows = there.rows / expected if expected else 1.0
         partial = Partial(round(there.inputs / len(self.complete_upto), 4), round(rows, 4))
-        return tuple(dict.fromkeys(names)), partial
+        return tuple(dict.fromkeys([*names, *lacked])), partial
+
+    def _used(self, stream: str, lo: int, hi: int) -> list[_Guess]:
+        """What came as tentative of these buckets."""
+        guesses = self._guesses[stream]
+        first = bisect_left(guesses, lo, key=_upto)
+        return guesses[first : bisect_left(guesses, hi, lo=first, key=_upto) + 1]
 
     def spent_us(self, at: int) -> int:
         """How much of what buckets may wait was spent on the oldest one that is held."""

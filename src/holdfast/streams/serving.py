@@ -317,14 +317,18 @@ class Service:
 def _tentative(
     log: Log, stream: str, cursor: Cursor
 ) -> tuple[list[Segment], int | None, tuple[str, ...], tuple[float, float]]:
-    """Tentative segments that are new to a connection, up to where, made without what, and how
-    partial the least of them is."""
+    """Tentative segments that are new to a connection and alike, up to where, made without what,
+    and how partial they are. What is not like them comes with the next delivery."""
     assert cursor.tentative_at is not None
     since = max(cursor.tentative_at, cursor.at)
     segments, spans = log.tentative(stream, since)
     if not spans:
         return [], None, (), (1.0, 1.0)
-    cursor.tentative_at = spans[-1].upto + 1
-    missing = dict.fromkeys(name for span in spans for name in span.missing)
-    partial = (min(span.inputs for span in spans), min(span.rows for span in spans))
-    return segments, spans[-1].upto, tuple(missing), partial
+    first = last = spans[0]
+    for span in spans:
+        if (span.missing, span.inputs, span.rows) != (first.missing, first.inputs, first.rows):
+            break
+        last = span
+    cursor.tentative_at = last.upto + 1
+    alike = [segment for segment in segments if segment.id.bucket <= last.upto]
+    return alike, last.upto, first.missing, (first.inputs, first.rows)

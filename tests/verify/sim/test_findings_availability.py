@@ -121,6 +121,21 @@ def test_a3_of_three_replicas_one_answers_when_another_dies_in_the_correction(la
     assert "promises" not in failed(outcome)
 
 
+@pytest.mark.parametrize("do", ["full", "hang"])
+def test_a3_a_replica_that_is_stuck_is_not_read_while_the_other_one_corrects(
+    lab: Lab, do: str
+) -> None:
+    outcome = lab.run(
+        lambda: union_of_two(2, "500ms"),
+        Fault(4 * S, "silent", "s2", 20 * S),
+        Fault(8 * S, do, "main@2", 34 * S),
+        seconds=44,
+        options=Options(group_buckets_max=8),
+        tweak=group_steps(130_000),
+    )
+    assert failed(outcome) == {}
+
+
 def test_a4_a_replica_that_is_stuck_in_its_correction_keeps_nobody_tentative(lab: Lab) -> None:
     """Whichever of the two it is: one of them corrects itself just then."""
     outcomes = [

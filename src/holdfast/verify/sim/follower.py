@@ -50,8 +50,13 @@ class Connection:
         #: Nothing gets through any more; the reader may not have noticed yet.
         self.broken = False
 
-    def has_news(self) -> bool:
-        return self.cursor.news(self.server.service.logs[self.stream].info(self.stream))
+    def send_news(self) -> None:
+        service = self.server.service
+        while self.cursor.news(service.logs[self.stream].info(self.stream)):
+            delivery = service.next(self.stream, self.cursor)
+            self.send(delivery)
+            if delivery.ended:
+                return
 
     def send(self, delivery: Delivery) -> None:
         server, reader, link = self.server, self.follower.reader, self.link
@@ -227,6 +232,8 @@ class Follower:
         first, connection.cursor = begun
         server.connections.append(connection)
         connection.send(first)
+        if not first.ended:
+            connection.send_news()
         return connection
 
     def _begun(self, connection: Connection) -> None:

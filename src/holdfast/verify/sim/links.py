@@ -62,8 +62,8 @@ class Server(Process):
         for connection in self.connections[:]:
             if connection.broken:
                 self.connections.remove(connection)
-            elif connection.has_news():
-                connection.send(self.service.next(connection.stream, connection.cursor))
+            else:
+                connection.send_news()
 
     def forget(self) -> None:
         self.service = Service()

@@ -111,5 +111,3 @@ def unsettled(at: int) -> Callable[[Event], Event]:
 
 BROKE = Broke(BROKE_US, "kill", "n1")
 HEALED = Healed(HEALED_US, "kill", "n1")
-#: From the beginning to the end.
-CUT = Broke(1, "cut", "one->n1")

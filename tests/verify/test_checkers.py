@@ -12,6 +12,7 @@ from holdfast.verify.checkers import CHECKERS, Verdict, check, verdict_table
 from holdfast.verify.history import (
     Accepted,
     Began,
+    Concluded,
     Event,
     Given,
     History,
@@ -22,7 +23,6 @@ from holdfast.verify.history import (
     Relied,
     Reported,
     Stopped,
-    Undone,
 )
 from tests.verify.histories import (
     BROKE,
@@ -79,18 +79,19 @@ def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Pat
     """Every kind of event, and rows of every kind of value."""
     odd = ((1, None, "ü", 0.1, True, ("a", 2)),)
     history = story(
-        BROKE, HEALED, Undone(END_US, "c", "out", 99), Reported(END_US, "out", 7, "within", True),
-        Stopped(END_US, "n1", "ours", "why"), Accepted(END_US, "two", odd),
-        Given(END_US, "c", "out", 21, odd, "TENTATIVE", 2), Owed(END_US, "c", "out", None),
-        Reading(1, "c", "out", "n1", "", 5), Relied(1, "n1", "out", "answers", ("n2",), ("n2",)),
-        Relied(2, "n1", "out", "answers"), Pending(3, "n1", "timers", 2, 1),
+        BROKE, HEALED, Concluded(END_US, "c", "out", 99),
+        Reported(END_US, "out", 7, "within", True), Stopped(END_US, "n1", "ours", "why"),
+        Accepted(END_US, "two", odd), Given(END_US, "c", "out", 21, odd, "TENTATIVE", 2),
+        Owed(END_US, "c", "out", None), Reading(1, "c", "out", "n1", "", 5),
+        Relied(1, "n1", "out", "answers", ("n2",), ("n2",)), Relied(2, "n1", "out", "answers"),
+        Pending(3, "n1", "timers", 2, 1),
     )  # fmt: skip
     path = tmp_path / "history.jsonl"
     history.write(path)
     again = History.read(path)
     assert again.events == history.events
     assert check(again) == check(history)
-    assert failed(again).keys() == {"alive", "accepted", "corrected", "held", "undos"}
+    assert failed(again).keys() == {"alive", "accepted", "corrected", "held"}
 
 
 def test_the_table_has_a_line_for_each_verdict() -> None:

@@ -19,12 +19,10 @@ from holdfast.verify.history import (
     Made,
     Promised,
     Told,
-    Undone,
 )
 from tests.verify.histories import (
     BROKE,
     BUCKETS,
-    CUT,
     EMPTY,
     END_US,
     HEALED,
@@ -108,12 +106,6 @@ def test_a_bucket_is_closed_when_every_source_closed_it() -> None:
     }  # fmt: skip
 
 
-def test_what_was_undone_does_not_count_as_given() -> None:
-    found = failed(story(CUT, Undone(END_US - 1, "c", "out", 17)))
-    assert found.keys() == {"lost", "undone", "contract"}
-    assert "bucket 18" in found["lost"]
-
-
 def test_a_run_that_should_have_settled_has_lost_something() -> None:
     idle = unsettled(HEALED_US + RECOVERY_US)
 
@@ -153,14 +145,6 @@ def test_a_bucket_given_twice_is_doubled() -> None:
     assert found.keys() == {"doubled", "order", "contract"}
     at_once = Given(end_us(7) + 10_000, "c", "out", 7, rows(7))
     assert failed(story(at_once)).keys() == {"doubled", "order", "contract"}
-
-
-def test_a_bucket_given_again_after_it_was_undone_is_not_doubled() -> None:
-    """Only that it was undone at all is wrong, and that it now comes after what followed it."""
-    again = [Given(END_US - 5 + at - 18, "c", "out", at, rows(at)) for at in (18, 19)]
-    found = failed(story(CUT, Undone(END_US - 10, "c", "out", 17), *again))
-    assert found.keys() == {"undone", "order", "contract"}
-    assert "too early" in found["contract"]
 
 
 def test_equal_rows_are_counted() -> None:
@@ -224,11 +208,6 @@ def test_stable_rows_do_not_come_again_as_others() -> None:
     assert "bucket 7 was stable and came again" in failed(history)["undone"]
 
 
-def test_what_was_told_is_stable_too() -> None:
-    found = failed(story(Undone(END_US, "c", "out", 18), without=of_bucket(Given, 19)))
-    assert found["undone"] == "output out at client c was stable up to 19, undone to 18"
-
-
 def tentatively(*correction: Event) -> History:
     """Bucket 7 comes tentatively first, and then only what is given here."""
     wrong = Given(end_us(7) + 2_000, "c", "out", 7, rows(7)[2:], "TENTATIVE")
@@ -244,28 +223,27 @@ def tentatively(*correction: Event) -> History:
 
 def test_tentative_rows_are_corrected() -> None:
     stable = Given(end_us(7) + 9_000, "c", "out", 7, rows(7), "STABLE", 1)
-    undone = Undone(end_us(7) + 5_000, "c", "out", 6)
+    newer = Given(end_us(7) + 5_000, "c", "out", 7, rows(7), "TENTATIVE", 1, replaces=True)
     assert failed(tentatively(stable)) == {}
-    assert failed(tentatively(undone, stable)) == {}
-    not_far_enough = Undone(end_us(7) + 5_000, "c", "out", 7)
-    assert "stays tentative" in failed(tentatively(not_far_enough))["corrected"]
+    assert failed(tentatively(newer, stable)) == {}
+    assert "stays tentative" in failed(tentatively(newer))["corrected"]
     found = failed(tentatively())
     assert found.keys() == {"corrected", "lost", "contract"}
     assert found["corrected"] == "output out at client c: bucket 7 stays tentative"
 
 
 def test_a_tentative_bucket_may_turn_out_to_be_empty() -> None:
-    """The application has to be told: by UNDO, or by the stable bucket without rows."""
+    """The application is given the stable bucket without rows; to know how far is not enough."""
     wrong = Given(end_us(EMPTY) + 2_000, "c", "out", EMPTY, rows(7), "TENTATIVE")
-    undone = Undone(end_us(EMPTY) + 5_000, "c", "out", EMPTY - 1)
-    assert failed(story(CUT, wrong, undone)) == {}
-    assert failed(story(wrong, Given(end_us(EMPTY) + 5_000, "c", "out", EMPTY, ()))) == {}
+    empty = Given(end_us(EMPTY) + 5_000, "c", "out", EMPTY, (), replaces=True)
+    assert failed(story(wrong, empty)) == {}
     assert failed(story(wrong)).keys() == {"corrected"}
     last = Given(END_US - 9, "c", "out", BUCKETS, rows(7), "TENTATIVE")
-    never = failed(story(CUT, last, Undone(END_US - 8, "c", "out", BUCKETS - 1)))
-    assert never == {"corrected": "output out at client c: bucket 20 was undone and never came"}
     told = Told(END_US - 7, "c", "out", BUCKETS)
-    assert failed(story(CUT, last, Undone(END_US - 8, "c", "out", BUCKETS - 1), told)) == {}
+    stays = {"corrected": "output out at client c: bucket 20 stays tentative"}
+    assert failed(story(last)) == failed(story(last, told)) == stays
+    stable = Given(END_US - 8, "c", "out", BUCKETS, (), replaces=True)
+    assert failed(story(last, stable, told)) == {}
 
 
 def announced(*more: Event) -> str | None:
@@ -275,7 +253,7 @@ def announced(*more: Event) -> str | None:
         return replace(event, announces=True) if isinstance(event, Began) else event
 
     guess = Given(end_us(7) + 2_000, "c", "out", 7, rows(7)[2:], "TENTATIVE")
-    history = story(CUT, guess, *more, without=of_bucket(Given, 7), change=asked)
+    history = story(guess, *more, without=of_bucket(Given, 7), change=asked)
     return failed(history).get("corrected")
 
 
@@ -283,10 +261,11 @@ def test_a_client_says_what_takes_the_place_of_a_guess_and_when_all_is_stable() 
     stable = Given(end_us(7) + 9_000, "c", "out", 7, rows(7), replaces=True)
     done = Concluded(end_us(7) + 9_500, "c", "out", 7)
     assert announced(stable, done) is None
-    assert (
-        announced(Undone(end_us(7) + 5_000, "c", "out", 6), replace(stable, replaces=False)) is None
-    )
     who = "output out at client c: "
+    newer = Given(end_us(7) + 5_000, "c", "out", 7, rows(7), "TENTATIVE", 1, replaces=True)
+    assert announced(newer, stable, done) is None
+    unsaid = announced(replace(newer, replaces=False), stable, done)
+    assert unsaid == f"{who}bucket 7 replaces a guess and does not say so"
     silent = announced(replace(stable, replaces=False), done)
     assert silent == f"{who}bucket 7 replaces a guess and does not say so"
     never = announced(stable)
@@ -347,24 +326,16 @@ def test_what_is_newer_may_come_for_any_bucket_that_is_not_stable() -> None:
     assert "order" not in failed(late)
 
 
-def test_what_was_taken_back_may_be_guessed_again() -> None:
-    undone = Undone(end_us(7) + 2_000, "c", "out", 6)
-    assert failed(story(CUT, hint(7, 1_000), undone, hint(7, 3_000))) == {}
-    not_far_enough = replace(undone, bucket=7)
-    found = failed(story(CUT, hint(7, 1_000), not_far_enough, hint(7, 3_000)))
-    assert "order" in found
-
-
 def test_nothing_is_tentative_where_something_stable_is() -> None:
     """Bucket 7 is told at 10 ms after its end."""
     newer = replace(hint(7, 12_000), version=9)
-    found = failed(story(CUT, newer, Undone(end_us(7) + 13_000, "c", "out", 7)))
+    found = failed(story(newer))
     assert found["order"] == (
         "output out at client c got bucket 7 as tentative, and was stable up to 7"
     )
     # Also what was told to be complete and has no rows.
     empty = Given(end_us(EMPTY) + 12_000, "c", "out", EMPTY, rows(7), "TENTATIVE")
-    found = failed(story(CUT, empty, Undone(end_us(EMPTY) + 13_000, "c", "out", EMPTY - 1)))
+    found = failed(story(empty))
     assert "order" in found
 
 

@@ -1,4 +1,4 @@
-"""What users notice: how old the newest standing result gets, and how often they are told UNDO."""
+"""What users notice: how old the newest standing result gets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from holdfast.verify.history import (
     History,
     Owed,
     Told,
-    Undone,
 )
 from tests.verify.histories import (
     BROKE_US,
     BUCKETS,
     END_US,
-    RECOVERY_US,
     WIDTH_US,
     end_us,
     failed,
@@ -93,26 +91,16 @@ def test_a_single_bucket_that_is_late_makes_the_one_before_too_old(
     assert bool(too_old(in_failure(*late))) is old
 
 
-def test_what_was_taken_back_does_not_stand() -> None:
-    """Stable news of bucket 8 takes back buckets 9 to 13: bucket 8 is the newest one then."""
-    told = Told(end_us(13) + 40_000, "c", "out", 8)
-    undone = Undone(end_us(13) + 40_001, "c", "out", 8)
-    found = verdict(in_failure(*GUESSES, told, undone), "standing")
-    assert found.outcome == "failed" and found.at == undone.at
-    assert "was 0.62s old" in found.why  # until bucket 14 is guessed
-
-
-def test_what_stable_news_does_not_take_back_stands() -> None:
+def test_stable_news_of_an_older_bucket_makes_nothing_older() -> None:
     told = Told(end_us(13) + 40_000, "c", "out", 8)
     assert too_old(in_failure(*GUESSES, told)) is None
 
 
-def test_what_is_replaced_in_the_same_instant_never_was_away() -> None:
+@pytest.mark.parametrize("stability", ["TENTATIVE", "STABLE"])
+def test_what_is_replaced_stands_even_by_a_bucket_without_rows(stability: str) -> None:
     at = end_us(13) + 40_000
-    again = Given(at, "c", "out", 13, rows(13), "TENTATIVE", 1)
-    assert too_old(in_failure(*GUESSES, Undone(at, "c", "out", 7), again)) is None
-    later = Given(at + 1, "c", "out", 13, rows(13), "TENTATIVE", 1)
-    assert too_old(in_failure(*GUESSES, Undone(at, "c", "out", 7), later)) is not None
+    again = Given(at, "c", "out", 13, (), stability, 1, replaces=True)
+    assert too_old(in_failure(*GUESSES, again)) is None
 
 
 def test_a_newer_version_of_an_older_bucket_makes_nothing_older() -> None:
@@ -161,52 +149,3 @@ def test_how_old_the_newest_result_gets_can_be_asked() -> None:
     assert newest_age_us(told, reader, 0, end_us(6)) == BEST_US
     assert newest_age_us(told, reader, end_us(7), end_us(9)) == 200_000
     assert newest_age_us(told, reader, 0, END_US) == 800_000
-
-
-# -- undos --------------------------------------------------------------------------------------
-
-
-def undone(at: int, client: str = "c", output: str = "out") -> Undone:
-    return Undone(at, client, output, 2**61)
-
-
-def fault(at: int, for_us: int = 1_000) -> list[Event]:
-    return [Broke(at, "cut", f"link-{at}"), Healed(at + for_us, "cut", f"link-{at}")]
-
-
-def told_undo(*events: Event) -> str | None:
-    return failed(story(*events)).get("undos")
-
-
-def test_one_fault_may_cost_one_undo() -> None:
-    assert told_undo(*fault(BROKE_US), undone(BROKE_US + 1)) is None
-    twice = told_undo(*fault(BROKE_US), undone(BROKE_US + 1), undone(BROKE_US + 2))
-    assert twice == "output out at client c was told UNDO 2 times for 1 faults"
-
-
-def test_every_reader_may_be_told_once() -> None:
-    both = [undone(BROKE_US + 1), undone(BROKE_US + 2, "d", "other")]
-    assert told_undo(*fault(BROKE_US), *both) is None
-
-
-def test_without_a_fault_nothing_is_taken_back() -> None:
-    assert (
-        told_undo(undone(BROKE_US)) == "output out at client c was told UNDO 1 times for 0 faults"
-    )
-    assert told_undo(undone(BROKE_US - 1), *fault(BROKE_US)) is not None
-    recovered_us = BROKE_US + 1_000 + RECOVERY_US
-    assert told_undo(*fault(BROKE_US), undone(recovered_us)) is None
-    assert told_undo(*fault(BROKE_US), undone(recovered_us + 1)) is not None
-
-
-def test_faults_that_overlap_may_cost_one_undo_each() -> None:
-    both = [*fault(BROKE_US, 200_000), *fault(BROKE_US + 100_000)]
-    assert told_undo(*both, undone(BROKE_US + 1), undone(BROKE_US + 100_001)) is None
-    early = told_undo(*both, undone(BROKE_US + 1), undone(BROKE_US + 2))
-    assert early is not None and early.endswith("2 times for 1 faults")
-
-
-def test_what_one_fault_did_not_cost_another_one_later_may_not() -> None:
-    apart = [*fault(100_000), *fault(1_500_000)]
-    assert told_undo(*apart, undone(1_500_001)) is None
-    assert told_undo(*apart, undone(1_500_001), undone(1_500_002)) is not None

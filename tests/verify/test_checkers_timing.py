@@ -23,7 +23,6 @@ from holdfast.verify.history import (
     Reported,
     Restored,
     Told,
-    Undone,
 )
 from tests.verify.histories import (
     BROKE,
@@ -91,10 +90,10 @@ def test_property_1_counts_once_things_have_settled_and_as_long_as_they_last() -
 
 
 def test_property_1_asks_for_the_bucket_not_for_each_step_to_it() -> None:
-    """Whoever has bucket 9 has bucket 8, which may have been empty; UNDO takes nothing of that."""
+    """Whoever has bucket 9 has bucket 8, which may have been empty. A lower hint is no news."""
     history = hinted("TENTATIVE", without=[8, 9])
-    ahead, undone = (Hinted(end_us(8) + 20_000 + n, "c", "out", (9, 6)[n]) for n in (0, 1))
-    history.events = sorted([*history.events, ahead, undone], key=lambda event: event.at)
+    ahead, lower = (Hinted(end_us(8) + 20_000 + n, "c", "out", (9, 6)[n]) for n in (0, 1))
+    history.events = sorted([*history.events, ahead, lower], key=lambda event: event.at)
     assert failed(history) == {}
 
 
@@ -122,11 +121,10 @@ def test_property_1_is_asked_of_every_client_by_its_own_tree() -> None:
 
 def test_property_1_with_a_stable_tree_nothing_is_tentative() -> None:
     guess = Given(end_us(10) + 15_000, "c", "out", 10, rows(10), "TENTATIVE")
-    undone = Undone(end_us(10) + 15_001, "c", "out", 9)
 
     def told(kind: str, *more: Event) -> str | None:
         history = hinted(kind)
-        history.events = sorted([*history.events, guess, undone, *more], key=lambda e: e.at)
+        history.events = sorted([*history.events, guess, *more], key=lambda e: e.at)
         return failed(history).get("available")
 
     assert "bucket 10 came as tentative, with a stable tree" in (told("STABLE") or "")

@@ -245,16 +245,6 @@ class Outlived:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
-    """UNDO: everything tentative that a client was given after this bucket is void."""
-
-    at: int
-    client: str
-    output: str
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True)
 class Concluded:
     """REC_DONE: everything that a client was given up to this bucket is stable now."""
 
@@ -343,14 +333,14 @@ class Finished:
 
 Event = (
     Began | Promised | Accepted | Logged | PutAside | Closed | AtBound | Made | Given | Told
-    | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived | Undone
+    | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived
     | Concluded | Held | Pending | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
     for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, AtBound, Made, Given, Told,
-                 Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived, Undone,
+                 Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived,
                  Concluded, Held, Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 

@@ -8,10 +8,10 @@ the run, so that the simulator and chaos on real processes are held to the same.
     corrected  tentative is not                      alive     nobody stops without need
     order      buckets rise                          contract  the levels of ECOC section 2.5
     available  something, while anything is          reported  broken promises are noticed
-    standing   a recent result stands                undos     one UNDO per fault at most
+    standing   a recent result stands                labelled  tentative says what it lacks
     promises   somebody answers                      detected  the useless are soon left
     held       buffers grow with time at most        paired    a pair is soon one again
-    closing    whatever clocks do, buckets close     labelled  tentative says what it lacks
+    closing    whatever clocks do, buckets close
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.verify.checkers.given import (
 )
 from holdfast.verify.checkers.inside import accepted, alive, converge, held
 from holdfast.verify.checkers.replicas import detected, promises
-from holdfast.verify.checkers.standing import standing, undos
+from holdfast.verify.checkers.standing import standing
 from holdfast.verify.checkers.story import Story
 from holdfast.verify.checkers.timing import (
     available,
@@ -48,7 +48,7 @@ __all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_ve
 Checker = Callable[[Story], Verdict]
 #: In the order of the verdicts.
 CHECKERS: tuple[Checker, ...] = (
-    lost, doubled, wrong, undone, corrected, order, labelled, delay, available, standing, undos,
+    lost, doubled, wrong, undone, corrected, order, labelled, delay, available, standing,
     promises, detected, bounded, held, paired, closing, converge, accepted, alive, contract,
     reported,
 )  # fmt: skip

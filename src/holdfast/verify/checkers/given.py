@@ -1,5 +1,5 @@
 """What clients were given, held against the ideal: nothing lost, doubled or wrong, nothing stable
-taken back, everything tentative corrected, all of it in order, and as the contracts say."""
+changed, everything tentative corrected, all of it in order, and as the contracts say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.model.levels import Matched, evaluate
 from holdfast.types import Stability
 from holdfast.verify.checkers.story import Reader, Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told, Undone
+from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told
 
 
 def lost(story: Story) -> Verdict:
@@ -72,45 +72,29 @@ def wrong(story: Story) -> Verdict:
 
 
 def undone(story: Story) -> Verdict:
-    """What was once stable stays: it is neither taken back nor given again as something else."""
+    """What was once stable stays: it is not given again with other rows."""
     faults = []
     for reader in story.readers.values():
-        stable_upto: int | None = None
-        given: dict[int, Given] = {}
-        for event in reader.readings:
-            if type(event) is Undone:
-                if stable_upto is not None and event.bucket < stable_upto:
-                    why = f"{reader} was stable up to {stable_upto}, undone to {event.bucket}"
-                    faults.append(Fault(event.at, why))
-                continue
-            if type(event) is Told:
-                upto = event.upto
-            elif type(event) is Given and event.stability == Stability.STABLE:
-                upto = event.bucket
-                first = given.setdefault(upto, event)
-                if first is not event and not same(first.rows, event.rows):
-                    why = f"{reader}: bucket {upto} was stable and came again with other rows"
-                    faults.append(Fault(event.at, why))
-            else:
-                continue
-            if stable_upto is None or upto > stable_upto:
-                stable_upto = upto
+        for bucket, (first, *again) in reader.stable.items():
+            faults += [
+                Fault(e.at, f"{reader}: bucket {bucket} was stable and came again with other rows")
+                for e in again
+                if not same(first.rows, e.rows)
+            ]
     return judged("undone", faults)
 
 
 def corrected(story: Story) -> Verdict:
-    """What was given as tentative is later given as stable, empty or not, or taken back and the
-    bucket told to be complete without it. A client says which rows take the place of others; and
-    once all of it is stable (REC_DONE), and not before."""
+    """What was given as tentative is later given as stable, empty or not. A client says which rows
+    take the place of others; and once all of it is stable (REC_DONE), and not before."""
     faults = []
     announces = any(began.announces for began in story.of(Began))
     for reader in story.readers.values():
         faults += _concluded(reader) if announces else []
-        for bucket, (at, taken_back) in _tentative(reader).items():
-            if not taken_back:
-                faults.append(Fault(at, f"{reader}: bucket {bucket} stays tentative"))
-            elif bucket > reader.told_upto:
-                faults.append(Fault(at, f"{reader}: bucket {bucket} was undone and never came"))
+        faults += [
+            Fault(at, f"{reader}: bucket {bucket} stays tentative")
+            for bucket, at in _tentative(reader).items()
+        ]
     if faults and not story.settled:
         return Verdict("corrected", "unknown", "the run did not settle", story.end_us)
     return judged("corrected", faults)
@@ -130,9 +114,6 @@ def _concluded(reader: Reader) -> list[Fault]:
             elif event.bucket in tentative:
                 tentative.remove(event.bucket)
                 owed_since = event.at
-        elif type(event) is Undone:
-            tentative = {bucket for bucket in tentative if bucket <= event.bucket}
-            owed_since = None
         elif type(event) is Concluded:
             owed_since = None
             if tentative:
@@ -143,19 +124,15 @@ def _concluded(reader: Reader) -> list[Fault]:
     return faults
 
 
-def _tentative(reader: Reader) -> dict[int, tuple[int, bool]]:
-    """Buckets that were tentative and not yet stable: since when, and whether taken back."""
-    tentative: dict[int, tuple[int, bool]] = {}
+def _tentative(reader: Reader) -> dict[int, int]:
+    """Buckets that were tentative and never became stable: since when."""
+    tentative: dict[int, int] = {}
     for event in reader.readings:
         if type(event) is Given:
             if event.stability == Stability.TENTATIVE:
-                tentative[event.bucket] = (event.at, False)
+                tentative[event.bucket] = event.at
             elif tentative:
                 tentative.pop(event.bucket, None)
-        elif type(event) is Undone:
-            for bucket in tentative:
-                if bucket > event.bucket:
-                    tentative[bucket] = (event.at, True)
     return tentative
 
 
@@ -188,9 +165,7 @@ def _guessed_again(reader: Reader) -> list[Fault]:
     stable_upto: int | None = None
     versions: dict[int, int] = {}
     for event in reader.readings:
-        if type(event) is Undone:
-            versions = {b: version for b, version in versions.items() if b <= event.bucket}
-        elif type(event) is Told:
+        if type(event) is Told:
             stable_upto = event.upto if stable_upto is None else max(stable_upto, event.upto)
         elif type(event) is Given and event.stability == Stability.TENTATIVE:
             bucket, version = event.bucket, event.version

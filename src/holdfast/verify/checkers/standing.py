@@ -1,5 +1,5 @@
-"""What the user of an output notices: how old the newest result is that still stands, and how often
-results are taken back. Both are asked while something is broken, too."""
+"""What the user of an output notices: how old the newest result is that still stands. This is
+asked while something is broken, too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import pairwise, zip_longest
 
 from holdfast.verify.checkers.story import NEVER_US, Reader, Story
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Broke, Owed, Promised, Undone
+from holdfast.verify.history import Owed, Promised
 
 
 def standing(story: Story) -> Verdict:
     """As long as an answer is owed, the newest result that stands is younger than the bound. A
-    bucket that was given in time and taken back a moment later is of no use to anybody."""
+    tentative one stands until another version of its bucket replaces it."""
     faults = []
     for promise in story.promises:
         reader = story.reader(promise)
@@ -62,23 +62,3 @@ def _owed(story: Story, promise: Promised) -> list[tuple[int, int, int]]:
         for owed, after in zip_longest(mine, mine[1:])
         if owed.age_us is not None
     ]
-
-
-def undos(story: Story) -> Verdict:
-    """UNDO costs an application all its tentative results at once, so that it comes at most once
-    per injected fault, and never without one."""
-    faults = []
-    broke = [event.at for event in story.of(Broke)]
-    for reader in story.readers.values():
-        taken: dict[tuple[int, int] | None, int] = {}
-        for event in reader.readings:
-            if type(event) is not Undone:
-                continue
-            trouble = story.trouble_at(event.at)
-            taken[trouble] = number = taken.get(trouble, 0) + 1
-            since_us = event.at + 1 if trouble is None else trouble[0]
-            injected = sum(since_us <= at <= event.at for at in broke)
-            if number > injected:
-                why = f"{reader} was told UNDO {number} times for {injected} faults"
-                faults.append(Fault(event.at, why))
-    return judged("undos", faults)

@@ -29,12 +29,11 @@ from holdfast.verify.history import (
     Reported,
     Row,
     Told,
-    Undone,
 )
 
 T = TypeVar("T")
 Rows = tuple[Row, ...]
-Reading = Given | Told | Undone | Hinted | Concluded
+Reading = Given | Told | Hinted | Concluded
 #: Later than everything.
 NEVER_US = 2**62
 
@@ -45,7 +44,7 @@ class Story:
         readings: dict[tuple[str, str], list[Reading]] = defaultdict(list)
         for event in history.events:
             self._of[type(event)].append(event)
-            if isinstance(event, (Given, Told, Undone, Hinted, Concluded)):
+            if isinstance(event, (Given, Told, Hinted, Concluded)):
                 readings[event.client, event.output].append(event)
         self.promises = self.of(Promised)
         for promise in self.promises:
@@ -171,27 +170,20 @@ class Reader:
 
     @cached_property
     def newest(self) -> list[tuple[int, int]]:
-        """From when on which bucket is the newest that stands: stable, or tentative and neither
-        taken back nor replaced. One step for each instant at which that changed."""
+        """From when on which bucket is the newest that stands, stable or tentative: a replacement
+        is of the same bucket, so this only rises. One step for each instant at which it changed."""
         steps: list[tuple[int, int]] = []
-        stable = now = -NEVER_US
+        now = -NEVER_US
         for event in self.readings:
-            if isinstance(event, Undone):
-                reached = max(stable, min(now, event.bucket))
-            elif isinstance(event, Concluded):
+            if isinstance(event, Concluded):
                 continue
-            else:
-                reached = event.bucket if isinstance(event, Given) else event.upto
-                if type(event) is Told:
-                    stable = max(stable, reached)
-                reached = max(now, reached)
-            if reached == now:
+            reached = event.bucket if isinstance(event, Given) else event.upto
+            if reached <= now:
                 continue
             now = reached
             if steps and steps[-1][0] == event.at:
                 steps.pop()
-            if not steps or steps[-1][1] != now:
-                steps.append((event.at, now))
+            steps.append((event.at, now))
         return steps
 
     @cached_property
@@ -200,14 +192,11 @@ class Reader:
 
     @cached_property
     def stable(self) -> dict[int, list[Given]]:
-        """Per bucket, what was given as stable and not taken back."""
+        """Per bucket, what was given as stable."""
         stable: dict[int, list[Given]] = {}
         for event in self.readings:
-            if type(event) is Given:
-                if event.stability == Stability.STABLE:
-                    stable.setdefault(event.bucket, []).append(event)
-            elif type(event) is Undone:
-                stable = {at: given for at, given in stable.items() if at <= event.bucket}
+            if type(event) is Given and event.stability == Stability.STABLE:
+                stable.setdefault(event.bucket, []).append(event)
         return stable
 
     @cached_property

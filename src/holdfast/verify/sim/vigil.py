@@ -61,6 +61,8 @@ class Vigil:
         for name in broken:
             self._last[name] = now
         for node in self._pairs():
+            if node.lost_at is not None and node.slowness > 1.0:
+                node.lost_at = now  # it is rebuilt as soon as it works again (docs/pairs.md)
             if node.lost_at is not None and self._works(node):
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
                 node.lost_at = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.core.lag import AHEAD_BUCKETS
 from holdfast.core.membership import (
     Dead,
@@ -79,8 +81,62 @@ def test_when_nothing_comes_in_nobody_makes_progress_and_nobody_is_evicted() -> 
     assert told.pass_(100, a=0, a2=0) == []
 
 
-def test_one_that_is_slow_is_not_evicted() -> None:
-    assert story().pass_(200, a=2, a2=0.2) == []
+@pytest.mark.parametrize("rate", [1 / 6, 0.2, 0.5, 1, 1.5])
+def test_one_that_falls_further_and_further_behind_is_evicted(rate: float) -> None:
+    """It moves all the time, and would stop its producers at `buffer_buckets`."""
+    told = story()
+    dead, *_ = told.pass_(80, a=2, a2=rate)
+    assert isinstance(dead, Dead) and dead.name == "a@2"
+    assert "alive but falls behind: path 'out' is at bucket" in dead.why
+
+
+def test_soon_enough_that_buffers_which_hold_more_than_stall_do_not_fill() -> None:
+    told = story()
+    told.pass_(1.5 * STALL / S, a=2, a2=0.5)
+    assert told.members.standings()["a@2"].gone
+
+
+def test_also_when_its_producers_let_the_other_one_be_no_further_ahead() -> None:
+    told = story()
+    told.positions["a"] += 24
+    (dead,) = told.pass_(2 * STALL / S, a=0.5, a2=0.5)
+    assert isinstance(dead, Dead) and dead.name == "a@2"
+
+
+def test_one_that_keeps_up_a_little_later_is_not_evicted() -> None:
+    """Two steps behind: what it is at, and what came in meanwhile."""
+    told = story()
+    told.positions["a"] += 4
+    assert told.pass_(20, a=2, a2=2) == []
+    for _ in range(20):
+        assert told.pass_(3, a=2, a2=0) == []
+        told.positions["a@2"] += 6
+
+
+def test_one_that_catches_up_has_all_the_time_it_needs() -> None:
+    """It hung for a while, or is a newcomer, and is done with more than comes in."""
+    told = story()
+    assert told.pass_(STALL / S - 2, a=2, a2=0) == []
+    assert told.pass_(25, a=2, a2=2.5) == []
+    told.epochs["a@2"] = 2
+    told.positions["a@2"] -= 300
+    told._apply(Heartbeat(told.at, "a@2", 2, {"out": None}))
+    assert told.pass_(100, a=2, a2=4) == []
+    assert told.positions["a"] - told.positions["a@2"] > 50, "it is not done yet"
+
+
+def test_also_in_long_steps() -> None:
+    told = story()
+    told.positions["a"] += 100
+    for _ in range(8):
+        assert told.pass_(6, a=2, a2=0) == []
+        told.positions["a@2"] += 20
+
+
+def test_one_that_is_slower_with_a_backlog_is_waited_for() -> None:
+    """Many buckets are little time where both get through many."""
+    told = story()
+    assert told.pass_(60, a=200, a2=180) == []
 
 
 def test_time_in_which_it_was_not_heard_does_not_count() -> None:

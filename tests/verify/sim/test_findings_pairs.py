@@ -18,6 +18,7 @@ from holdfast.storage import Boundary, Log
 from holdfast.streams.serving import Service
 from holdfast.verify.history import Stopped
 from holdfast.verify.scenario import Fault
+from holdfast.verify.sim.chance import options_of
 from holdfast.verify.sim.networks import pairs
 from tests.verify.sim.lab import Lab, S, failed, needs
 
@@ -62,6 +63,21 @@ def test_b3_a_copy_that_makes_no_progress_stops_nobody(
         options=Options(checkpoint_buckets=7, recovery="checkpoint", buffer_buckets=buffer_buckets),
     )
     assert not {"available", "standing", "detected"} & failed(outcome).keys()
+
+
+@pytest.mark.parametrize("factor", [20, 30, 60])
+def test_a_copy_that_is_slow_stops_nobody(lab: Lab, factor: float) -> None:
+    """It moves all the time, but falls further and further behind. docs/pairs.md: the healthy copy
+    serves, also with `buffer_buckets` as long as that is more than `stall`."""
+    outcome = lab.run(
+        lambda: pairs(2, 3),
+        Fault(5 * S, "slow", "lower.0", 40 * S, factor),
+        seconds=50,
+        seed=8,
+        options=options_of(8),
+    )
+    needs(options_of(8).buffer_buckets == 24, "nobody would be stopped")
+    assert failed(outcome) == {}
 
 
 def test_b6_another_function_makes_another_plan() -> None:

@@ -66,8 +66,38 @@ def test_every_step_has_to_stand_by_itself() -> None:
     clock = began()
     read(clock, 1 * S, HOUR)
     assert read(clock, 9 * S, DAY) == ([Stepped(9 * S, DAY - HOUR, -DAY)], 9 * S)
-    assert read(clock, 18 * S, DAY) == ([], 18 * S)
+    assert read(clock, 10 * S, DAY) == ([], 10 * S)
+    assert read(clock, 11 * S, DAY) == ([Followed(11 * S, HOUR)], 11 * S + HOUR)
+    assert read(clock, 18 * S, DAY) == ([], 18 * S + HOUR)
     assert read(clock, 19 * S, DAY)[1] == 19 * S + DAY
+
+
+@pytest.mark.parametrize("small_us", [150_000, -150_000])
+def test_a_small_step_does_not_put_off_the_large_one_that_stands(small_us: int) -> None:
+    clock = began()
+    read(clock, 1 * S, HOUR)
+    assert read(clock, 9 * S, HOUR + small_us)[1] == 9 * S
+    actions, shown = read(clock, 11 * S, HOUR + small_us)
+    assert actions == [Followed(11 * S, HOUR + small_us), Agreed(11 * S)]
+    assert shown == 11 * S + HOUR + small_us, "the small one has stood for as long as it is, too"
+
+
+def test_what_was_taken_back_is_not_followed_with_the_rest() -> None:
+    clock = began()
+    read(clock, 1 * S, HOUR)
+    read(clock, 2 * S, DAY)
+    read(clock, 10 * S, HOUR)
+    assert read(clock, 11 * S, HOUR)[1] == 11 * S + HOUR
+
+
+def test_a_clock_that_never_stands_still_is_followed_as_far_as_it_has_stood() -> None:
+    """An hour ahead, and from then on a step of 150 ms every 9 s, to and fro."""
+    clock, followed = began(), []
+    for at in range(S, 60 * S, S // 2):
+        off_us = HOUR + (150_000 if at // (9 * S) % 2 else 0)
+        followed += [it for it in read(clock, at, off_us)[0] if isinstance(it, Followed)]
+        assert at < 11 * S or abs(clock.apart_us) <= 150_000
+    assert (followed[0].at, followed[0].by_us) == (11 * S, HOUR + 150_000)
 
 
 def test_a_wrong_clock_that_is_put_right_leaves_no_trace() -> None:

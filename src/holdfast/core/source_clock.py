@@ -6,7 +6,8 @@ hour would close nothing for an hour. So the source clock runs with monotonic ti
 never stops, and follows steps of the wall clock only like this:
 
 - a step ahead when it has stood for as long as it is, at most `CONFIRM_US`: so one that is taken
-  back at once leaves no trace;
+  back at once leaves no trace. Steps on top of it, or back by a part of it, do not put that off:
+  what the wall clock was ahead all the while has stood;
 - a step back at half speed, until both clocks agree: after twice the length of the step.
 """
 
@@ -77,8 +78,8 @@ class SourceClock:
         #: Difference to monotonic time: of the wall clock when last read, and of the source clock.
         self._wall = 0
         self._shown = 0
-        #: Since when the wall clock stands where it is, ahead; None while it does not.
-        self._ahead_since: int | None = None
+        #: While the wall clock is ahead: since when it is no less than where, both rising.
+        self._stands: list[tuple[int, int]] = []
         self._apart = False
         self.steps = 0
 
@@ -101,20 +102,35 @@ class SourceClock:
         assert elapsed_us >= 0, f"monotonic time went from {self._at} to {event.at}"
         self._at, self._wall = event.at, wall
         actions: list[ClockAction] = []
-        stepped = abs(step_us) >= STEP_US
-        if stepped:
+        if abs(step_us) >= STEP_US:
             self.steps += 1
             actions.append(Stepped(event.at, step_us, self.apart_us))
-        ahead_us = -self.apart_us
-        if ahead_us < STEP_US:
-            self._ahead_since = None
+        if -self.apart_us < STEP_US:
+            self._stands.clear()
             self._shown = max(wall, self._shown - elapsed_us // SLOWER)
-        elif stepped or self._ahead_since is None:
-            self._ahead_since = event.at
-        elif event.at - self._ahead_since >= min(ahead_us, CONFIRM_US):
-            actions.append(Followed(event.at, ahead_us))
-            self._shown, self._ahead_since = wall, None
+        else:
+            actions += self._follow(event.at)
         return actions + self._agreement(event.at)
+
+    def _follow(self, at: int) -> list[ClockAction]:
+        """As far as the wall clock has been ahead for long enough."""
+        since = at
+        while self._stands and self._stands[-1][1] > self._wall:
+            since, _ = self._stands.pop()
+        if self._wall - (self._stands[-1][1] if self._stands else self._shown) >= STEP_US:
+            self._stands.append((since, self._wall))
+        before = self._shown
+        while self._stands:
+            since, where = self._stands[0]
+            if at - since < min(where - self._shown, CONFIRM_US):
+                break
+            self._shown = where
+            del self._stands[0]
+        if self._shown == before:
+            return []
+        if self._wall - self._shown < STEP_US:
+            self._shown = self._wall
+        return [Followed(at, self._shown - before)]
 
     def _begin(self, at: int, wall: int) -> list[ClockAction]:
         self._at, self._wall = at, wall

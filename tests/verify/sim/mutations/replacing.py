@@ -154,12 +154,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("remember a step of the clock that was taken back", "closing", scene="glitches")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = SourceClock.handle
+    original, first = SourceClock.handle, dict[SourceClock, int]()
 
     def handle(self: SourceClock, event: Read) -> list[ClockAction]:
-        since = self._ahead_since
         actions = original(self, event)
-        self._ahead_since = since if since is not None else self._ahead_since
+        for since, _ in self._stands[:1]:
+            first.setdefault(self, since)
+        self._stands = [(first[self], where) for _, where in self._stands]
         return actions
 
     patch.setattr(SourceClock, "handle", handle)

@@ -6,7 +6,8 @@ asks the others now and then for the digests of the last buckets, and looks at t
 differs, because later ones follow from it. A difference is reported at once. Then it is decided who
 is wrong, and each replica decides about itself alone:
 
-- two others made the same, and it made something else: it is refuted;
+- more than half of all replicas made the same, and it made something else: it is refuted. Those
+  who made the same leave it at that;
 - else it computes the bucket again, from its last checkpoint and the inputs since. If that gives
   what the other one made, it is refuted. If it gives what it had made, it is confirmed, and it is
   for the other one to find its mistake. If it gives a third result, no copy is to be trusted more
@@ -168,8 +169,10 @@ Action = Report | Recompute | CompareInputs | Refute
 class Divergence:
     """Of one replica."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, replicas: int) -> None:
         self.name = name
+        #: How many there are, this one among them, whether heard of or not.
+        self._replicas = replicas
         #: By stream.
         self.differences: dict[str, Difference] = {}
         #: When each of the others was heard of.
@@ -213,8 +216,8 @@ class Divergence:
         if known is None or first < known.bucket:
             known = Difference(event.stream, first, own.get(first, ""), event.at)
             self.differences[event.stream] = known
-        elif known.bucket not in overlap and known.state != "recomputing":
-            # Nobody keeps it any more; what follows from it differs, too.
+        elif (known.bucket not in overlap or not known.theirs) and known.state != "recomputing":
+            # Nobody keeps it any more, or who differed was rebuilt; what follows differs, too.
             known.bucket, known.own, known.state = first, own.get(first, ""), "suspected"
             known.theirs.clear()
             known.found.clear()
@@ -223,7 +226,9 @@ class Divergence:
             digest = theirs.get(known.bucket, "")
             if digest == known.own:
                 known.agree.add(peer)
+                known.theirs.pop(peer, None)
             else:
+                known.agree.discard(peer)
                 new = peer not in known.theirs
                 known.theirs[peer] = digest
                 if event.found is not None and event.found[0] == known.bucket:
@@ -247,9 +252,10 @@ class Divergence:
         if known.state in ("recomputing", "refuted") or not known.theirs:
             return []
         made, votes = Counter(known.theirs.values()).most_common(1)[0]
-        if votes >= 2 and not known.agree:
-            return self._refute(known, f"{votes} other replicas made {_shown(made)}", at)
-        if known.agree or not self._its_turn(known, at):
+        if self._majority(votes):
+            why = f"{votes} of {self._replicas} replicas made {_shown(made)}"
+            return self._refute(known, why, at)
+        if self._majority(1 + len(known.agree)) or not self._its_turn(known, at):
             return []
         if known.state == "suspected" and known.recomputed < RECOMPUTATIONS_MAX:
             known.state, known.recomputed = "recomputing", known.recomputed + 1
@@ -258,6 +264,10 @@ class Divergence:
             known.again_at = at + AGAIN_US
             return [CompareInputs(known.stream)]
         return []
+
+    def _majority(self, votes: int) -> bool:
+        """Of all: who has not answered yet may be on either side."""
+        return 2 * votes > self._replicas
 
     def _its_turn(self, known: Difference, at: int) -> bool:
         before = [peer for peer in known.theirs if peer > self.name]

@@ -50,10 +50,11 @@ class Comparison:
         fragment: Fragment,
         log: Log,
         carrier: Carrier,
+        replicas: int,
     ) -> None:
         self._name, self._log, self._carrier = name, log, carrier
         self._path_of = {out: path.name for path in fragment.paths for out in path.outputs}
-        self._core = Divergence(name)
+        self._core = Divergence(name, replicas)
         #: What a bucket is computed again from: its files and inputs must stay.
         self._from: dict[str, Version] = {}
         #: Of the last buckets of each output, and of each input as it was taken.

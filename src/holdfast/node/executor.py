@@ -84,7 +84,7 @@ class Performer:
         #: What tentative runs under way began from: a line may be over while one still runs.
         self._read: dict[tuple[str, int], Version] = {}
         self.lender = Lender(name, fragment, log, service, carrier.post)
-        self.comparison = Comparison(name, fragment, log, carrier)
+        self.comparison = Comparison(name, fragment, log, carrier, 1 + len(partners))
         #: Digests of buckets that were computed again.
         self._recomputed: dict[Recomputation, str] = {}
         #: Paths whose stable version was not kept: it is rebuilt when needed.

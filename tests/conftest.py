@@ -18,12 +18,7 @@ def sessions() -> Iterator[session.Sessions]:
 
 
 #: Real processes for many minutes: `make soak`. The others run with every `make test`.
-SOAK = (
-    "tests/processes/test_cluster.py", "tests/processes/test_failing.py",
-    "tests/processes/test_one_bad_host.py", "tests/processes/test_one_bad_part.py",
-    "tests/processes/test_other_code.py", "tests/processes/test_pairs.py",
-    "tests/verify/chaos/test_chaos.py",
-)  # fmt: skip
+SOAK = ("tests/processes/test_pairs.py", "tests/verify/chaos/test_chaos.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

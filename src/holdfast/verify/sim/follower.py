@@ -51,11 +51,12 @@ class Connection:
         self.broken = False
 
     def send_news(self) -> None:
-        service = self.server.service
-        while self.cursor.news(service.logs[self.stream].info(self.stream)):
-            delivery = service.next(self.stream, self.cursor)
-            self.send(delivery)
-            if delivery.ended:
+        """As long as there is more: guesses that are not alike come one after the other."""
+        service, cursor = self.server.service, self.cursor
+        while cursor.news(service.logs[self.stream].info(self.stream)):
+            at = cursor.at, cursor.tentative_at
+            self.send(service.next(self.stream, cursor))
+            if self.broken or (cursor.at, cursor.tentative_at) == at:
                 return
 
     def send(self, delivery: Delivery) -> None:

@@ -188,9 +188,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "covered", lambda self, at: bool(self._leases))
     original = Promises.answered
 
-    def loyal(self: Promises, reply: Any, newest: int | None) -> None:
+    def loyal(self: Promises, reply: Any, newest: int | None, mine: int) -> None:
         if reply.answer != "away" or reply.peer not in self._leases:
-            original(self, reply, newest)
+            original(self, reply, newest, mine)
 
     patch.setattr(Promises, "answered", loyal)
 

@@ -223,8 +223,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.missing
 
-    def generous(self: SUnion, hi: int) -> Any:
-        names, partial = original(self, hi)
+    def generous(self: SUnion, lo: int, hi: int) -> Any:
+        names, partial = original(self, lo, hi)
         return names, partial._replace(inputs=1.0)
 
     patch.setattr(SUnion, "missing", generous)

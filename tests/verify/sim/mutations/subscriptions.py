@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import replica_selector, subscription
+from holdfast.core import subscription
 from holdfast.core.replica_selector import Choice, ReplicaSelector
 from holdfast.core.subscription import Subscription
 from tests.verify.sim.mutations.planting import mutation
@@ -62,9 +62,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutation(
     "keep a replica in mind that is gone",
     "detected",
-    "available",
-    "standing",
-    scene="correction_struck",
+    scene="hosts_pause",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaSelector, "gone", lambda self, replica: None)
@@ -127,14 +125,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("leave a stable replica that is a little behind", "available", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replica_selector, "LAG_BUCKETS", 0)
-    original = ReplicaSelector.__init__
+    original = ReplicaSelector._rank
 
-    def strict(self: ReplicaSelector, *how: Any) -> None:
-        original(self, *how)
-        self.too_far = 0
+    def strict(self: ReplicaSelector, known: Any, now: int) -> int:
+        ahead = max(it.status.reached for it in self._known.values())
+        return 2 if ahead > known.status.upto else original(self, known, now)
 
-    patch.setattr(ReplicaSelector, "__init__", strict)
+    patch.setattr(ReplicaSelector, "_rank", strict)
 
 
 @mutation(

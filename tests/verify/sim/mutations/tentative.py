@@ -249,8 +249,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Consistency.run
 
-    def one(self: Consistency, hi: int) -> Any:
-        outputs, *more = original(self, hi)
+    def one(self: Consistency, lo: int, hi: int) -> Any:
+        outputs, *more = original(self, lo, hi)
         return outputs[:1], *more
 
     patch.setattr(Consistency, "run", one)

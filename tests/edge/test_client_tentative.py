@@ -273,10 +273,12 @@ def test_a_tentative_bucket_says_how_partial_it_is(stream: Stream, app: Applicat
     stream.tentative(1, 1, 1, shares=(0.75, 0.9))
     shares = {i.bucket: (i.inputs_share, i.rows_share) for _, i in app.gets()}
     assert shares == {0: (1.0, 1.0), 1: (0.75, 0.9)}
-    # Of buckets that come together: the worst of them.
+    # Each its own, also where several are new; those that are not alike come one after the other.
     stream.tentative(2, 2, 2, shares=(0.5, 0.8))
     stream.tentative(3, 3, 3, shares=(0.75, 0.3))
-    assert {(i.inputs_share, i.rows_share) for _, i in app.gets()} == {(0.5, 0.3)}
+    for bucket, share in ((2, (0.5, 0.8)), (3, (0.75, 0.3))):
+        ((_, info),) = app.gets()
+        assert (info.bucket, info.inputs_share, info.rows_share) == (bucket, *share)
 
 
 def test_counters_and_how_far_the_application_knows_the_output(

@@ -18,7 +18,10 @@ def sessions() -> Iterator[session.Sessions]:
 
 
 #: Real processes for many minutes: `make soak`. The others run with every `make test`.
-SOAK = ("tests/processes/test_pairs.py", "tests/verify/chaos/test_chaos.py")
+SOAK = (
+    "tests/processes/test_one_bad_host.py", "tests/processes/test_one_bad_part.py",
+    "tests/processes/test_pairs.py", "tests/verify/chaos/test_chaos.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -178,14 +178,26 @@ class BrokenRun:
         data[len(data) // 2] ^= 0xFF
         manifest.write_bytes(data)
 
-    def harm_segment(self, harm: str) -> None:
-        """The newest one, since whoever reads is about to need it."""
-        segments = (self.folder / "segments").rglob("*.parquet")
-        newest = max(segments, key=lambda file: file.stat().st_mtime)
-        if harm == "deleted":
-            newest.unlink()
-        else:
-            newest.write_bytes(newest.read_bytes()[:-9])
+    def lose_segment(self, harm: str) -> None:
+        """The newest one, since whoever reads is about to need it; the process is killed. It stands
+        still meanwhile, so that nothing is trimmed."""
+        process = self.run.processes[self.host]
+
+        def harmed() -> bool:
+            process.pause()
+            segments = [*(self.folder / "segments").rglob("*.parquet")]
+            if not segments:
+                process.resume()
+                return False
+            newest = max(segments, key=lambda file: file.stat().st_mtime)
+            if harm == "deleted":
+                newest.unlink()
+            else:
+                newest.write_bytes(newest.read_bytes()[:-9])
+            return True
+
+        self.until("a segment", harmed)
+        process.kill()
 
     @contextmanager
     def own_disk(self) -> Iterator[None]:

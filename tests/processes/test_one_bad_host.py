@@ -53,7 +53,7 @@ def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
 def test_a_lost_segment_is_rebuilt_from_the_peer(story: BrokenRun, harm: str) -> None:
-    story.kill(lambda: story.harm_segment(harm))
+    story.lose_segment(harm)
     story.until("it to be named", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()

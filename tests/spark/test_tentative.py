@@ -1,4 +1,4 @@
-"""A missing input on Spark: tentative results, UNDO, corrections, REC_DONE (Borealis sections 3.3,
+"""A missing input on Spark: tentative results, corrections, REC_DONE (Borealis sections 3.3,
 3.4), and in the end the same rows as if nothing had happened."""
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ def is_tentative(info: BucketInfo) -> bool:
 
 def told(infos: list[BucketInfo]) -> list[str]:
     """The story of an output: stretches of the same kind once."""
-    kinds = ["UNDO" if info.undo else "REC_DONE" if info.rec_done else str(info.stability)
-             for info in infos]  # fmt: skip
+    kinds = ["REC_DONE" if info.rec_done else str(info.stability) for info in infos]
     return [kind for at, kind in enumerate(kinds) if kinds[at - 1 : at] != [kind]]
 
 
@@ -135,7 +134,7 @@ def test_tentative_results_stand_until_stable_ones_replace_them(
             push(run, cut_at + 5, cut_at + 10)
             stable_upto(watches, cut_at + 9)
         found = to_the_end(run, watches)
-    assert not any(is_tentative(info) or info.undo for info in pairs.infos())
+    assert not any(is_tentative(info) for info in pairs.infos())
     for watch in watches.values():
         stable = [info.bucket for info in watch.infos() if info.rows and not is_tentative(info)]
         assert stable == sorted(set(stable)), "a stable bucket is given once, in order"

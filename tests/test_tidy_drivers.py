@@ -23,7 +23,6 @@ JUDGES = {f"holdfast.verify.sim.{name}" for name in (
 NOT_POLICY = {
     "divergence.COMPARE_US": "a period: how long a loop waits",
     "divergence.extended": "the shape of an answer",
-    "divergence.window_of": "the shape of an answer",
     "hosts.HEARTBEAT_US": "a period: how long a loop waits",
     "hosts.may_try_again": "asks core for the decision",
     "membership.host_of": "names",

@@ -27,7 +27,6 @@ from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.promises import (
     ASK_AGAIN_US,
-    BEHIND_BUCKETS,
     PROMISE_US,
     RELY_US,
     RENEW_US,
@@ -35,6 +34,7 @@ from holdfast.core.promises import (
     Answer,
     Promises,
 )
+from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.core.sunion import WHOLE
 from holdfast.types import OutputState
 from tests.core.replicas import MS, POLICY, SILENCE, WIDTH, Replicas, X
@@ -111,7 +111,7 @@ def test_a_promise_of_one_that_is_far_behind_is_not_relied_on() -> None:
     """It hangs, or has a full disk, and answers questions all the same."""
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5))
-    stuck = Answered(1_300, "p", "p.2", 1, "answering", 5 - BEHIND_BUCKETS - 1)
+    stuck = Answered(1_300, "p", "p.2", 1, "answering", 5 - LAG_BUCKETS - 1)
     assert said(core, stuck)[:2] == [STABILIZATION, Run("p", 5, 5)]
     said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
     assert said(core, Tick(2_400))[0] == guess(6, 6, missing=(), partial=WHOLE)

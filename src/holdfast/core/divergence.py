@@ -319,8 +319,13 @@ class Divergence:
         return [Report(known.text), Refute(known.text)]
 
 
-def extended(known: Window, upto: int, digests: Iterable[tuple[int, str]]) -> Window:
-    """The window of a stream that has got on, by buckets that were not in it."""
+def extended(
+    known: Window | None, since: int, upto: int, digests: Iterable[tuple[int, str]]
+) -> Window:
+    """The window of a stream that has got on, by buckets that were not in it; the first one of a
+    stream that is kept from `since` on."""
+    if known is None:
+        return window_of(since, upto, digests)
     since = max(known.since, upto - WINDOW_BUCKETS + 1)
     kept = bisect_left(known.digests, since, key=itemgetter(0))
     return Window(since, upto, known.digests[kept:] + window_of(since, upto, digests).digests)

@@ -32,6 +32,14 @@ class PathState:
     ended: bool = False
     origin: int = 0
 
+    @property
+    def reached(self) -> int | None:
+        """The last bucket it has given, stable or tentative; None before Start."""
+        guessed = self.consistency.position
+        if self.position is None or guessed is None:
+            return self.position
+        return max(self.position, guessed)
+
 
 def path_state(
     plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int

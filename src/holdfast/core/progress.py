@@ -144,8 +144,7 @@ class Progress:
                 return self._asked(event)
             case Answered():
                 path = self.paths[event.path]
-                mine = max(path.position or 0, path.consistency.position or 0)
-                path.consistency.promises.answered(event, path.sunion.newest(), mine)
+                path.consistency.promises.answered(event, path.sunion.newest(), path.reached)
                 return self._next(path, event.at)
             case Alone():
                 return self._alone(event.alone)
@@ -267,8 +266,7 @@ class Progress:
         answer = consistency.promises.asked(event, able=able, wants=wants)
         if path.position is None:
             return [Reply(event.ticket, answer)]
-        guessed = path.position if consistency.position is None else consistency.position
-        reached = max(path.position, guessed) if answer == "answering" else None
+        reached = path.reached if answer == "answering" else None
         return [Reply(event.ticket, answer, reached), *self._next(path, event.at)]
 
     def _alone(self, alone: bool) -> list[Action]:

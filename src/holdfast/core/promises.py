@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from holdfast.core.replica_selector import LAG_BUCKETS
+
 #: A promise that is not renewed ends after so long, and is renewed this often.
 PROMISE_US = 2_000_000
 RENEW_US = 500_000
 #: So long a promise is relied on, after an answer that shows progress, or that nothing was due.
 RELY_US = 1_200_000
-#: A promise of one whose answers are so many buckets behind is not relied on.
-BEHIND_BUCKETS = 3
 #: Peers that refused are asked again after so long.
 ASK_AGAIN_US = 200_000
 #: A correction that did not advance for so long is no reason to put off another one.
@@ -116,15 +116,16 @@ class Promises:
         self._ask_at = at + RENEW_US
         return True
 
-    def answered(self, reply: Answering, newest: int | None, mine: int) -> None:
+    def answered(self, reply: Answering, newest: int | None, mine: int | None) -> None:
         """`newest`: the last bucket of which this replica has input, and so has its peer. `mine`:
-        the last one it has answered; a peer that is far behind that has nothing to promise."""
+        the last one it has given. A peer so far behind that consumers would leave it has nothing to
+        promise."""
         at, peer, answer = reply.at, reply.peer, reply.answer
         if reply.correction != self.correction:
             return
         lease, reached = self._leases.get(peer), reply.reached
-        if lease is None and reached is not None and reached < mine - BEHIND_BUCKETS:
-            answer = "away"
+        if lease is None and reached is not None and mine is not None:
+            answer = "away" if mine - reached > LAG_BUCKETS else answer
         self._answers[peer] = answer
         if answer == "answering" and reached is not None:
             if lease is None or reached > lease.reached or newest is None or reached >= newest:

@@ -18,6 +18,7 @@ from typing import NamedTuple, assert_never
 
 from holdfast.core.alarm import Alarm
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
+from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
 from holdfast.types import OutputState
 
 #: Until a lost connection to the only producer is tried again: doubled while nobody answers.
@@ -242,6 +243,13 @@ class Subscription:
         self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
         self._polling = {replica: _Polling() for replica in self.replicas}
         self.many = len(self.replicas) > 1
+
+    def ends_with(self, err: HoldfastError) -> bool:
+        """Whether an error of a connection ends the consumer. Where there are other replicas,
+        whatever is wrong with one of them is its own affair; but one that was replaced ends."""
+        if self.many:
+            return isinstance(err, StaleEpoch)
+        return not isinstance(err, TransportError | Trimmed)
 
     @property
     def main(self) -> str | None:

@@ -33,11 +33,9 @@ from rich.table import Table
 import holdfast as hf
 from holdfast.clock import now_us
 from holdfast.edge.client import BucketInfo, Client
-from holdfast.errors import HoldfastError
 from holdfast.experiments.failing import CUT, Numbered
-from holdfast.experiments.switch import caught_up
+from holdfast.experiments.switch import caught_up, status_at
 from holdfast.runtime.running import Run
-from holdfast.streams.calls import GetStreamStatus
 from holdfast.types import OutputState, Stability
 from holdfast.verify.chaos.proxy import Proxies
 
@@ -290,16 +288,10 @@ class _Bench:
     def _correcting(self) -> bool:
         if self.reader.replaced and self.reader.replaced[-1] > now_us() - 1_000_000:
             return True
-        return any(self._state(name) is OutputState.STABILIZATION for name in self._run.processes)
-
-    def _state(self, name: str) -> OutputState | None:
-        try:
-            peer = self._run.peer_of("merged", "watch", name)
-            stands = peer.call(GetStreamStatus("merged"))
-            peer.close()
-        except HoldfastError:
-            return None
-        return stands.state
+        return any(
+            status_at(self._run, "merged", name).state is OutputState.STABILIZATION
+            for name in self._run.processes
+        )
 
     def _corrected(self, healed_us: int) -> bool:
         client = self.reader.client

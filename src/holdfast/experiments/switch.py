@@ -29,7 +29,7 @@ from holdfast.edge.client import BucketInfo
 from holdfast.edge.source import Source
 from holdfast.errors import HoldfastError
 from holdfast.runtime.running import Run
-from holdfast.streams.calls import GetStreamStatus
+from holdfast.streams.calls import GetStreamStatus, StreamStatus
 from holdfast.types import OutputState, Stability
 
 BUCKET_MS = 200
@@ -98,18 +98,24 @@ def _push(source: Source, stop: threading.Event, number: int, pushed: list[int])
         pushed[number] = value
 
 
-def caught_up(run: Run, output: str, name: str, bucket_ms: int) -> bool:
-    """The replica serves stable results again, not far behind."""
+def status_at(run: Run, output: str, name: str) -> StreamStatus:
+    """How a replica is doing with an output; nothing, if it does not answer."""
     try:
         peer = run.peer_of(output, "watch", name)
-        stands = peer.call(GetStreamStatus(output))
+        told = peer.call(GetStreamStatus(output))
         peer.close()
     except HoldfastError:
-        return False
+        return StreamStatus(None, None, None)
+    return told
+
+
+def caught_up(run: Run, output: str, name: str, bucket_ms: int) -> bool:
+    """The replica serves stable results again, not far behind."""
+    told = status_at(run, output, name)
     now = now_us() // (bucket_ms * 1_000)
-    if stands.state is not OutputState.STABLE or stands.upto is None:
+    if told.state is not OutputState.STABLE or told.upto is None:
         return False
-    return now - stands.upto < 2_000 // bucket_ms
+    return now - told.upto < 2_000 // bucket_ms
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from holdfast.core.divergence import (
     Report,
     Window,
     extended,
-    window_of,
 )
 from holdfast.engine.state import Version
 from holdfast.errors import Refuted, Trimmed
@@ -143,11 +142,7 @@ class Comparison:
             for segment in delivery.segments
             if segment.stability is Stability.STABLE
         ]
-        self._taken[delivery.stream] = (
-            window_of(delivery.since, delivery.upto, made)
-            if known is None
-            else extended(known, delivery.upto, made)
-        )
+        self._taken[delivery.stream] = extended(known, delivery.since, delivery.upto, made)
 
     def note(self, streams: Iterable[str]) -> None:
         """After a step: what the log has got since. It may be deleted long before others ask."""
@@ -163,11 +158,7 @@ class Comparison:
                 kept = []
                 info = replace(info, complete_upto=since - 1)
             made = ((segment.id.bucket, segment.checksum) for segment in kept)
-            self._made[stream] = (
-                window_of(since, info.complete_upto, made)
-                if known is None
-                else extended(known, info.complete_upto, made)
-            )
+            self._made[stream] = extended(known, since, info.complete_upto, made)
 
 
 def digest_of(

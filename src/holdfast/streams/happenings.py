@@ -10,7 +10,7 @@ from typing import assert_never
 from holdfast.core import subscription as core
 from holdfast.core.replica_selector import Status
 from holdfast.core.subscription import Position, Subscription
-from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
+from holdfast.errors import HoldfastError, StaleEpoch, Trimmed
 from holdfast.streams.calls import StreamStatus
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
@@ -87,7 +87,7 @@ class Translation:
             case Came():
                 return self._came(happened, at)
             case Broke():
-                if self._is_fatal(happened.error):
+                if self.subscription.ends_with(happened.error):
                     raise happened.error
                 self.error = happened.error
                 trimmed = isinstance(happened.error, Trimmed)
@@ -129,13 +129,6 @@ class Translation:
         return core.Delivered(
             at, number, delivery.epoch, delivery.since, delivery.upto, delivery.state
         )
-
-    def _is_fatal(self, err: HoldfastError) -> bool:
-        """Where there are other replicas, whatever is wrong with one of them is its own affair; but
-        a consumer that was replaced ends."""
-        if self.subscription.many:
-            return isinstance(err, StaleEpoch)
-        return not isinstance(err, TransportError | Trimmed)
 
 
 def selected(delivery: Delivery, take: core.Take) -> Delivery:

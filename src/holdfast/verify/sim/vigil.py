@@ -50,6 +50,7 @@ class Vigil:
 
     def broke(self, on: str) -> None:
         self._broken[on] += 1
+        self._last[on] = self._cast.world.now  # it may be over before anybody looks
 
     def healed(self, on: str) -> None:
         self._broken[on] -= 1

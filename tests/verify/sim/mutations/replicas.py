@@ -188,7 +188,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "covered", lambda self, at: bool(self._leases))
     original = Promises.answered
 
-    def loyal(self: Promises, reply: Any, newest: int | None, mine: int) -> None:
+    def loyal(self: Promises, reply: Any, newest: int | None, mine: int | None) -> None:
         if reply.answer != "away" or reply.peer not in self._leases:
             original(self, reply, newest, mine)
 

@@ -116,7 +116,7 @@ def test_3_3_process_waits_again_for_an_input_that_came_back() -> None:
     said(core, BoundaryArrived(1_300, "s2", 4, tentative_upto=6, lacked=("x",)))
     assert said(core, came(1_400, "s1", 7)) == [Wake(2_400)]
     assert said(core, BoundaryArrived(1_500, "s2", 4, tentative_upto=7, lacked=("x",))) == [
-        guess(7, 7, missing=("x",), partial=WHOLE),
+        guess(7, 7, missing=("s2", "x")),
     ]
 
 
@@ -127,6 +127,23 @@ def test_3_3_what_came_as_tentative_was_held_before_and_is_held_shorter() -> Non
     assert said(core, Tick(400))[-1] == guess(
         5, 5, missing=("s2", "far"), partial=Partial(0.5, 0.5)
     )
+
+
+@pytest.mark.parametrize("convergent", [True, False])
+def test_what_windows_and_state_hold_of_partial_buckets_is_named(*, convergent: bool) -> None:
+    """Buckets 5 and 6 lacked s2. Windows reach 3 buckets back; a state may hold all there was."""
+    plan = plan_of(replace(PROCESS, stabilization="process"), convergent=convergent)
+    core = stable(plan, group_buckets_max=1)
+    said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    said(core, guessed(1_110, 5), guessed(1_120, 6))
+    assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
+    for bucket in range(7, 12):
+        said(core, came(1_300, "s1", bucket))
+        held = not convergent or bucket <= 9
+        label = (("s2",), Partial(0.5, 0.5)) if held else ((), WHOLE)
+        (ran,) = said(core, came(1_300, "s2", bucket))
+        assert isinstance(ran, RunTentative) and (ran.missing, ran.partial) == label
+        said(core, guessed(1_310, bucket))
 
 
 def test_what_is_missing_is_named_from_all_the_way_up_and_once() -> None:
@@ -284,7 +301,7 @@ def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> 
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_299)) == [Wake(2_300)]
     # Whole, and tentative all the same: the state it is computed from is.
-    assert said(core, Tick(2_300)) == [guess(6, 6, missing=(), partial=WHOLE)]
+    assert said(core, Tick(2_300)) == [guess(6, 6)]
 
 
 def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None:
@@ -294,14 +311,14 @@ def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None
     said(core, guessed(1_110, 5), guessed(1_120, 6))
     assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
     said(core, came(1_300, "s1", 7))
-    assert said(core, came(1_300, "s2", 7)) == [guess(7, 7, missing=(), partial=WHOLE)]
+    assert said(core, came(1_300, "s2", 7)) == [guess(7, 7, partial=Partial(0.5, 0.5))]
 
 
 def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_for_x() -> None:
     core = failed(replace(PROCESS, stabilization="process"))
     said(core, came(1_200, "s2", 5))  # Run 5..5 is under way, and 5 is all there is to correct
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
-    assert said(core, Tick(2_300)) == [guess(6, 6, missing=(), partial=WHOLE)]
+    assert said(core, Tick(2_300)) == [guess(6, 6)]
     assert said(core, guessed(2_310, 6)) == []
     assert said(core, done(2_400, 5)) == [Run("p", 6, 6)]
     assert said(core, done(2_500, 6)) == [Leave("p"), STABLE]

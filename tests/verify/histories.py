@@ -105,6 +105,12 @@ def given_as(bucket: int, to: Iterable[Row], output: str = "out") -> Callable[[E
     )
 
 
+def guess_of(at: int, bucket: int, rows: tuple[Row, ...]) -> Given:
+    """Without the second of two inputs."""
+    missing = ("two",)
+    return Given(at, "c", "out", bucket, rows, "TENTATIVE", missing=missing, inputs_share=0.5)
+
+
 def unsettled(at: int) -> Callable[[Event], Event]:
     return lambda event: Finished(at, settled=False) if isinstance(event, Finished) else event
 

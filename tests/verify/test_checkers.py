@@ -91,7 +91,7 @@ def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Pat
     again = History.read(path)
     assert again.events == history.events
     assert check(again) == check(history)
-    assert failed(again).keys() == {"alive", "accepted", "corrected", "held"}
+    assert failed(again).keys() == {"alive", "accepted", "corrected", "held", "labelled"}
 
 
 def test_the_table_has_a_line_for_each_verdict() -> None:

@@ -32,6 +32,7 @@ from tests.verify.histories import (
     end_us,
     failed,
     given_as,
+    guess_of,
     of_bucket,
     rows,
     story,
@@ -210,7 +211,7 @@ def test_stable_rows_do_not_come_again_as_others() -> None:
 
 def tentatively(*correction: Event) -> History:
     """Bucket 7 comes tentatively first, and then only what is given here."""
-    wrong = Given(end_us(7) + 2_000, "c", "out", 7, rows(7)[2:], "TENTATIVE")
+    wrong = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
     later = of_bucket(Given, 7)
     return story(
         replace(BROKE, at=end_us(7)),
@@ -234,11 +235,11 @@ def test_tentative_rows_are_corrected() -> None:
 
 def test_a_tentative_bucket_may_turn_out_to_be_empty() -> None:
     """The application is given the stable bucket without rows; to know how far is not enough."""
-    wrong = Given(end_us(EMPTY) + 2_000, "c", "out", EMPTY, rows(7), "TENTATIVE")
+    wrong = guess_of(end_us(EMPTY) + 2_000, EMPTY, rows(7))
     empty = Given(end_us(EMPTY) + 5_000, "c", "out", EMPTY, (), replaces=True)
     assert failed(story(wrong, empty)) == {}
     assert failed(story(wrong)).keys() == {"corrected"}
-    last = Given(END_US - 9, "c", "out", BUCKETS, rows(7), "TENTATIVE")
+    last = guess_of(END_US - 9, BUCKETS, rows(7))
     told = Told(END_US - 7, "c", "out", BUCKETS)
     stays = {"corrected": "output out at client c: bucket 20 stays tentative"}
     assert failed(story(last)) == failed(story(last, told)) == stays
@@ -252,7 +253,7 @@ def announced(*more: Event) -> str | None:
     def asked(event: Event) -> Event:
         return replace(event, announces=True) if isinstance(event, Began) else event
 
-    guess = Given(end_us(7) + 2_000, "c", "out", 7, rows(7)[2:], "TENTATIVE")
+    guess = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
     history = story(guess, *more, without=of_bucket(Given, 7), change=asked)
     return failed(history).get("corrected")
 
@@ -275,7 +276,7 @@ def test_a_client_says_what_takes_the_place_of_a_guess_and_when_all_is_stable() 
 
 
 def test_whether_tentative_rows_would_have_been_corrected_is_unknown_in_the_middle() -> None:
-    last = Given(END_US - 9, "c", "out", BUCKETS, rows(7), "TENTATIVE")
+    last = guess_of(END_US - 9, BUCKETS, rows(7))
     assert verdict(story(last, change=unsettled(END_US)), "corrected").outcome == "unknown"
     assert verdict(story(change=unsettled(END_US)), "corrected").outcome == "ok"
 
@@ -299,7 +300,7 @@ def test_nobody_is_told_less_than_before() -> None:
 
 def hint(bucket: int, after_us: int) -> Given:
     """A tentative bucket, so long after its end."""
-    return Given(end_us(bucket) + after_us, "c", "out", bucket, rows(bucket)[1:], "TENTATIVE")
+    return guess_of(end_us(bucket) + after_us, bucket, rows(bucket)[1:])
 
 
 def test_property_2_no_tentative_bucket_is_given_twice() -> None:
@@ -334,7 +335,7 @@ def test_nothing_is_tentative_where_something_stable_is() -> None:
         "output out at client c got bucket 7 as tentative, and was stable up to 7"
     )
     # Also what was told to be complete and has no rows.
-    empty = Given(end_us(EMPTY) + 12_000, "c", "out", EMPTY, rows(7), "TENTATIVE")
+    empty = guess_of(end_us(EMPTY) + 12_000, EMPTY, rows(7))
     found = failed(story(empty))
     assert "order" in found
 

@@ -37,6 +37,7 @@ from tests.verify.histories import (
     WIDTH_US,
     end_us,
     failed,
+    guess_of,
     of_bucket,
     rows,
     story,
@@ -120,7 +121,7 @@ def test_property_1_is_asked_of_every_client_by_its_own_tree() -> None:
 
 
 def test_property_1_with_a_stable_tree_nothing_is_tentative() -> None:
-    guess = Given(end_us(10) + 15_000, "c", "out", 10, rows(10), "TENTATIVE")
+    guess = guess_of(end_us(10) + 15_000, 10, rows(10))
 
     def told(kind: str, *more: Event) -> str | None:
         history = hinted(kind)
@@ -217,7 +218,7 @@ def test_two_faults_of_one_kind_heal_one_after_the_other() -> None:
 
 def test_a_bucket_is_known_when_it_was_given_even_if_nobody_says_that_it_is_whole() -> None:
     assert failed(story(without=of_bucket(Told, BUCKETS - 1))) == {}
-    early = Given(5_000, "c", "out", 0, rows(0)[:3], "TENTATIVE")
+    early = guess_of(5_000, 0, rows(0)[:3])
     whole = Given(end_us(0) + 5_000, "c", "out", 0, rows(0))
     assert failed(story(early, whole, without=of_bucket(Given, 0))) == {}
 
@@ -342,3 +343,8 @@ def test_a_tentative_bucket_says_how_partial_it_is(
         end_us(7) + 1_000, "c", "out", 7, rows(7), "TENTATIVE", missing=missing, inputs_share=share
     )
     assert ("labelled" not in failed(story(guess))) is fits
+
+
+def test_a_tentative_bucket_that_lacks_nothing_has_the_right_rows() -> None:
+    guess = Given(end_us(7) + 1_000, "c", "out", 7, rows(7)[1:], "TENTATIVE")
+    assert "rows are not the right ones" in failed(story(guess))["labelled"]

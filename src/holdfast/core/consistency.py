@@ -15,7 +15,9 @@ repeat, so that what it answers does not stay behind what is known.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from holdfast.core.policy import Policy
 from holdfast.core.promises import Promises
@@ -39,6 +41,14 @@ MOVES: Mapping[OutputState, tuple[OutputState, ...]] = {
 }
 
 
+class _Lacked(NamedTuple):
+    """Buckets of a tentative line up to `upto`, since the entry before, lacked this."""
+
+    upto: int
+    missing: tuple[str, ...]
+    partial: Partial
+
+
 class Consistency:
     """Of one path."""
 
@@ -49,8 +59,11 @@ class Consistency:
         trees: Mapping[str, Tree],
         me: str = "",
         piece_buckets: int = PIECE_BUCKETS,
+        extent: int | None = None,
     ) -> None:
         self.policy, self.sunion, self.trees = policy, sunion, trees
+        #: How many buckets back a result depends on its inputs; None: on all of them.
+        self.extent = extent
         self.piece_buckets = piece_buckets
         self.promises = Promises(me, policy.peers)
         #: At first a path catches up with its inputs.
@@ -62,6 +75,8 @@ class Consistency:
         self.position: int | None = None
         self.base = 0
         self.running_upto: int | None = None
+        #: What the line lacked so far, as far back as its next buckets depend on it.
+        self._lacked: deque[_Lacked] = deque()
         #: The stable state was given up with the start of the line.
         self.forgotten = False
         #: Tentative steps that failed one after the other, and when to try again.
@@ -78,6 +93,7 @@ class Consistency:
         """A tentative line starts from the stable one, in place of an older one."""
         self.line += 1
         self.position = self.base = stable
+        self._lacked.clear()
         self.forgotten = forget
         self.failures = 0
 
@@ -146,4 +162,25 @@ class Consistency:
         self.running_upto = hi
         reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
         outputs = tuple((output, min(hi, known)) for output, known in reached if known is not None)
-        return (outputs, *self.sunion.missing(lo, hi))
+        return (outputs, *self._label(lo, hi))
+
+    def _label(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
+        """What `lo` to `hi` lack, themselves or in earlier buckets that windows and state hold."""
+        lacked = self._lacked
+        while lacked and self.extent is not None and lacked[0].upto < lo - self.extent:
+            lacked.popleft()
+        missing, partial = self.sunion.missing(lo, hi)
+        if missing:
+            if lacked and lacked[-1][1:] == (missing, partial):
+                lacked.pop()
+            lacked.append(_Lacked(hi, missing, partial))
+        if not lacked:
+            return missing, partial
+        names = dict.fromkeys(name for before in lacked for name in before.missing)
+        least = Partial(
+            min(before.partial.inputs for before in lacked),
+            min(partial.rows, *(before.partial.rows for before in lacked)),
+        )
+        if self.extent is None:
+            self._lacked = deque([_Lacked(hi, tuple(names), least)])
+        return tuple(names), least

@@ -49,4 +49,6 @@ def path_state(
     sunion = SUnion(plan.inputs, patience_us, policy.own_us)
     if resumed is not None:
         sunion.resume(resumed[0])
-    return PathState(plan, sunion, Consistency(policy, sunion, plan.trees, me, piece), resumed)
+    extent = plan.extent if plan.convergent else None
+    consistency = Consistency(policy, sunion, plan.trees, me, piece, extent)
+    return PathState(plan, sunion, consistency, resumed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.model.levels import Ints
 from holdfast.model.trees import Kind
-from holdfast.verify.checkers.story import NEVER_US, Story
+from holdfast.verify.checkers.story import NEVER_US, Story, counted
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
 from holdfast.verify.history import (
     AtBound,
@@ -97,29 +97,18 @@ def available(story: Story) -> Verdict:
 
 def labelled(story: Story) -> Verdict:
     """A tentative bucket says how partial it is: what it was computed without, and which share of
-    the inputs was there; and in a static state of failure something is missing."""
+    the inputs was there; and where it lacks nothing, its rows are the right ones."""
     faults = []
-    width_us = story.began.width_us
     for promise in story.promises:
         reader = story.reader(promise)
-        faults += [
-            Fault(
-                given.at,
-                f"{reader}: bucket {given.bucket} lacks {', '.join(given.missing) or 'nothing'}, "
-                f"and has {given.inputs_share:g} of its inputs",
-            )
-            for given in reader.tentative
-            if not 0 <= given.inputs_share <= 1 or (given.inputs_share < 1) != bool(given.missing)
-        ]
-        for since_us, until_us, expected in _stretches(story, promise):
-            if expected.kind != Kind.TENTATIVE:
-                continue
-            first = -(-(since_us + expected.settle_us) // width_us)
-            faults += [
-                Fault(given.at, f"{reader}: bucket {given.bucket} does not say what it lacks")
-                for given in reader.tentative
-                if first <= given.bucket and given.at <= until_us and not given.missing
-            ]
+        for given in reader.tentative:
+            told = f"{reader}: bucket {given.bucket} lacks {', '.join(given.missing) or 'nothing'}"
+            if not 0 <= given.inputs_share <= 1 or (given.inputs_share < 1) != bool(given.missing):
+                why = f"{told}, and has {given.inputs_share:g} of its inputs"
+                faults.append(Fault(given.at, why))
+            ideal = reader.ideal.get(given.bucket, ())
+            if not given.missing and counted(given.rows) != counted(ideal):
+                faults.append(Fault(given.at, f"{told}, and its rows are not the right ones"))
     return judged("labelled", faults)
 
 

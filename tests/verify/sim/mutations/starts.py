@@ -240,6 +240,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "tentative", discreet)
 
 
+@mutation("forget what the windows lack of earlier buckets", "labelled", scene="failure")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Consistency, lo: int, hi: int) -> Any:
+        return self.sunion.missing(lo, hi)
+
+    patch.setattr(Consistency, "_label", forgetful)
+
+
 @mutation("take a partial input for a whole one", "labelled", scene="row")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.tentative

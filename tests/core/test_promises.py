@@ -48,6 +48,7 @@ from tests.core.transcripts import (
     guessed,
     plan_of,
     said,
+    stable,
 )
 
 WITH_PEER = replace(PROCESS, stabilization="process", peers=("p.2",))
@@ -308,6 +309,22 @@ def test_progress_of_the_correction_is_what_renews_the_patience() -> None:
     assert set(asks(1_150 + RENEW_US, moved, position=4)) == {"answering"}
     assert set(asks(moved, moved + STALLED_US, position=5)) == {"answering"}
     assert answer(core, asked(moved + STALLED_US, position=5)) == "refused"
+
+
+def test_a_correction_that_is_slower_than_its_input_is_not_waited_for() -> None:
+    core = failed(WITH_PEER, me="p.1")
+    said(core, asked(1_150), came(1_200, "s2", 5))
+    answers = []
+    for number, at in enumerate(range(1_150, 1_151 + STALLED_US, RENEW_US)):
+        said(core, came(at, "s1", 5 + number), guessed(at, 5 + number))
+        answers.append(answer(core, asked(at, position=4 + number // 2)))
+    assert set(answers[:-1]) == {"answering"} and answers[-1] == "refused"
+
+
+def test_who_has_nothing_to_correct_goes_on_answering_for_one_that_is_stuck() -> None:
+    core = stable(plan_of(WITH_PEER), me="p.1")
+    for at in range(1_150, 1_150 + 3 * STALLED_US, RENEW_US):
+        assert answer(core, asked(at)) == "answering"
 
 
 def test_another_correction_has_a_patience_of_its_own() -> None:

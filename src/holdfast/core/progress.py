@@ -263,7 +263,8 @@ class Progress:
         consistency = path.consistency
         able = path.position is not None and consistency.answers(event.at)
         wants = consistency.state is OutputState.UP_FAILURE
-        answer = consistency.promises.asked(event, able=able, wants=wants)
+        newest = path.sunion.newest() or 0  # without any input it is not able to answer
+        answer = consistency.promises.asked(event, newest, able=able, wants=wants)
         if path.position is None:
             return [Reply(event.ticket, answer)]
         reached = path.reached if answer == "answering" else None

@@ -4,9 +4,9 @@ Before a replica suspends its answers to correct itself, another one must have p
 answering. A promise names who made it to whom, for which correction, and until when: it is a lease.
 The corrector renews it and says how far it got, and is told how far the other one's answers are,
 so that either end of it notices when the other is gone, hung, or does not get on: nobody waits for
-ever for a replica that is stuck, and nobody stays silent because of a replica that died, or that
-answers questions but has no results. Replicas that want to correct themselves at the same time go
-in the order of their names.
+ever for a replica that is stuck, or slower than its input; and nobody stays silent because of one
+that died, or that answers questions but has no results. Replicas that want to correct themselves at
+the same time go in the order of their names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RENEW_US = 500_000
 RELY_US = 1_200_000
 #: Peers that refused are asked again after so long.
 ASK_AGAIN_US = 200_000
-#: A correction that did not advance for so long is no reason to put off another one.
+#: A correction that came no nearer to its end for so long is no reason to put off another one.
 STALLED_US = 5_000_000
 
 #: `answering`: it goes on answering, for as long as a promise lasts. `refused`: it is suspended
@@ -70,9 +70,9 @@ class _Grant:
 
     correction: int
     until: int
-    #: How far the peer was, and since when.
-    position: int
-    advanced_at: int
+    #: How many buckets the peer had to go, and since when.
+    left: int
+    nearer_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,10 @@ class Promises:
 
     # -- for the one that goes on answering -----------------------------------------------------
 
-    def asked(self, question: Question, *, able: bool, wants: bool) -> Answer:
-        """`able`: this replica gives results, stable or tentative, as they become due. `wants`: it
-        has not begun to correct itself, and is about to."""
+    def asked(self, question: Question, newest: int, *, able: bool, wants: bool) -> Answer:
+        """`newest`: the last bucket of which this replica has input. `able`: it gives results,
+        stable or tentative, as they become due. `wants`: it has not begun to correct itself, and is
+        about to."""
         at, peer, grant = question.at, question.peer, self._grants.get(question.peer)
         if question.done:
             self._grants.pop(peer, None)
@@ -160,15 +161,15 @@ class Promises:
         if not able:
             self._grants.pop(peer, None)
             return "refused" if self.covered(at) else "away"
-        held = grant is not None and grant.until > at
+        held, left = grant is not None and grant.until > at, newest - question.position
         if wants and self.correction is not None and self.me < peer and not held:
             return "refused"
         if grant is None or grant.correction != question.correction:
-            grant = _Grant(question.correction, at, question.position, at)
+            grant = _Grant(question.correction, at, left, at)
             self._grants[peer] = grant
-        elif question.position > grant.position or not question.started:
-            grant.position, grant.advanced_at = question.position, at
-        if at - grant.advanced_at >= STALLED_US:
+        elif left < grant.left or not question.started:
+            grant.left, grant.nearer_at = left, at
+        if wants and at - grant.nearer_at >= STALLED_US:
             grant.until = at
             return "refused"
         grant.until = at + PROMISE_US

@@ -24,9 +24,12 @@ def has_checkpoint(node: NodeProcess, path: Path) -> bool:
 
 
 def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
-    """How a replica says that it stands with a stream, and up to where it is stable."""
+    """How a replica says that it stands with a stream, and up to where it has answered."""
     found = node.service.stands(stream) if stream in node.service.logs else None
-    return None if found is None else found[:2]
+    if found is None:
+        return None
+    state, stable, tentative = found
+    return state, stable if tentative is None else max(stable, tentative)
 
 
 def received_by(process: Member, stream: str) -> dict[str, int]:

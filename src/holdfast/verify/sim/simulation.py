@@ -242,13 +242,22 @@ class Simulation:
         self._oracle.changed(self.world.now, noticed=fault.do in SILENT)
 
         def healed() -> None:
-            heal()
             self._vigil.healed(fault.on)
             self._oracle.changed(self.world.now, noticed=False)
             self.world.say("HEALED", fault.do, fault.on)
             self.history.add(Healed(self.world.now, fault.do, fault.on))
 
-        self.world.at(self.world.now + fault.for_us, healed)
+        over_us = self.world.now + fault.for_us
+        if fault.do == "delay":  # what was sent meanwhile arrives late, and nothing overtakes it
+            self.world.at(over_us, heal)
+            self.world.at(over_us + int(fault.value * 1_000), healed)
+            return
+
+        def heal_at_once() -> None:
+            heal()
+            healed()
+
+        self.world.at(over_us, heal_at_once)
 
 
 def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:

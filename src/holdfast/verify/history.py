@@ -287,9 +287,13 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
+    """It is not felt any more."""
+
     at: int
     fault: str
     on: str
+    #: How long before that it was over.
+    felt_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from holdfast.verify.history import (
     AtBound,
     Deserted,
     Expected,
+    Healed,
     Held,
     Outlived,
     Promised,
@@ -153,7 +154,11 @@ def closing(story: Story) -> Verdict:
     width_us = story.began.width_us
     for source, closings in story.closings.items():
         full_at = [event.at for event in story.of(AtBound) if event.source == source]
-        set_at = [e.at for e in story.changes if (e.fault, e.on) == ("skew", source)]
+        set_at = [
+            event.at - (event.felt_us if isinstance(event, Healed) else 0)
+            for event in story.changes
+            if (event.fault, event.on) == ("skew", source)
+        ]
         steady = story.began.wall and not any(
             e.fault in ("skew", "clock") and e.on == source for e in story.changes
         )

@@ -79,8 +79,10 @@ class Condition:
             return why
         if isinstance(process, NodeProcess):
             return "it is slow" if process.slowness > 1.0 else ""
-        off = process.offset_us or self._cast.world.now < process.unsteady_until
-        return "its clock is off" if off and isinstance(process, SourceProcess) else ""
+        if not isinstance(process, SourceProcess):
+            return ""
+        unsteady = self._cast.world.now < process.unsteady_until and internals.is_apart(process)
+        return "its clock is off" if process.offset_us or unsteady else ""
 
     def caught_up(self, node: NodeProcess, path: Path, now: int) -> bool:
         """Since it was started it has been as far as it can get, or had time enough for that."""

@@ -11,6 +11,7 @@ from holdfast.engine.state import Version
 from holdfast.errors import InputError
 from holdfast.node.effects import Work
 from holdfast.verify.scenario import KINDS, Fault, Scenario, ends_of
+from holdfast.verify.sim import internals
 from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.links import Link, Server
 from holdfast.verify.sim.nodes import NodeProcess
@@ -109,6 +110,18 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         return lambda: cast.start(process)
     cast.replace(process)
     return process.resume
+
+
+def is_felt(fault: Fault, cast: Cast, over_us: int) -> bool:
+    """What was sent over a slow link arrives late, and nothing overtakes it; and a source follows a
+    clock that was set right when it has stood for a while."""
+    if fault.do == "delay":
+        return cast.world.now < over_us + int(fault.value * 1_000)
+    if fault.do not in ("clock", "skew"):
+        return False
+    process = cast.by_name[fault.on]
+    unsteady = cast.world.now < process.unsteady_until
+    return unsteady and isinstance(process, SourceProcess) and internals.is_apart(process)
 
 
 def _set_clock(process: Server, off_us: int) -> Heal:

@@ -46,6 +46,13 @@ def is_at_bound(process: SourceProcess) -> bool:
     return not info.ended and info.complete_upto >= process.source._room_upto()
 
 
+def is_apart(process: SourceProcess) -> bool:
+    """Its source clock and the wall clock do not agree now, or nobody knows."""
+    if not process.is_up:
+        return True
+    return process.clock() - process.monotonic() != process.source._watermark.clock._shown
+
+
 def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
     """The replicas that promised to answer while this one corrects itself and does not; empty where
     it answers by itself."""
@@ -82,10 +89,13 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
             yield "guesses", stream, len(node.log.tentative(stream)[0])
 
 
-def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int]]:
-    """What is gone through at every event, and how many entries that has. Deadlines that are over
-    are gone through once more."""
+def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int, int]]:
+    """What is gone through at every event, how many entries that has, and how many buckets came
+    that wait for an answer. Deadlines that are over are gone through once more."""
     now = node.monotonic()
     for name, path in node.performer.core.paths.items():
         held = path.sunion._held.values()
-        yield f"deadlines of {name}", sum(it.until > now for deadlines in held for it in deadlines)
+        entries = sum(it.until > now for deadlines in held for it in deadlines)
+        newest, reached = path.sunion.newest(), path.reached
+        waiting = 0 if newest is None or reached is None else max(0, newest - reached)
+        yield f"deadlines of {name}", entries, waiting

@@ -238,8 +238,8 @@ class Observer:
                 continue
             for what, stream, buckets in internals.guesses_held(node):
                 yield Held(now, f"{node.name} {what}", stream, buckets)
-            for what, entries in internals.to_go_through(node):
-                most = self._held_buckets * len(node.fragment.inputs)
+            for what, entries, waiting in internals.to_go_through(node):
+                most = (self._held_buckets + waiting) * len(node.fragment.inputs)
                 yield Pending(now, node.name, what, entries, most)
             for path, buckets in node.guessed.items():
                 yield Pending(now, node.name, f"the tentative line of {path}", buckets, guesses)

@@ -55,6 +55,8 @@ SILENT = {
     "eio-fsync",
 }  # fmt: skip
 LOOK_US = 250_000
+#: Whether a fault is still felt after its time is looked at this often.
+FELT_US = 100_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
 SLACK_BUCKETS = 6
 
@@ -234,30 +236,31 @@ class Simulation:
                 self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))
 
     def inject(self, fault: Fault) -> None:
-        """Apply a fault now, and heal it when its time is over."""
+        """Apply a fault now, and heal it when its time is over; it has healed when it is not felt
+        any more."""
         self.world.say("FAULT", str(fault))
         self.history.add(Broke(self.world.now, fault.do, fault.on))
         heal = faults.apply(fault, self.cast)
         self._vigil.broke(fault.on)
         self._oracle.changed(self.world.now, noticed=fault.do in SILENT)
 
-        def healed() -> None:
+        over_us = self.world.now + fault.for_us
+
+        def heal_it() -> None:
+            heal()
+            watch()
+
+        def watch() -> None:
+            if faults.is_felt(fault, self.cast, over_us):
+                self.world.at(self.world.now + FELT_US, watch)
+                return
             self._vigil.healed(fault.on)
             self._oracle.changed(self.world.now, noticed=False)
             self.world.say("HEALED", fault.do, fault.on)
-            self.history.add(Healed(self.world.now, fault.do, fault.on))
+            felt_us = self.world.now - over_us
+            self.history.add(Healed(self.world.now, fault.do, fault.on, felt_us))
 
-        over_us = self.world.now + fault.for_us
-        if fault.do == "delay":  # what was sent meanwhile arrives late, and nothing overtakes it
-            self.world.at(over_us, heal)
-            self.world.at(over_us + int(fault.value * 1_000), healed)
-            return
-
-        def heal_at_once() -> None:
-            heal()
-            healed()
-
-        self.world.at(over_us, heal_at_once)
+        self.world.at(over_us, heal_it)
 
 
 def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:

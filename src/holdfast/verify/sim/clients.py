@@ -110,4 +110,4 @@ class ClientProcess(Member):
 
 
 def _is_seen(had: Given | Concluded) -> bool:
-    return not isinstance(had, Given) or had.stability == Stability.TENTATIVE
+    return isinstance(had, Given) and had.stability == Stability.TENTATIVE

@@ -89,6 +89,11 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
             yield "guesses", stream, len(node.log.tentative(stream)[0])
 
 
+def came_upto(node: NodeProcess, path: str) -> int:
+    """The last bucket of which anything came to a path."""
+    return node.performer.core.paths[path].sunion.newest() or 0
+
+
 def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int, int]]:
     """What is gone through at every event, how many entries that has, and how many buckets came
     that wait for an answer. Deadlines that are over are gone through once more."""

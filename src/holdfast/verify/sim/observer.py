@@ -18,7 +18,6 @@ from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.members import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
-from holdfast.verify.sim.world import EPOCH_US
 
 #: How much is kept is noted at every so many looks.
 KEPT_LOOKS = 8
@@ -230,9 +229,6 @@ class Observer:
     # -- how much is kept -------------------------------------------------------------------------
 
     def _kept(self, now: int) -> Iterator[Held | Pending]:
-        # A tentative line begins again only when as much was corrected as it repeats
-        # (docs/design/0008), so that no bucket is computed more than twice.
-        guesses = 2 * (now - EPOCH_US) // self._cast.network.width_us + self._held_buckets
         for node in self._cast.nodes:
             if not node.is_up:
                 continue
@@ -242,6 +238,9 @@ class Observer:
                 most = (self._held_buckets + waiting) * len(node.fragment.inputs)
                 yield Pending(now, node.name, what, entries, most)
             for path, buckets in node.guessed.items():
-                yield Pending(now, node.name, f"the tentative line of {path}", buckets, guesses)
+                # A tentative line begins again only when as much was corrected as it repeats
+                # (docs/design/0008), so that no bucket is computed more than twice.
+                most = 2 * internals.came_upto(node, path) + self._held_buckets
+                yield Pending(now, node.name, f"the tentative line of {path}", buckets, most)
         for name, timers in self._cast.world.timers().items():
             yield Pending(now, name, "timers", timers, TIMERS_MAX)

@@ -80,6 +80,10 @@ class Oracle:
             for part in parts
         )
         self._detect_us = detect_us(cast.network)
+        #: A replica that does not get on is left when another one is ahead by so much.
+        self._behind_us = (LAG_BUCKETS + 1) * width_us
+        #: When one of a pair was last seen at the bound of its buffer.
+        self._held_up_at = -(2**62)
         #: When anything broke, healed, died or was started last, when that was something to notice,
         #: and when the trees were looked at.
         self._changed_at = self._taken_at = self._looked_at = -1
@@ -114,6 +118,8 @@ class Oracle:
         bounded = self._cast.options.buffer_buckets is not None
         clear = not (bounded and self._stopped_by_a_reader())
         self._look_at_trees(now)
+        if bounded and self._is_held_up():
+            self._held_up_at = now
         more_us = self._more_us
         found: list[Expected | Owed] = []
         for client in self._cast.clients:
@@ -176,6 +182,8 @@ class Oracle:
         if now - since < settle_us:
             return None
         lag_us, slow_us, _ = self._more_us
+        if now - self._held_up_at <= self._behind_us:
+            lag_us += self._behind_us
         age_us = self._age_us[output] + lag_us + slow_us * self._uncovered[output]
         if now - self._taken_at < self._detect_us + age_us:
             age_us += self._detect_us
@@ -211,9 +219,8 @@ class Oracle:
         """A replica that is up but cannot be counted on is left when it is behind by some buckets;
         and a link that is slow is slow."""
         lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
-        behind_us = (LAG_BUCKETS + 1) * self._network.width_us
         late = any(self.condition.impaired(source) for source in self._cast.sources)
-        return len(lags) * behind_us, self._cast.wire.delays_us, late
+        return len(lags) * self._behind_us, self._cast.wire.delays_us, late
 
     def _stopped_by_a_reader(self) -> bool:
         """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be
@@ -230,6 +237,22 @@ class Oracle:
                 had = internals.received_by(process, stream)
                 waited_for = [had.get(who, 0) for who in self._readers[stream] - self._paired]
                 if waited_for and now - min(waited_for) >= bound - LAG_BUCKETS:
+                    return True
+        return False
+
+    def _is_held_up(self) -> bool:
+        """One of a pair is at the bound of its buffer: it waits for a reader, until that is heard
+        or given up, and is left like any that does not get on (docs/pairs.md)."""
+        bound = self._cast.options.buffer_buckets
+        assert bound is not None
+        for process in self._cast.nodes:
+            if process.name not in self._paired or not process.is_up:
+                continue
+            for stream in process.service.logs:
+                if not process.log.has(stream):
+                    continue
+                info = process.log.info(stream)
+                if not info.ended and info.complete_upto >= process.log.received(stream) + bound:
                     return True
         return False
 

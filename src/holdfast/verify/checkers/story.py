@@ -7,7 +7,7 @@ those of a bucket are not simply equal: in a good run they nearly always are.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
 from typing import Any, TypeVar
@@ -85,8 +85,17 @@ class Story:
         return self._spans(self.changes)
 
     @cached_property
+    def trouble_of_sources(self) -> list[tuple[int, int]]:
+        """The same without what is felt of a fault when it is over: that a clock that was set right
+        is followed is what sources are judged by."""
+        return self._spans([
+            replace(event, at=event.at - event.felt_us) if isinstance(event, Healed) else event
+            for event in self.changes
+        ])  # fmt: skip
+
+    @cached_property
     def trouble_beside_clocks(self) -> list[tuple[int, int]]:
-        """The same without wrong clocks, of which sources make something at once."""
+        """Without wrong clocks, of which sources make something at once."""
         return self._spans([event for event in self.changes if event.fault != "skew"])
 
     def _spans(self, changes: list[Broke | Healed]) -> list[tuple[int, int]]:
@@ -116,7 +125,7 @@ class Story:
         return next((span for span in self.troubles if span[0] <= at <= span[1]), None)
 
     def troubled(self, from_us: int, to_us: int) -> bool:
-        return any(start <= to_us and from_us <= end for start, end in self.trouble)
+        return overlaps(self.trouble, from_us, to_us)
 
     @cached_property
     def closings(self) -> dict[str, list[Closed]]:
@@ -139,6 +148,10 @@ class Story:
         for event in self.of(Reported):
             reports[event.output].append(event)
         return reports
+
+
+def overlaps(spans: list[tuple[int, int]], from_us: int, to_us: int) -> bool:
+    return any(start <= to_us and from_us <= end for start, end in spans)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.model.levels import Ints
 from holdfast.model.trees import Kind
-from holdfast.verify.checkers.story import NEVER_US, Story, counted
+from holdfast.verify.checkers.story import NEVER_US, Story, counted, overlaps
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
 from holdfast.verify.history import (
     AtBound,
@@ -181,7 +181,7 @@ def closing(story: Story) -> Verdict:
                 faults.append(Fault(closed.at, why))
             behind_us = closed.at - (closed.upto + 1) * width_us
             late = behind_us > CLOSING_WIDTHS * width_us
-            if late and not story.troubled(last.at, closed.at):
+            if late and not overlaps(story.trouble_of_sources, last.at, closed.at):
                 why = f"source {source} closed {closed.upto} {behind_us / 1e6:g}s after its end"
                 faults.append(Fault(closed.at, why))
             ahead_us = (closed.upto - last.upto) * width_us - passed_us

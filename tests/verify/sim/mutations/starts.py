@@ -169,8 +169,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Promises.asked
 
-    def selfish(self: Promises, question: Any, *, able: bool, wants: bool) -> Any:
-        answer = original(self, question, able=able, wants=wants)
+    def selfish(self: Promises, question: Any, *at: int, able: bool, wants: bool) -> Any:
+        answer = original(self, question, *at, able=able, wants=wants)
         return "refused" if self.correction is not None or wants else answer
 
     patch.setattr(Promises, "asked", selfish)
@@ -187,10 +187,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Promises.asked
 
-    def loyal(self: Promises, question: Any, *, able: bool, wants: bool) -> Any:
+    def loyal(self: Promises, question: Any, *at: int, able: bool, wants: bool) -> Any:
         if question.done:
             return "away"
-        return original(self, question, able=able, wants=wants)
+        return original(self, question, *at, able=able, wants=wants)
 
     patch.setattr(Promises, "asked", loyal)
     patch.setattr(promises, "PROMISE_US", 2**50)

@@ -131,8 +131,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "waits_for", lambda self, at: next(iter(self._grants), None))
     original = Promises.asked
 
-    def deaf(self: Promises, question: Any, **how: bool) -> Any:
-        return "away" if question.done else original(self, question, **how)
+    def deaf(self: Promises, question: Any, *at: int, **how: bool) -> Any:
+        return "away" if question.done else original(self, question, *at, **how)
 
     patch.setattr(Promises, "asked", deaf)
 

@@ -19,6 +19,7 @@ from holdfast.core.consistency import (
     Consistency,
 )
 from holdfast.core.moves import (
+    Acknowledge,
     Acknowledged,
     Action,
     BoundaryArrived,
@@ -29,6 +30,7 @@ from holdfast.core.moves import (
     PathPlan,
     Run,
     RunTentative,
+    TentativeDone,
     Tick,
     Wake,
 )
@@ -127,6 +129,24 @@ def test_3_3_what_came_as_tentative_was_held_before_and_is_held_shorter() -> Non
     assert said(core, Tick(400))[-1] == guess(
         5, 5, missing=("s2", "far"), partial=Partial(0.5, 0.5)
     )
+
+
+def test_inputs_that_only_the_tentative_line_still_needs_are_kept() -> None:
+    """Its windows refer to buckets that the stable line has done with."""
+    core = stable(plan_of(PROCESS), recovery="pairs")
+    core.handle(came(100, "s1", 7))
+    core.handle(Tick(1_100))
+    core.handle(TentativeDone(1_110, "p", 1, 7, needs_from=4))
+    core.handle(came(1_200, "s2", 5))
+    kept = core.handle(done(1_210, 5))
+    assert {(a.received, a.no_longer_needed) for a in kept if isinstance(a, Acknowledge)} == {
+        (5, 3)
+    }
+    core.handle(came(1_220, "s2", 7))
+    left = core.handle(done(1_230, 7))
+    assert {(a.received, a.no_longer_needed) for a in left if isinstance(a, Acknowledge)} == {
+        (7, 7)
+    }
 
 
 @pytest.mark.parametrize("convergent", [True, False])

@@ -74,6 +74,8 @@ class Consistency:
         #: such line.
         self.position: int | None = None
         self.base = 0
+        #: From where on the line needs the inputs.
+        self.needs_from = 0
         self.running_upto: int | None = None
         #: What the line lacked so far, as far back as its next buckets depend on it.
         self._lacked: deque[_Lacked] = deque()
@@ -89,10 +91,11 @@ class Consistency:
             raise ProtocolViolation(f"{self.state} cannot become {state}, only {legal}")
         self.state = state
 
-    def begin(self, stable: int, *, forget: bool = False) -> None:
+    def begin(self, stable: int, needs_from: int, *, forget: bool = False) -> None:
         """A tentative line starts from the stable one, in place of an older one."""
         self.line += 1
         self.position = self.base = stable
+        self.needs_from = needs_from
         self._lacked.clear()
         self.forgotten = forget
         self.failures = 0

@@ -80,12 +80,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class TentativeDone:
-    """The line of this number was run up to `hi`, or could not be (`hi` None)."""
+    """The line of this number was run up to `hi`, and needs its inputs from `needs_from` on; or
+    could not be run (`hi` None)."""
 
     at: int
     path: str
     line: int
     hi: int | None
+    needs_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

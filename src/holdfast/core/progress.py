@@ -256,6 +256,8 @@ class Progress:
             overtaken = path.position > consistency.position
             return [*(self._caught_up(path) if overtaken else ()), *self._next(path, event.at)]
         consistency.position, consistency.failures = event.hi, 0
+        if event.needs_from is not None:
+            consistency.needs_from = event.needs_from
         return [*self._caught_up(path), *self._next(path, event.at)]
 
     def _asked(self, event: Asked) -> list[Action]:
@@ -417,7 +419,7 @@ class Progress:
         restart = short and consistency.worth_restarting(path.position)
         if consistency.position is None or restart:
             forget = path.plan.forgets and not restart
-            consistency.begin(path.position, forget=forget)
+            consistency.begin(path.position, path.needs_from, forget=forget)
             after = path.position
             if not restart:
                 actions += self._change(path, OutputState.UP_FAILURE)
@@ -461,6 +463,8 @@ class Progress:
         """Last bucket of the inputs that nothing will ask for again."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
+        if path.consistency.position is not None:
+            keep_from = min(keep_from, path.consistency.needs_from)
         if self.recovery == "pairs" and not (self.alone or self.checkpoint_buckets):
             return keep_from - 1
         if self.recovery in ("checkpoint", "pairs"):

@@ -323,7 +323,6 @@ class Performer:
     ) -> list[core.Action]:
         path = self.paths[run.path]
         del self._read[run.path, run.line]
-        done = core.TentativeDone(at, run.path, run.line, run.hi)
         failed = core.TentativeDone(at, run.path, run.line, None)
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
@@ -336,6 +335,8 @@ class Performer:
                 self._tentative_failed(event.error)
             return self.core.handle(failed)
         assert event.version is not None
+        needs_from = self._needs_from(event.version)
+        done = core.TentativeDone(at, run.path, run.line, run.hi, needs_from)
         self.trouble = None
         self.tentative_steps += 1
         if self.soutput.lines.get(run.path) == run.line:
@@ -473,10 +474,13 @@ class Performer:
         )
 
     def _unreferenced(self, stream: str) -> int:
-        """Up to here nobody reads the stream any more: no running version; nor, where there are
-        other replicas to compare with, what a bucket is computed again from."""
+        """Up to here nobody reads the stream any more: no running version, stable or tentative;
+        nor, where there are other replicas to compare with, what a bucket is computed again
+        from."""
         names = [path.name for path in self.fragment.paths if stream in path.inputs]
         read = [self.versions[name] for name in names]
+        read += [self._tentative[name] for name in names if name in self._tentative]
+        read += [version for (name, _), version in self._read.items() if name in names]
         read += [self._durable[n] for n in names if n in self._durable and self._compares]
         read += [version for name in names for version in self.comparison.versions(name)]
         return min(map(self._needs_from, read)) - 1

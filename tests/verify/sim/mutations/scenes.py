@@ -301,6 +301,12 @@ SCENES = {
         "pair", 10, (at(4.47, "kill", "s2", 0.75), at(7.877, "torn", "s2", 2.25, 3.0)), lot=72
     ),
     "cut_off_replica": Scene("fan", 16.5, (at(6.453, "cut", "first@2<->s1,middle@2", 9),), lot=411),
+    "both_lines": Scene(
+        "single",
+        18.6,
+        (at(1, "skew", "s1", 13, -8_000), at(4.619, "cut", "main<->s2,s1", 13)),
+        lot=3156,
+    ),
     "short_silence": Scene("tree", 2.6, (at(1.429, "silent", "s1", 0.175),), lot=40),
     "failing": Scene(
         failing,

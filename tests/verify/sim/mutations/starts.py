@@ -248,6 +248,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "_label", forgetful)
 
 
+@mutation("let inputs go that only a tentative line refers to", "labelled", scene="both_lines")
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = holdfast.node.executor.Performer._unreferenced
+
+    def hasty(self: holdfast.node.executor.Performer, stream: str) -> int:
+        guesses, self._tentative = self._tentative, {}
+        read, self._read = self._read, {}
+        try:
+            return original(self, stream)
+        finally:
+            self._tentative, self._read = guesses, read
+
+    patch.setattr(holdfast.node.executor.Performer, "_unreferenced", hasty)
+
+
 @mutation("take a partial input for a whole one", "labelled", scene="row")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.tentative

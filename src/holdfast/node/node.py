@@ -21,7 +21,6 @@ from holdfast.core import moves as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.membership import Standing
 from holdfast.core.subscription import Position, Subscription
-from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import (
@@ -51,6 +50,7 @@ from holdfast.node.effects import (
 )
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
+from holdfast.node.lending import offer_of
 from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (
@@ -282,13 +282,7 @@ class Node:
             answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        match answer:
-            case BeganEmpty():
-                return OfferedState("began-empty")
-            case NotReady():
-                return OfferedState("not-ready", why=answer.why)
-            case _:
-                return OfferedState("state", answer, self._fingerprints.of(answer))
+        return offer_of(answer, self._fingerprints)
 
     def _tell(self, event: Event) -> Done:
         self.post(event)

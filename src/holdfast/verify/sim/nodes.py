@@ -14,7 +14,6 @@ from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.core.quarantine import kind_of
 from holdfast.core.subscription import Position, Subscription
-from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, NotOffered, TransportError
 from holdfast.model.fragments import (
@@ -35,6 +34,7 @@ from holdfast.node.effects import (
     Work,
 )
 from holdfast.node.executor import Performer
+from holdfast.node.lending import offer_of
 from holdfast.node.state_transfer import Fingerprints, Staging
 from holdfast.storage import Log
 from holdfast.streams.calls import Digests, Instance, OfferedState, Postponement
@@ -182,13 +182,7 @@ class NodeProcess(Member):
         answers: list[StateAnswer] = []
         self.performer.take(StateAsked(newcomer, answers.append))
         (answer,) = answers
-        match answer:
-            case BeganEmpty():
-                return OfferedState("began-empty")
-            case NotReady():
-                return OfferedState("not-ready", why=answer.why)
-        files = Fingerprints(f"/{self.name}/state", self.disk).of(answer)
-        return OfferedState("state", answer, files)
+        return offer_of(answer, Fingerprints(f"/{self.name}/state", self.disk))
 
     def piece(self, name: str) -> bytes:
         path = self.service.offered.get(name)

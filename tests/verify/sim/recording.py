@@ -340,8 +340,10 @@ def record_hosts() -> list[Section]:
 
 if __name__ == "__main__":
     from tests.verify.sim.recording_catch_up import record_catch_ups
+    from tests.verify.sim.recording_promises import record_promises
 
     for name, make in {
         "subscriptions": record, "hosts": record_hosts, "catch_ups": record_catch_ups,
+        "promises": record_promises,
     }.items():  # fmt: skip
         write(FOLDER / f"{name}.jsonl", make())

@@ -6,7 +6,6 @@ installed on a disk in memory."""
 from __future__ import annotations
 
 import heapq
-import queue
 import threading
 from random import Random
 from typing import Any
@@ -41,8 +40,8 @@ from tests.verify.sim.recording_catch_up import (
     reply_of,
     set_trouble,
 )
+from tests.verify.sim.scripted import LIMIT_S, Replies
 
-LIMIT_S = 20.0
 RECORDED = read(FOLDER / "catch_ups.jsonl")
 WIRING = Wiring(NETWORKS[NETWORK]())
 FRAGMENTS = {fragment.name: fragment for fragment in fragments(WIRING.network)}
@@ -77,24 +76,6 @@ def question_of(told: dict[str, Any]) -> tuple[str, ...]:
 
 
 # -- threads --------------------------------------------------------------------------------------
-
-
-class Replies:
-    """By question, what the script says."""
-
-    def __init__(self) -> None:
-        self._queues: dict[tuple[str, ...], queue.Queue[Any]] = {}
-        self._lock = threading.Lock()
-
-    def to(self, *question: str) -> queue.Queue[Any]:
-        with self._lock:
-            return self._queues.setdefault(question, queue.Queue())
-
-    def wait(self, *question: str) -> Any:
-        reply = self.to(*question).get(timeout=LIMIT_S)
-        if isinstance(reply, HoldfastError):
-            raise reply
-        return reply
 
 
 class ScriptedPeer:
@@ -162,8 +143,7 @@ class Threads:
         return self._driver._happened.get(timeout=LIMIT_S)
 
     def close(self) -> None:
-        for replies in self._replies._queues.values():
-            replies.put(HoldfastError("over"))
+        self._replies.close()
         self._driver._workers.shutdown(wait=False, cancel_futures=True)
         self._driver._server.stop()
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from types import ModuleType
+from typing import get_args
 
 import pytest
 
+from holdfast.core import subscription, transfer
 from tests.test_tidy import ROOT, Module, Problem, Rule, judge, snippet
+
+
+def events_of(machine: ModuleType) -> set[str]:
+    room = machine.__name__.rpartition(".")[2]
+    return {f"{room}.{event.__name__}" for event in get_args(machine.Event)}
+
 
 #: Rooms that carry out what `core` decides. Policy is what they may not import of it: constants and
 #: functions, so that machines, events, actions and types are left.
@@ -37,6 +46,13 @@ NOT_POLICY = {
     "replica_selector.NOTHING": "before every bucket: a word, no threshold",
     "retention.position_of_gone": "asks core for the decision",
     "source_clock.course_of": "asks core for the decision",
+}
+#: Where machines with two drivers are told what happened: their events are made nowhere else, so
+#: that threads and virtual time cannot differ in it. `test_two_*drivers` hold them against that.
+TRANSLATIONS = {
+    "holdfast.streams.happenings": events_of(subscription),
+    "holdfast.node.transfer_happenings": events_of(transfer),
+    "holdfast.node.postponing": {"moves.Asked", "moves.Answered"},
 }
 #: States on which only `core` acts.
 STATES = ("OutputState", "PathState", "Phase")
@@ -101,7 +117,21 @@ def drivers_decide_nothing(module: Module) -> list[Problem]:
     return found
 
 
-@pytest.mark.parametrize("rule", [drivers_import_no_policy, drivers_decide_nothing])
+def drivers_share_their_translation(module: Module) -> list[Problem]:
+    if not is_driver(module):
+        return []
+    return [
+        Problem(module.path, getattr(node, "lineno", 1), f"has {name}, which {place} makes")
+        for place, events in TRANSLATIONS.items()
+        for node, name in from_core(module)
+        if name in events and module.name != place
+    ]
+
+
+RULES = [drivers_import_no_policy, drivers_decide_nothing, drivers_share_their_translation]
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_no_driver_decides(rule: Rule, modules: list[Module]) -> None:
     judge(problem for module in modules for problem in rule(module))
 
@@ -111,6 +141,9 @@ def test_exceptions_do_not_outlive_their_cause(modules: list[Module]) -> None:
     drivers = [module for module in modules if is_driver(module)]
     assert len(drivers) > 60
     taken = {name for module in drivers for _, name in from_core(module)}
+    for place, events in TRANSLATIONS.items():
+        makes = {n for m in drivers if m.name == place for _, n in from_core(m)}
+        assert sorted(events - makes) == []
     assert sorted(set(NOT_POLICY) - taken) == []
 
 
@@ -151,6 +184,18 @@ BAD = [
         "from holdfast.core.hosts import HEARTBEAT_US\nx = now - then > HEARTBEAT_US",
         "HEARTBEAT_US",
     ),
+    (
+        drivers_share_their_translation,
+        "cluster/x.py",
+        "from holdfast.core import transfer as core\nx = core.FetchFailed(1)",
+        "transfer.FetchFailed",
+    ),
+    (
+        drivers_share_their_translation,
+        "verify/sim/x.py",
+        "from holdfast.core.moves import Answered",
+        "moves.Answered",
+    ),
 ]
 GOOD = [
     (
@@ -169,6 +214,11 @@ GOOD = [
         "node/x.py",
         "from holdfast.core.hosts import HEARTBEAT_US\nwait(HEARTBEAT_US / 1e6)\n"
         "states['x'] = OutputState.STABLE",
+    ),
+    (
+        drivers_share_their_translation,
+        "cluster/x.py",
+        "from holdfast.core import transfer as core\nx: core.Event\ny = core.Hold(1)",
     ),
 ]
 

@@ -12,9 +12,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.cluster.rebuild import Rebuild
-from holdfast.core.transfer import ComeUp
+from holdfast.core.transfer import ComeUp, Piece
 from holdfast.engine.state import Chunk, Version
-from holdfast.errors import StaleEpoch, StateLost, TransportError
+from holdfast.errors import LogError, StaleEpoch, StateLost, TransportError
 from holdfast.model.fragments import fragments
 from holdfast.node.state_transfer import Fingerprints, Staging, describe, own_paths
 from holdfast.storage import Log
@@ -80,7 +80,7 @@ class Station:
     def trim(self, upto: int) -> None:
         self.producer.logs["tap"].trim("tap", upto)
 
-    def rebuild(self) -> ComeUp:
+    def rebuild(self, staging: type[Staging] = Staging) -> ComeUp:
         def connect(server: FlightServer) -> Callable[[], FlightPeer]:
             return lambda: FlightPeer(server.address, silence_s=1.0)
 
@@ -89,7 +89,7 @@ class Station:
         return Rebuild(
             "main", EPOCH, PATHS, self.own, own_paths(self.own, PATHS, lambda version: None),
             {"tap": {"tap": connect(producer)}}, {"main@2": connect(peer)},
-            Staging(folder), lambda inside: Log.open(inside, "main", fsync="never"),
+            staging(folder), lambda inside: Log.open(inside, "main", fsync="never"),
             listen_on="127.0.0.1", stop=self.stop,
         ).run()  # fmt: skip
 
@@ -162,6 +162,28 @@ def test_one_that_was_replaced_stops(station: Station) -> None:
     station.producer.hold("tap", "main", EPOCH + 1, 0)
     with pytest.raises(StaleEpoch, match="the older one must stop"):
         station.rebuild()
+
+
+def test_what_cannot_be_put_in_place_makes_it_begin_again(station: Station) -> None:
+    class Stuck(Staging):
+        def replace(self) -> None:
+            raise LogError("the device does not answer")
+
+    station.give()
+    with pytest.raises(TransportError, match="'main' begins again: the device does not answer"):
+        station.rebuild(Stuck)
+
+
+def test_an_error_that_nobody_foresaw_ends_it(station: Station) -> None:
+    """It came up in a thread that nobody listened to, and the copy waited for ever."""
+
+    class Odd(Staging):
+        def verify(self, piece: Piece) -> None:
+            raise ValueError("odd")
+
+    station.give()
+    with pytest.raises(ValueError, match="odd"):
+        station.rebuild(Odd)
 
 
 def test_it_can_be_stopped_while_it_waits(station: Station) -> None:

@@ -1,8 +1,8 @@
-"""What another process asks of a node never ends it (no JVM: the simulator's engine twin)."""
+"""What another process asks of a node never ends it, and its loop (no JVM: the engine's twin)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.clock import monotonic_us
 from holdfast.config import Options
 from holdfast.errors import InputError
 from holdfast.model.fragments import fragments
+from holdfast.node.effects import StateRenewed
 from holdfast.node.node import Node
 from holdfast.storage import Log
 from holdfast.streams.calls import GetState, Postpone, Request
@@ -26,7 +28,9 @@ from holdfast.verify.sim.memory_disk import MemoryDisk
 class Served:
     """A node that runs, its server, and a peer that asks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Callable[[], int] | None = None, start: bool = True
+    ) -> None:
         network = hf.Network("net", bucket="100ms")
         tap = network.source("tap", "ts timestamp, key long, value long", time="ts")
         network.output("out", tap.filter("value > 0"))
@@ -39,10 +43,11 @@ class Served:
         self.node = Node(
             "main", fragments(network)[0], engine, self._logs[1], service,
             {"tap": {"tap": lambda: InProcess(upstream)}}, Options(),
-            {"main@2": lambda: InProcess(upstream)},
+            {"main@2": lambda: InProcess(upstream)}, clock=clock or monotonic_us,
         )  # fmt: skip
         self.node.answer_calls()
-        self.node.start()
+        if start:
+            self.node.start()
         self.server = FlightServer(service)
         self.peer = FlightPeer(self.server.address)
 
@@ -85,3 +90,30 @@ def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
 def test_a_request_with_known_names_is_answered(served: Served) -> None:
     assert served.peer.call(Postpone("out", "main@2", 1, 5, True, False)).answer == "away"
     assert served.node.failure is None
+
+
+# -- the loop -------------------------------------------------------------------------------------
+
+
+def test_what_is_due_is_taken_in_its_time(tmp_path: Path) -> None:
+    now = 0
+    served = Served(tmp_path, clock=lambda: now, start=False)
+    try:
+        node = served.node
+        node.post(StateRenewed("later"), 2.0)
+        node.post(StateRenewed("sooner"), 1.0)
+        node.post(StateRenewed("now"))
+        assert node._next() == StateRenewed("now")
+        now = 2_000_000
+        assert [node._next(), node._next()] == [StateRenewed("sooner"), StateRenewed("later")]
+    finally:
+        served.end()
+
+
+def test_a_loop_that_waits_is_woken_by_its_timer(tmp_path: Path) -> None:
+    served = Served(tmp_path, start=False)
+    try:
+        served.node.post(StateRenewed("soon"), 0.02)
+        assert served.node._next() == StateRenewed("soon")
+    finally:
+        served.end()

@@ -21,6 +21,7 @@ from holdfast.model.network import Network
 from holdfast.node.effects import Asked, Event, Finished, Work
 from holdfast.node.executor import Performer
 from holdfast.storage import Log
+from holdfast.streams.calls import Postpone, Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability, StreamInfo
@@ -67,7 +68,7 @@ class Node:
         self._posted: list[tuple[int, Event]] = []
         self._works: list[tuple[Work, Version]] = []
         self.runs: list[Work] = []
-        self.asked: list[core.Ask] = []
+        self.asked: list[Postpone] = []
         self.log = Log.open("/main", "main", fsync="always", disk=self.disk, segments=RowSegments())
         self.service = Service()
         self.engine = Failing(network, self.disk, "/main/state")
@@ -89,8 +90,8 @@ class Node:
         self.runs.append(work)
         self._works.append((work, version))
 
-    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
-        self.asked.append(action)
+    def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
+        self.asked.append(asked)
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         pass
@@ -261,9 +262,9 @@ def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> No
 
 
 def test_a_peer_that_asks_is_answered(node: Node) -> None:
-    replies: list[core.Reply] = []
+    replies: list[Postponement] = []
     for done in (False, True):
-        node.performer.take(Asked("merged", "main@2", 1, 4, True, done, replies.append))
+        node.performer.take(Asked(Postpone("merged", "main@2", 1, 4, True, done), replies.append))
     assert [reply.answer for reply in replies] == ["answering", "away"]
 
 

@@ -1,5 +1,5 @@
 """Drives the catch-up of a copy (`core.catch_up`) with threads: whatever takes time runs in one of
-its own and comes back as an event. Nothing is decided here."""
+its own and comes back as a happening. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from contextlib import suppress
 from holdfast.clock import monotonic_us
 from holdfast.core import transfer as core
 from holdfast.core.catch_up import CatchUp
-from holdfast.errors import (
-    HoldfastError,
-    LogError,
-    StaleEpoch,
-    StateLost,
-    TransportError,
-)
+from holdfast.errors import HoldfastError, LogError, TransportError
 from holdfast.model.fragments import Path
-from holdfast.node.state_transfer import Staging, failure_of, not_held, peer_answer
+from holdfast.node.state_transfer import Staging
+from holdfast.node.transfer_happenings import (
+    Began,
+    Broke,
+    FetchEnded,
+    Happening,
+    HoldReplied,
+    Rang,
+    StateReplied,
+    Translation,
+    install,
+    reason_to_stop,
+)
 from holdfast.storage import Log
-from holdfast.streams.calls import GetState, Hold, OfferedState, ReleaseState, RenewState
+from holdfast.streams.calls import GetState, Hold, Holding, OfferedState, ReleaseState, RenewState
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightPeer, FlightServer
 
@@ -52,13 +58,15 @@ class Rebuild:
         *,
         listen_on: str,
         stop: threading.Event,
+        clock: Callable[[], int] = monotonic_us,
     ) -> None:
-        self.name, self.epoch, self._paths = name, epoch, paths
+        self.name, self.epoch, self._clock = name, epoch, clock
+        self._translation = Translation(name, paths, staging)
         self._own, self._open_log, self._staging = own, open_log, staging
         self._producers, self._peers, self._stop = producers, peers, stop
         makers = {stream: tuple(found) for stream, found in producers.items()}
         self._core = CatchUp(name, tuple(peers), makers, own_paths)
-        self._events: queue.Queue[core.Event] = queue.Queue()
+        self._happened: queue.Queue[Happening] = queue.Queue()
         self._wakes: list[int] = []
         self._connections: dict[str, FlightPeer] = {}
         self._workers = ThreadPoolExecutor(8, f"rebuild-{name}")
@@ -67,8 +75,8 @@ class Rebuild:
         service.handle(GetState, lambda _: OfferedState("waits", own=self._core.as_peer().own))
         self._server = FlightServer(service, listen_on, 0)
         self._began = 0
-        #: The storage is closed and could not be replaced.
-        self._stuck: LogError | None = None
+        #: The last trouble that the log was told of.
+        self._said: str | None = None
         #: What was moved, where the copy was rebuilt from another one.
         self.moved: dict[str, float] | None = None
 
@@ -82,38 +90,41 @@ class Rebuild:
 
     def run(self) -> core.ComeUp:
         """Until the copy can come up; raises why it cannot."""
-        said: str | None = None
-        event: core.Event = core.Begin(monotonic_us())
         try:
-            while True:
-                for action in self._core.handle(event):
-                    if isinstance(action, core.ComeUp):
-                        _log.info("node %s comes up from %s: %s",
-                                  self.name, action.source, action.why)  # fmt: skip
-                        return action
-                    self._perform(action)
-                if self._core.trouble not in (None, said):
-                    said = self._core.trouble
-                    _log.info("node %s waits to be caught up: %s", self.name, said)
-                event = self._next()
-                if self._stuck is not None:
-                    raise TransportError(f"node {self.name!r} begins again: {self._stuck}")
+            comes_up = self.step(Began())
+            while comes_up is None:
+                comes_up = self.step(self._next())
+            _log.info("node %s comes up from %s: %s", self.name, comes_up.source, comes_up.why)
+            return comes_up
         finally:
             for peer in self._connections.values():
                 peer.close()
             self._workers.shutdown(wait=True)
             self._server.stop()
 
-    def _next(self) -> core.Event:
+    def _next(self) -> Happening:
         while not self._stop.is_set():
-            now = monotonic_us()
+            now = self._clock()
             if self._wakes and self._wakes[0] <= now:
                 heapq.heappop(self._wakes)
-                return core.Tick(now)
+                return Rang()
             due_s = (self._wakes[0] - now) / 1e6 if self._wakes else LOOK_S
             with suppress(queue.Empty):
-                return self._events.get(timeout=min(due_s, LOOK_S))
+                return self._happened.get(timeout=min(due_s, LOOK_S))
         raise TransportError("stopped before it was up")
+
+    # -- events in, actions performed -------------------------------------------------------------
+
+    def step(self, happened: Happening) -> core.ComeUp | None:
+        """What follows from it is done, or under way; the last of it is to come up."""
+        for action in self._core.handle(self._translation.event(happened, self._clock())):
+            if isinstance(action, core.ComeUp):
+                return action
+            self._perform(action)
+        if self._core.trouble not in (None, self._said):
+            self._said = self._core.trouble
+            _log.info("node %s waits to be caught up: %s", self.name, self._said)
+        return None
 
     def _perform(self, action: core.Action) -> None:
         match action:
@@ -123,28 +134,31 @@ class Rebuild:
                 with suppress(LogError):
                     self._staging.discard()
             case core.GiveUp():
-                raise (StaleEpoch if action.replaced else StateLost)(action.why)
+                raise reason_to_stop(action)
             case _:
                 self._workers.submit(self._carry_out, action)
 
     # -- in threads of their own ------------------------------------------------------------------
 
     def _carry_out(self, action: core.Action) -> None:
+        try:
+            self._carry(action)
+        except Exception as err:  # nobody would hear of it here, and the copy would wait for ever
+            self._happened.put(Broke(err))
+
+    def _carry(self, action: core.Action) -> None:
         match action:
             case core.Hold():
-                answer = self._hold(action)
-                self._events.put(
-                    core.HoldAnswered(
-                        monotonic_us(), action.round, action.stream, action.producer, answer
-                    )
-                )
+                self._happened.put(HoldReplied(action, self._hold(action)))
             case core.AskState():
-                state = self._ask_state(action)
-                self._events.put(core.PeerAnswered(monotonic_us(), action.round, state))
+                self._happened.put(StateReplied(action, self._ask_state(action)))
             case core.Fetch():
-                self._events.put(self._fetch(action))
+                self._happened.put(self._fetch(action))
             case core.Install():
-                self._events.put(self._install(action))
+                ended = install(action, self._staging, self._open_log, self._own, self.epoch)
+                took_ms = (self._clock() - self._began) / 1e3
+                self.moved = {"bytes": self._staging.bytes, "ms": round(took_ms, 1)}
+                self._happened.put(ended)
             case core.Renew():
                 with suppress(HoldfastError):
                     self._peer(action.peer).call(RenewState(self.name))
@@ -152,50 +166,33 @@ class Rebuild:
                 with suppress(HoldfastError):
                     self._peer(action.peer).call(ReleaseState(self.name))
 
-    def _hold(self, action: core.Hold) -> core.HoldAnswer:
+    def _hold(self, action: core.Hold) -> Holding | HoldfastError:
         try:
             peer = self._producers[action.stream][action.producer]()
             try:
-                held = peer.call(Hold(action.stream, self.name, self.epoch))
+                return peer.call(Hold(action.stream, self.name, self.epoch))
             finally:
                 peer.close()
         except HoldfastError as err:
-            return not_held(err)
-        return core.Held(held.starts_at, held.trimmed_upto) if held.open else core.NotOpen()
+            return err
 
-    def _ask_state(self, action: core.AskState) -> core.PeerAnswer:
+    def _ask_state(self, action: core.AskState) -> OfferedState | HoldfastError:
         try:
             self._connections.pop(action.peer, None)  # it may be somewhere else by now
-            offered: OfferedState | HoldfastError = self._peer(action.peer).call(
-                GetState(self.name)
-            )
+            offered = self._peer(action.peer).call(GetState(self.name))
         except HoldfastError as err:
-            offered = err
-        self._began = monotonic_us()
-        return peer_answer(action.peer, offered, self._paths, self._staging)
+            return err
+        self._began = self._clock()
+        return offered
 
-    def _fetch(self, action: core.Fetch) -> core.Fetched | core.FetchFailed:
+    def _fetch(self, action: core.Fetch) -> FetchEnded:
         piece = action.piece
         try:
             self._peer(action.peer).fetch(piece.name, self._staging.place(piece))
             self._staging.verify(piece)
-            return core.Fetched(monotonic_us(), action.round, piece)
         except HoldfastError as err:
-            return core.FetchFailed(monotonic_us(), action.round, piece, failure_of(err))
-
-    def _install(self, action: core.Install) -> core.Installed | core.InstallFailed:
-        try:
-            self._staging.install(self._open_log, self.epoch)
-        except HoldfastError as err:
-            return core.InstallFailed(monotonic_us(), action.round, failure_of(err))
-        self._own.close()
-        try:
-            self._staging.replace()
-        except LogError as err:
-            self._stuck = err
-        took_ms = (monotonic_us() - self._began) / 1e3
-        self.moved = {"bytes": self._staging.bytes, "ms": round(took_ms, 1)}
-        return core.Installed(monotonic_us(), action.round)
+            return FetchEnded(action, err)
+        return FetchEnded(action)
 
     def _peer(self, name: str) -> FlightPeer:
         if name not in self._connections:

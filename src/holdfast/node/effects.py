@@ -12,9 +12,10 @@ from holdfast.core.divergence import Window
 from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
-from holdfast.streams.calls import Digests, Moving
+from holdfast.streams.calls import Digests, Moving, Postpone, Postponement
 
 #: What a newcomer is told: all paths as they are now, or why there is nothing to give.
 StateAnswer = tuple[Moving, ...] | BeganEmpty | NotReady
@@ -63,13 +64,17 @@ class Finished:
 class Asked:
     """A peer corrects a path, and asks this replica to go on answering meanwhile."""
 
-    path: str
+    asks: Postpone
+    reply: Callable[[Postponement], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """What became of a question to a peer: the reply, or why there is none."""
+
+    asked: Postpone
     peer: str
-    correction: int
-    position: int
-    started: bool
-    done: bool
-    reply: Callable[[core.Reply], None]
+    reply: Postponement | HoldfastError
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +141,8 @@ class Again:
 
 
 Event = (
-    Arrived | Finished | Refused | Again | Asked | StateAsked | StateRenewed | StateReleased
-    | LeaseDue | DigestsTold | InputDigestsTold | Woken | core.Event
+    Arrived | Finished | Refused | Again | Asked | Replied | StateAsked | StateRenewed
+    | StateReleased | LeaseDue | DigestsTold | InputDigestsTold | Woken | core.Event
 )  # fmt: skip
 
 
@@ -185,9 +190,8 @@ class Carrier(Protocol):
         """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
         same time."""
 
-    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
-        """Ask each of the other replicas (`Asked`), and give `core.Answered` for each, `away` for
-        one that does not answer; unless it is done, then they are only told."""
+    def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
+        """Ask each of the other replicas (`Asked`), then give `Replied` for each."""
 
     def compare_inputs(self, path: str, stream: str) -> None:
         """Ask all producers of the path's inputs what they made, then give `InputDigestsTold`."""
@@ -196,4 +200,4 @@ class Carrier(Protocol):
         """Tell the producer; `Refused` if it says that we were replaced."""
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
-        """Give the event to `Performer.take`, later."""
+        """Give the event to `Performer.take`, later; after a while only if called inside that."""

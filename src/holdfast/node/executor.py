@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from holdfast.config import Options
 from holdfast.core import moves as core
@@ -20,6 +21,7 @@ from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Fragment, Path, is_pair
 from holdfast.model.trees import tree_of
+from holdfast.node import postponing
 from holdfast.node.comparison import Comparison, digest_of
 from holdfast.node.effects import (
     Again,
@@ -33,6 +35,7 @@ from holdfast.node.effects import (
     LeaseDue,
     Recomputation,
     Refused,
+    Replied,
     StateAsked,
     StateReleased,
     StateRenewed,
@@ -43,6 +46,7 @@ from holdfast.node.effects import (
 from holdfast.node.input_index import Best, InputIndex
 from holdfast.node.lending import Lender
 from holdfast.storage import Ended, Log
+from holdfast.streams.calls import Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
@@ -102,7 +106,7 @@ class Performer:
         #: Tentative steps that failed; the stable line does not depend on them.
         self.tentative_failures = 0
         #: Peers that wait for an answer, by ticket.
-        self._replies: dict[int, Callable[[core.Reply], None]] = {}
+        self._replies: dict[int, Callable[[Postponement], None]] = {}
         self._tickets = itertools.count(1)
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
@@ -276,10 +280,10 @@ class Performer:
                 return self._finished(event.run, event, at)
             case Asked():
                 self._replies[ticket := next(self._tickets)] = event.reply
-                return self.core.handle(
-                    core.Asked(at, ticket, event.path, event.peer, event.correction,
-                               event.position, event.started, event.done)
-                )  # fmt: skip
+                return self.core.handle(postponing.asked(event.asks, at, ticket))
+            case Replied():
+                answered = postponing.answered(event, at)
+                return [] if answered is None else self.core.handle(answered)
             case StateAsked() | StateRenewed() | StateReleased() | LeaseDue():
                 self.lender.handle(event, at, self.versions, self._forgotten)
                 return []
@@ -295,8 +299,8 @@ class Performer:
                 raise event.error
             case Again():
                 return [] if event.step is None else [event.step]
-            case _:
-                return self.core.handle(event)
+            case _:  # time does not go back for the core, whenever the event was posted
+                return self.core.handle(replace(event, at=at))
 
     def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
         if isinstance(event.error, StorageFull):
@@ -432,9 +436,9 @@ class Performer:
                     self._service.states[output] = action.state
                 _log.info("node %s: %s is %s", self.name, action.path, action.state)
             case core.Ask():
-                self._carrier.ask(action, self._partners)
+                self._carrier.ask(postponing.question(action, self.name), self._partners)
             case core.Reply():
-                self._replies.pop(action.ticket)(action)
+                self._replies.pop(action.ticket)(postponing.reply(action))
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():

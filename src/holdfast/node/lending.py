@@ -16,8 +16,9 @@ from holdfast.node.effects import (
     StateReleased,
     StateRenewed,
 )
-from holdfast.node.state_transfer import describe
+from holdfast.node.state_transfer import Fingerprints, describe
 from holdfast.storage import Log
+from holdfast.streams.calls import OfferedState
 from holdfast.streams.serving import Service
 
 
@@ -95,3 +96,13 @@ class Lender:
             self._service.pins.pop(newcomer, None)
         if not self._lent:
             self._service.offered = {}
+
+
+def offer_of(answer: StateAnswer, fingerprints: Fingerprints) -> OfferedState:
+    """As it goes to the newcomer."""
+    match answer:
+        case BeganEmpty():
+            return OfferedState("began-empty")
+        case NotReady():
+            return OfferedState("not-ready", why=answer.why)
+    return OfferedState("state", answer, fingerprints.of(answer))

@@ -5,6 +5,8 @@ the `Performer`. What the node logs, others follow; what it no longer needs, it 
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import os
 import queue
@@ -21,7 +23,6 @@ from holdfast.core import moves as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.membership import Standing
 from holdfast.core.subscription import Position, Subscription
-from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
 from holdfast.errors import (
@@ -43,6 +44,7 @@ from holdfast.node.effects import (
     Finished,
     InputDigestsTold,
     Refused,
+    Replied,
     StateAnswer,
     StateAsked,
     StateReleased,
@@ -51,6 +53,7 @@ from holdfast.node.effects import (
 )
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
+from holdfast.node.lending import offer_of
 from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (
@@ -83,10 +86,12 @@ class Node:
         upstream: Mapping[str, Makers],
         options: Options,
         partners: Makers | None = None,
+        *,
+        clock: Callable[[], int] = monotonic_us,
     ) -> None:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.upstream, self._partners = upstream, partners or {}
-        self._options, self._service = options, service
+        self._options, self._service, self._clock = options, service, clock
         self._pair = is_pair(engine.network, fragment.name)
         self._sources = {op.name for op in engine.network.sources}
         self.switches: list[tuple[str, int]] = []
@@ -94,6 +99,9 @@ class Node:
         self.failure: BaseException | None = None
         self.failed: Callable[[BaseException], object] = lambda err: None
         self._events: queue.Queue[Event | None] = queue.Queue()
+        #: What the loop is to take when; a number keeps what is due at once in order.
+        self._timers: list[tuple[int, int, Event]] = []
+        self._numbers = itertools.count()
         self._stop = threading.Event()
         self.ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -106,7 +114,7 @@ class Node:
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._partners)), "ask")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
-            inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=monotonic_us,
+            inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=clock,
             partners=tuple(self._partners),
         )  # fmt: skip
         self._subscribers = {stream: self._subscriber(stream) for stream in fragment.inputs}
@@ -126,7 +134,7 @@ class Node:
 
     def start(self) -> None:
         self._thread(self._loop, "node")
-        self.post(core.Began(monotonic_us()))
+        self.post(core.Began(self._clock()))
         self._thread(self._give_up, "membership")
         for partner in self._partners:
             self._thread(partial(self._compare, partner), f"compare-{partner}")
@@ -186,9 +194,9 @@ class Node:
     def run(self, work: Work, version: Version) -> None:
         self._workers.submit(self._work, work, version)
 
-    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
+    def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         for peer in peers:
-            self._asking.submit(self._ask, action, peer)
+            self._asking.submit(self._ask, asked, peer)
 
     def compare_inputs(self, path: str, stream: str) -> None:
         self._thread(partial(self._compare_inputs, path, stream), f"inputs-{path}")
@@ -198,9 +206,8 @@ class Node:
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
         if after_s:
-            timer = threading.Timer(after_s, self._events.put, (event,))
-            timer.daemon = True
-            timer.start()
+            due = self._clock() + int(1e6 * after_s)
+            heapq.heappush(self._timers, (due, next(self._numbers), event))
         else:
             self._events.put(event)
 
@@ -246,17 +253,12 @@ class Node:
         """By a partner, in one of the server's threads; the loop answers."""
         self._check_path(ask.path)
         self._check_replica(ask.peer)
-        answers: queue.Queue[core.Reply] = queue.Queue()
-        self.post(
-            Asked(
-                ask.path, ask.peer, ask.correction, ask.position, ask.started, ask.done, answers.put
-            )
-        )
+        answers: queue.Queue[Postponement] = queue.Queue()
+        self.post(Asked(ask, answers.put))
         try:
-            reply = answers.get(timeout=self._options.silence_s)
+            return answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        return Postponement(reply.answer, reply.reached)
 
     def _check_replica(self, name: str) -> None:
         if name not in self._partners:
@@ -282,13 +284,7 @@ class Node:
             answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} does not answer") from None
-        match answer:
-            case BeganEmpty():
-                return OfferedState("began-empty")
-            case NotReady():
-                return OfferedState("not-ready", why=answer.why)
-            case _:
-                return OfferedState("state", answer, self._fingerprints.of(answer))
+        return offer_of(answer, self._fingerprints)
 
     def _tell(self, event: Event) -> Done:
         self.post(event)
@@ -301,7 +297,7 @@ class Node:
         for partner in self._partners:
             known = standings.get(partner)
             if known is not None and known.gone is not self.performer.core.alone:
-                self.post(core.Alone(monotonic_us(), known.gone))
+                self.post(core.Alone(self._clock(), known.gone))
 
     def _give_up(self) -> None:
         """Readers that are dead are not waited for. What cannot be written now is said again."""
@@ -335,19 +331,12 @@ class Node:
                 }
         self.post(InputDigestsTold(stream, found))
 
-    def _ask(self, action: core.Ask, peer: str) -> None:
-        ask = Postpone(
-            action.path, self.name, action.correction, action.position, action.started, action.done
-        )
-        told = Postponement("away")
-        with suppress(HoldfastError):
-            told = self._partners[peer]().call(ask)
-        if not action.done:
-            self.post(
-                core.Answered(
-                    monotonic_us(), action.path, peer, action.correction, told.answer, told.reached
-                )
-            )
+    def _ask(self, asked: Postpone, peer: str) -> None:
+        try:
+            reply: Postponement | HoldfastError = self._partners[peer]().call(asked)
+        except HoldfastError as err:
+            reply = err
+        self.post(Replied(asked, peer, reply))
 
     def _work(self, work: Work, version: Version) -> None:
         began = monotonic_us()
@@ -358,9 +347,20 @@ class Node:
             error = err
         self.post(Finished(work, after, (monotonic_us() - began) / 1e6, error))
 
+    def _next(self) -> Event | None:
+        """What is due, or came; None: the node is to stop."""
+        while True:
+            wait_s = None
+            if self._timers:
+                wait_s = (self._timers[0][0] - self._clock()) / 1e6
+                if wait_s <= 0:
+                    return heapq.heappop(self._timers)[2]
+            with suppress(queue.Empty):
+                return self._events.get(timeout=wait_s)
+
     def _loop(self) -> None:
         while not self._stop.is_set():
-            event = self._events.get()
+            event = self._next()
             if event is None:
                 return
             try:

@@ -20,19 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast.core import transfer as core
 from holdfast.core.transfer import OwnPath, Piece
 from holdfast.engine.state import Version
-from holdfast.errors import (
-    HoldfastError,
-    LogCorrupted,
-    LogError,
-    NotOffered,
-    StaleEpoch,
-    StorageFull,
-    TransportError,
-    Trimmed,
-)
+from holdfast.errors import LogCorrupted, LogError, TransportError, Trimmed
 from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log
 from holdfast.storage.disk import OS_DISK, Disk
@@ -153,6 +143,7 @@ class Staging:
         #: Segments by the name of their piece; what is not here is a file of the state.
         self._segments: dict[str, Segment] = {}
         self._places: dict[str, str] = {}
+        self.pieces: tuple[Piece, ...] = ()
         self.bytes = 0
 
     def settle(self) -> None:
@@ -174,7 +165,8 @@ class Staging:
         self._segments = {segment.path: segment for segment in kept}
         self._places = {name: f"fetched/{number}" for number, name in enumerate(self._segments)}
         state = [Piece(f"state/{f.name}", f.size_bytes, f.digest) for f in offered.files]
-        return (*state, *(Piece(s.path, s.size_bytes, s.checksum) for s in kept))
+        self.pieces = (*state, *(Piece(s.path, s.size_bytes, s.checksum) for s in kept))
+        return self.pieces
 
     def place(self, piece: Piece) -> str:
         """Where the bytes of a piece are to be put; its folder is there."""
@@ -237,37 +229,3 @@ class Staging:
         return self._encoding.read(
             path, rows=segment.rows, checksum=segment.checksum, disk=self._disk
         )
-
-
-# -- replies, as `core.catch_up` hears of them ----------------------------------------------------
-
-
-def not_held(err: HoldfastError) -> core.HoldAnswer:
-    """Why a producer did not promise to keep anything."""
-    return core.Replaced(str(err)) if isinstance(err, StaleEpoch) else core.Unreachable(str(err))
-
-
-def peer_answer(
-    peer: str, reply: OfferedState | HoldfastError, paths: Sequence[Path], staging: Staging
-) -> core.PeerAnswer:
-    if isinstance(reply, HoldfastError):
-        return core.Unreachable(f"{peer}: {reply}")
-    match reply.answer:
-        case "waits":
-            return core.Waits(reply.own)
-        case "began-empty":
-            return core.BeganEmpty()
-        case "not-ready":
-            return core.NotReady(reply.why)
-    try:
-        check_offer(reply, paths)
-    except TransportError as err:
-        return core.Unreachable(f"{peer}: {err}")
-    return core.HasState(max(moving.bucket for moving in reply.paths), staging.expect(reply))
-
-
-def failure_of(err: HoldfastError) -> core.Failure:
-    """Why a piece did not come, or could not be installed."""
-    return core.Failure(
-        str(err), gone=isinstance(err, NotOffered), full=isinstance(err, StorageFull)
-    )

@@ -97,14 +97,14 @@ class Service:
         self.handle(ListStreams, lambda _: StreamList(tuple(self.streams())))
         self.handle(Acknowledge, self._acknowledge)
         self.handle(GetStreamStatus, self._status)
-        self.handle(Hold, self._hold)
+        self.handle(Hold, lambda ask: self.held(ask, monotonic_us()))
 
     def _acknowledge(self, ask: Acknowledge) -> Done:
         self.acknowledge(ask.stream, ask.reader, ask.received, ask.needed, ask.epoch)
         return Done()
 
-    def _hold(self, ask: Hold) -> Holding:
-        held = self.hold(ask.stream, ask.reader, ask.epoch, monotonic_us())
+    def held(self, ask: Hold, at: int) -> Holding:
+        held = self.hold(ask.stream, ask.reader, ask.epoch, at)
         return (
             Holding(open=False)
             if isinstance(held, NotOpen)

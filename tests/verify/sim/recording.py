@@ -11,7 +11,7 @@ to the drivers of production and simulator.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,19 @@ class Section:
     machine: str
     setup: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
+
+
+class Expected:
+    """What is left of a recording: what a machine is told and answers is held against it, event by
+    event."""
+
+    def __init__(self, section: Section) -> None:
+        self.left = [(ln.event, ln.actions) for ln in section.lines if ln.event is not None]
+        self.left.reverse()
+
+    def compare(self, event: object, actions: Sequence[object]) -> None:
+        found, expected = (repr(event), list(map(repr, actions))), self.left.pop()
+        assert found == expected, f"expected {expected}, found {found}"
 
 
 # -- happenings as JSON ---------------------------------------------------------------------------
@@ -154,6 +167,15 @@ def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
 
 
 @contextmanager
+def watching(*calls: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
+    """What a class or module does under that name goes through ours, which does it, too."""
+    with ExitStack() as patched:
+        for owner, name, by in calls:
+            patched.enter_context(patch.object(owner, name, by))
+        yield
+
+
+@contextmanager
 def subscriptions(sections: list[Section]) -> Iterator[None]:
     """Adds a section for every subscription of `READERS`."""
     known: dict[int, tuple[Subscription, Section]] = {}
@@ -180,9 +202,9 @@ def subscriptions(sections: list[Section]) -> Iterator[None]:
             line.event, line.actions = repr(event), list(map(repr, actions))
         return actions
 
-    with ExitStack() as patched:
-        patched.enter_context(patch.object(Follower, "step", watched_step))
-        patched.enter_context(patch.object(Subscription, "handle", watched_handle))
+    with watching(
+        (Follower, "step", watched_step), (Subscription, "handle", watched_handle)
+    ):  # fmt: skip
         yield
 
 
@@ -298,13 +320,11 @@ def hosts(sections: list[Section]) -> Iterator[None]:
             known[id(self)][1].lines[-1].actions = list(map(repr, actions))
         return actions
 
-    with ExitStack() as patched:
-        for owner, name, by in (
-            (HostProcess, "boot", watched_boot), (HostProcess, "_handle", watched_handle),
-            (HostProcess, "failed", watched_failed), (Host, "handle", watched_decide),
-            (host_process, "heartbeat_event", watched_event),
-        ):  # fmt: skip
-            patched.enter_context(patch.object(owner, name, by))
+    with watching(
+        (HostProcess, "boot", watched_boot), (HostProcess, "_handle", watched_handle),
+        (HostProcess, "failed", watched_failed), (Host, "handle", watched_decide),
+        (host_process, "heartbeat_event", watched_event),
+    ):  # fmt: skip
         yield
 
 
@@ -318,12 +338,12 @@ def record_hosts() -> list[Section]:
     return sections
 
 
-RECORDINGS: dict[str, Callable[[], list[Section]]] = {
-    "subscriptions.jsonl": record,
-    "hosts.jsonl": record_hosts,
-}
-
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for name, make in RECORDINGS.items():
-        write(FOLDER / name, make())
+    from tests.verify.sim.recording_catch_up import record_catch_ups
+    from tests.verify.sim.recording_promises import record_promises
+
+    for name, make in {
+        "subscriptions": record, "hosts": record_hosts, "catch_ups": record_catch_ups,
+        "promises": record_promises,
+    }.items():  # fmt: skip
+        write(FOLDER / f"{name}.jsonl", make())

@@ -4,22 +4,28 @@ that anything may fail between two of them. Nothing is decided here."""
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.core import transfer as core
 from holdfast.core.catch_up import CatchUp
-from holdfast.errors import HoldfastError, LogError, StaleEpoch, StateLost
+from holdfast.errors import HoldfastError, LogError
 from holdfast.model.fragments import partners_of, producers_of
 from holdfast.node.effects import StateReleased, StateRenewed
-from holdfast.node.state_transfer import (
-    Staging,
-    failure_of,
-    not_held,
-    own_paths,
-    peer_answer,
+from holdfast.node.state_transfer import Staging, own_paths
+from holdfast.node.transfer_happenings import (
+    Began,
+    FetchEnded,
+    Happening,
+    HoldReplied,
+    Rang,
+    StateReplied,
+    Translation,
+    install,
+    reason_to_stop,
 )
 from holdfast.storage.files import put_file
-from holdfast.streams.calls import OfferedState
+from holdfast.streams.calls import Hold, Holding, OfferedState
 from holdfast.verify.sim.engine_twin import EngineTwin
 from holdfast.verify.sim.members import memory_log
 
@@ -38,25 +44,25 @@ class Rebuild:
         own = own_paths(node.log, node.fragment.paths, engine.check)
         producers = {stream: made_by[stream] for stream in node.fragment.inputs}
         self.core = CatchUp(node.name, partners_of(node.network, node.name), producers, own)
-        self._pieces = 1
+        self._translation = Translation(node.name, node.fragment.paths, staging)
 
     def begin(self) -> None:
         self._node.host.wake()  # the peer may ask what this copy has
-        self._take(core.Begin(self._now))
+        self.step(Began())
 
     @property
     def _now(self) -> int:
         return self._node.world.now
 
-    def _take(self, event: core.Event) -> None:
-        for action in self.core.handle(event):
+    def step(self, happened: Happening) -> None:
+        for action in self.core.handle(self._translation.event(happened, self._now)):
             self._perform(action)
 
     def _perform(self, action: core.Action) -> None:
         node = self._node
         match action:
             case core.Wake():
-                node.after(max(0, action.at - self._now), lambda: self._take(core.Tick(self._now)))
+                node.after(max(0, action.at - self._now), lambda: self.step(Rang()))
             case core.Hold():
                 self._hold(action)
             case core.AskState():
@@ -68,7 +74,8 @@ class Rebuild:
             case core.Release():
                 self._tell(action.peer, StateReleased(node.name))
             case core.Install():
-                self._install(action)
+                open_log = partial(memory_log, node, node.name)
+                self.step(install(action, self._staging, open_log, node.log, node.log.epoch))
             case core.Discard():
                 with suppress(LogError):
                     self._staging.discard()
@@ -76,31 +83,26 @@ class Rebuild:
                 node.world.say(node.name, "comes up from", action.source, f"({action.why})")
                 node.caught_up(reopen=action.source == "peer")
             case core.GiveUp():
-                raise (StaleEpoch if action.replaced else StateLost)(action.why)
+                raise reason_to_stop(action)
 
     def _hold(self, action: core.Hold) -> None:
-        node, epoch = self._node, self._node.log.epoch
+        asked = Hold(action.stream, self._node.name, self._node.log.epoch)
 
-        def over(answer: core.HoldAnswer) -> None:
-            self._take(
-                core.HoldAnswered(self._now, action.round, action.stream, action.producer, answer)
-            )
+        def over(reply: Holding | HoldfastError) -> None:
+            self.step(HoldReplied(action, reply))
 
-        node.ask_node(
+        self._node.ask_node(
             action.producer,
-            lambda server: server.service.hold(action.stream, node.name, epoch, server.world.now),
+            lambda server: server.service.held(asked, server.world.now),
             over,
-            lambda err: over(not_held(err)),
+            over,
         )
 
     def _ask_state(self, action: core.AskState) -> None:
         node = self._node
 
         def over(reply: OfferedState | HoldfastError) -> None:
-            answer = peer_answer(action.peer, reply, node.fragment.paths, self._staging)
-            if isinstance(answer, core.HasState):
-                self._pieces = max(1, len(answer.pieces))
-            self._take(core.PeerAnswered(self._now, action.round, answer))
+            self.step(StateReplied(action, reply))
 
         node.ask_node(
             action.peer, lambda peer: peer.offer_state(node.name), over, over, catching_up=True
@@ -116,16 +118,16 @@ class Rebuild:
             except HoldfastError as err:
                 failed(err)
             else:
-                self._take(core.Fetched(self._now, action.round, piece))
+                self.step(FetchEnded(action))
 
         def failed(err: HoldfastError) -> None:
-            self._take(core.FetchFailed(self._now, action.round, piece, failure_of(err)))
+            self.step(FetchEnded(action, err))
 
         def told(data: bytes) -> None:
             link = node.wire.link(action.peer, node.name)
             if link.damage and node.wire.chance.random() < 0.3:
                 data = data[:-1] + bytes([data[-1] ^ 1])
-            took_us = MOVING_US * node.chance.random() ** 2 / self._pieces
+            took_us = MOVING_US * node.chance.random() ** 2 / len(self._staging.pieces)
             node.after(int(took_us), lambda: came(data))
 
         node.ask_node(action.peer, lambda peer: peer.piece(piece.name), told, failed)
@@ -134,17 +136,3 @@ class Rebuild:
         self._node.ask_node(
             peer, lambda node: node.performer.take(event), lambda _: None, lambda err: None
         )
-
-    def _install(self, action: core.Install) -> None:
-        node = self._node
-        try:
-            self._staging.install(
-                lambda folder: memory_log(node, node.name, folder), node.log.epoch
-            )
-        except HoldfastError as err:
-            self._take(core.InstallFailed(self._now, action.round, failure_of(err)))
-            return
-        with suppress(HoldfastError):
-            node.log.close()
-        self._staging.replace()
-        self._take(core.Installed(self._now, action.round))

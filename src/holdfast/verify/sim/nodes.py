@@ -14,7 +14,6 @@ from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.core.quarantine import kind_of
 from holdfast.core.subscription import Position, Subscription
-from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, NotOffered, TransportError
 from holdfast.model.fragments import (
@@ -30,14 +29,16 @@ from holdfast.node.effects import (
     Finished,
     InputDigestsTold,
     Recomputation,
+    Replied,
     StateAnswer,
     StateAsked,
     Work,
 )
 from holdfast.node.executor import Performer
+from holdfast.node.lending import offer_of
 from holdfast.node.state_transfer import Fingerprints, Staging
 from holdfast.storage import Log
-from holdfast.streams.calls import Digests, Instance, OfferedState, Postponement
+from holdfast.streams.calls import Digests, Instance, OfferedState, Postpone, Postponement
 from holdfast.verify.history import Held, History, Made
 from holdfast.verify.sim.catching_up import Rebuild
 from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
@@ -182,13 +183,7 @@ class NodeProcess(Member):
         answers: list[StateAnswer] = []
         self.performer.take(StateAsked(newcomer, answers.append))
         (answer,) = answers
-        match answer:
-            case BeganEmpty():
-                return OfferedState("began-empty")
-            case NotReady():
-                return OfferedState("not-ready", why=answer.why)
-        files = Fingerprints(f"/{self.name}/state", self.disk).of(answer)
-        return OfferedState("state", answer, files)
+        return offer_of(answer, Fingerprints(f"/{self.name}/state", self.disk))
 
     def piece(self, name: str) -> bytes:
         path = self.service.offered.get(name)
@@ -242,7 +237,7 @@ class NodeProcess(Member):
             self.after(COMPARE_US, partial(self._compare, partner))
 
     def _compare(self, partner: str) -> None:
-        def again() -> None:
+        def again(err: HoldfastError | None = None) -> None:
             self.after(COMPARE_US, lambda: self._compare(partner))
 
         def told(digests: Digests) -> None:
@@ -263,7 +258,7 @@ class NodeProcess(Member):
                         self.performer.take(InputDigestsTold(stream, {name: found[name]}))
 
             self._ask_partner(
-                producer, lambda node: node.performer.comparison.digests(), told, lambda: None
+                producer, lambda node: node.performer.comparison.digests(), told, lambda err: None
             )
 
         for name in self.performer.paths[path].inputs:
@@ -335,49 +330,37 @@ class NodeProcess(Member):
         finished = Finished(work, after, took_us / 1e6, error)
         self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
 
-    def ask(self, action: core.Ask, peers: tuple[str, ...]) -> None:
-        def told(peer: str, told: Postponement) -> None:
-            self.world.say(self.name, "asked", peer, "to go on answering", action.path, told.answer)
-            if not action.done:
-                self.performer.take(
-                    core.Answered(
-                        self.monotonic(), action.path, peer, action.correction, told.answer,
-                        told.reached,
-                    )
-                )  # fmt: skip
+    def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
+        def over(peer: str, reply: Postponement | HoldfastError) -> None:
+            answer = "away" if isinstance(reply, HoldfastError) else reply.answer
+            self.world.say(self.name, "asked", peer, "to go on answering", asked.path, answer)
+            self.performer.take(Replied(asked, peer, reply))
 
         for peer in peers:
-            self._ask_partner(
-                peer,
-                lambda node: node.asked(action, self.name),
-                partial(told, peer),
-                partial(told, peer, Postponement("away")),
-            )
+            told = partial(over, peer)
+            self._ask_partner(peer, lambda node: node.postpone(asked), told, told)
 
-    def asked(self, action: core.Ask, peer: str) -> Postponement:
+    def postpone(self, asks: Postpone) -> Postponement:
         """By a peer."""
-        answers: list[core.Reply] = []
-        self.performer.take(
-            Asked(action.path, peer, action.correction, action.position, action.started,
-                  action.done, answers.append)
-        )  # fmt: skip
-        if not answers:  # a full disk holds up everything
+        replies: list[Postponement] = []
+        self.performer.take(Asked(asks, replies.append))
+        if not replies:  # a full disk holds up everything
             raise TransportError(f"{self.name} does not answer")
-        return Postponement(answers[0].answer, answers[0].reached)
+        return replies[0]
 
     def _ask_partner(
         self,
         partner: str,
         ask: Callable[[NodeProcess], Any],
         told: Callable[[Any], None],
-        failed: Callable[[], None],
+        failed: Callable[[HoldfastError], None],
     ) -> None:
         def asked(node: NodeProcess) -> Any:
             if not node.is_up:
                 raise TransportError(f"{node.name} is not up yet")
             return ask(node)
 
-        self.ask_node(partner, asked, told, lambda err: failed())
+        self.ask_node(partner, asked, told, failed)
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1

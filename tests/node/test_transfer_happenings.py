@@ -1,0 +1,69 @@
+"""What the recording of catch-ups does not show (`test_two_catch_up_drivers`)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from holdfast.core import transfer as core
+from holdfast.errors import LogError, StaleEpoch, StateLost, TransportError
+from holdfast.node.state_transfer import Staging
+from holdfast.node.transfer_happenings import (
+    Broke,
+    Happening,
+    HoldReplied,
+    InstallEnded,
+    StateReplied,
+    Translation,
+    reason_to_stop,
+)
+from holdfast.streams.calls import Holding, OfferedState
+from holdfast.verify.sim.memory_disk import MemoryDisk
+
+HOLD, ASK, INSTALL = core.Hold(3, "s", "p"), core.AskState(3, "peer"), core.Install(3)
+
+
+def event(happened: Happening) -> core.Event:
+    return Translation("main", (), Staging("/main", MemoryDisk(Random(0)))).event(happened, 7)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (Holding(False), core.NotOpen()),
+        (StaleEpoch("a newer one runs"), core.Replaced("a newer one runs")),
+        (TransportError("away"), core.Unreachable("away")),
+    ],
+)
+def test_what_a_producer_replies(reply: Holding, answer: core.HoldAnswer) -> None:
+    assert event(HoldReplied(HOLD, reply)) == core.HoldAnswered(7, 3, "s", "p", answer)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (OfferedState("began-empty"), core.BeganEmpty()),
+        (OfferedState("not-ready", why="soon"), core.NotReady("soon")),
+        (OfferedState("waits", own=False), core.Waits(False)),
+    ],
+)
+def test_what_a_peer_replies(reply: OfferedState, answer: core.PeerAnswer) -> None:
+    assert event(StateReplied(ASK, reply)) == core.PeerAnswered(7, 3, answer)
+
+
+@pytest.mark.parametrize(
+    ("happened", "error"),
+    [
+        (InstallEnded(INSTALL, LogError("odd"), closed=True), TransportError),
+        (Broke(ValueError("odd")), ValueError),
+    ],
+)
+def test_what_ends_the_attempt(happened: Happening, error: type[Exception]) -> None:
+    with pytest.raises(error, match="odd"):
+        event(happened)
+
+
+def test_why_a_copy_stops() -> None:
+    assert isinstance(reason_to_stop(core.GiveUp("x", replaced=True)), StaleEpoch)
+    assert isinstance(reason_to_stop(core.GiveUp("x")), StateLost)

@@ -1,0 +1,285 @@
+"""As `test_two_drivers`, for the catch-up of a copy of a pair: what producers and the peer reply,
+and the bytes of every piece, go through the threads of production and the simulator's driver.
+Scripted are the producers, the peer, and when the disk is full; what is fetched is verified and
+installed on a disk in memory."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.cluster import rebuild as threads
+from holdfast.config import Options
+from holdfast.core.catch_up import CatchUp
+from holdfast.core.transfer import Action, Event
+from holdfast.errors import HoldfastError, StateLost
+from holdfast.model.fragments import fragment_of, fragments
+from holdfast.node.state_transfer import Staging
+from holdfast.node.transfer_happenings import Began, Happening
+from holdfast.storage import Log
+from holdfast.storage.files import put_file
+from holdfast.streams.calls import Done, ReleaseState, RenewState
+from holdfast.verify.history import History
+from holdfast.verify.sim import catching_up
+from holdfast.verify.sim.links import Link
+from holdfast.verify.sim.members import Wiring, memory_log
+from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.tables import RowSegments
+from holdfast.verify.sim.world import World
+from tests.verify.sim.recording import FOLDER, Expected, Line, Section, read, write
+from tests.verify.sim.recording_catch_up import (
+    NETWORK,
+    catch_up_of,
+    record_catch_ups,
+    reply_of,
+    set_trouble,
+)
+from tests.verify.sim.scripted import LIMIT_S, Replies
+
+RECORDED = read(FOLDER / "catch_ups.jsonl")
+WIRING = Wiring(NETWORKS[NETWORK]())
+FRAGMENTS = {fragment.name: fragment for fragment in fragments(WIRING.network)}
+
+
+class Watched(CatchUp):
+    expected: Expected
+
+    def handle(self, event: Event) -> list[Action]:
+        actions = super().handle(event)
+        self.expected.compare(event, actions)
+        return actions
+
+
+def watched(section: Section) -> Watched:
+    core = catch_up_of(Watched, section.setup)
+    assert isinstance(core, Watched)
+    core.expected = Expected(section)
+    return core
+
+
+def question_of(told: dict[str, Any]) -> tuple[str, ...]:
+    """Who was asked, and what for."""
+    match told:
+        case {"held": [stream, producer]}:
+            return producer, "hold", stream
+        case {"offered": peer}:
+            return peer, "state"
+        case {"fetched": piece, "of": peer}:
+            return peer, "piece", piece
+    raise AssertionError(told)
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+class ScriptedPeer:
+    """A producer, or the peer, as the transport shows it."""
+
+    def __init__(self, name: str, replies: Replies, disk: MemoryDisk) -> None:
+        self.name, self._replies, self._disk = name, replies, disk
+
+    def call(self, request: Any) -> Any:
+        if isinstance(request, RenewState | ReleaseState):
+            return Done()
+        what = ("hold", request.stream) if hasattr(request, "stream") else ("state",)
+        return self._replies.wait(self.name, *what)
+
+    def fetch(self, name: str, into: str) -> None:
+        put_file(into, self._replies.wait(self.name, "piece", name), fsync=False, disk=self._disk)
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    def __init__(self, section: Section) -> None:
+        setup, self.now = section.setup, 0
+        name = setup["name"]
+        self._replies, self.disk = Replies(), MemoryDisk(Random(0))
+        self._own = self._open(f"/{name}", name)
+        self._own.raise_epoch(setup["epoch"])
+        self.core = watched(section)
+
+        def connect(to: str) -> Any:
+            return lambda: ScriptedPeer(to, self._replies, self.disk)
+
+        makers = setup["producers"].items()
+        self._driver = threads.Rebuild(
+            name, setup["epoch"], FRAGMENTS[fragment_of(name)].paths, self._own, {},
+            {stream: {maker: connect(maker) for maker in made_by} for stream, made_by in makers},
+            {peer: connect(peer) for peer in setup["peers"]},
+            Staging(f"/{name}", self.disk, RowSegments()), lambda folder: self._open(folder, name),
+            listen_on="127.0.0.1", stop=threading.Event(), clock=lambda: self.now,
+        )  # fmt: skip
+        self._driver._core = self.core
+
+    def _open(self, folder: str, name: str) -> Log:
+        return Log.open(folder, name, fsync="always", archive=False, disk=self.disk,
+                        segments=RowSegments())  # fmt: skip
+
+    def bring(self, line: Line) -> None:
+        """Through the transport, and the threads that wait for it."""
+        self.now = line.at
+        self._driver.step(self._happens(line))
+
+    def _happens(self, line: Line) -> Happening:
+        match line.happened:
+            case {"began": _}:
+                return Began()
+            case {"rang": _}:
+                due = self._driver._wakes
+                assert due and due[0] <= self.now, f"no timer is due at {self.now}"
+                return self._driver._next()
+            case {"installed": _}:
+                pass
+            case told:
+                self._replies.to(*question_of(told)).put(reply_of(told))
+        return self._driver._happened.get(timeout=LIMIT_S)
+
+    def close(self) -> None:
+        self._replies.close()
+        self._driver._workers.shutdown(wait=False, cancel_futures=True)
+        self._driver._server.stop()
+
+
+# -- virtual time ---------------------------------------------------------------------------------
+
+
+class Somebody:
+    """At the other end of the wire: says what it is asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.now = name, 0
+        self.world = self.service = self.performer = self
+
+    def held(self, asked: Any, at: int) -> tuple[str, ...]:
+        return self.name, "hold", asked.stream
+
+    def offer_state(self, newcomer: str) -> tuple[str, ...]:
+        return self.name, "state"
+
+    def piece(self, name: str) -> tuple[str, ...]:
+        return self.name, "piece", name
+
+    def take(self, event: object) -> tuple[str, ...]:
+        return self.name, "told"
+
+    def where(self, name: str, *, catching_up: bool = False) -> str:
+        return name
+
+    def locate(self, stream: str) -> dict[str, str]:
+        return {}  # the copy is up and begins to read: the recording is over
+
+
+class ScriptedWire:
+    """The network of the simulator: keeps what is asked until the script answers. And the host of
+    the node, which has nothing to tell."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.wire, self.chance = world, self, self
+        self.asked: dict[tuple[str, ...], list[tuple[Any, Any]]] = {}
+
+    def random(self) -> float:
+        return 0.0  # pieces take no time beside what the script says
+
+    def link(self, a: str, b: str) -> Any:
+        return Link()
+
+    def ask_controller(self, process: object, ask: Any, reply: Any, failed: Any) -> None:
+        reply(ask(Somebody("controller")))
+
+    def resolve(self, address: str | None) -> Somebody | None:
+        return None if address is None else Somebody(address)
+
+    def request(self, process: object, server: Any, ask: Any, reply: Any, failed: Any) -> None:
+        self.asked.setdefault(ask(server), []).append((reply, failed))
+
+    def wake(self) -> None:
+        pass
+
+
+class VirtualTime:
+    def __init__(self, section: Section) -> None:
+        setup = section.setup
+        self._world = World("two drivers")
+        self._wire: Any = ScriptedWire(self._world)
+        name = setup["name"]
+        self._node = NodeProcess(
+            self._wire, WIRING, FRAGMENTS[fragment_of(name)], name, Options(), History()
+        )
+        self._node.alive, self._node.chance = True, self._wire
+        self._node.log = memory_log(self._node, name)
+        self._node.log.raise_epoch(setup["epoch"])
+        self.disk = self._node.disk
+        self.core = watched(section)
+        self._driver = catching_up.Rebuild(self._node, self._node._staging)
+        self._driver.core = self.core
+
+    def bring(self, line: Line) -> None:
+        self._world.now = line.at
+        match line.happened:
+            case {"began": _}:
+                self._driver.begin()
+            case {"installed": _}:
+                pass  # at once
+            case {"rang": _}:
+                self._fire()
+            case told:
+                replied, failed = self._wire.asked[question_of(told)].pop(0)
+                reply = reply_of(told)
+                (failed if isinstance(reply, HoldfastError) else replied)(reply)
+                if "data" in told:
+                    self._fire()
+
+    def _fire(self) -> None:
+        due, _, _, _, fn = heapq.heappop(self._world._heap)
+        assert due <= self._world.now, f"nothing is due at {self._world.now}"
+        fn()
+
+    def close(self) -> None:
+        pass
+
+
+# -- both -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED)))
+@pytest.mark.parametrize("driver", [Threads, VirtualTime])
+def test_both_drivers_of_a_catch_up_do_what_was_recorded(
+    driver: type[Threads] | type[VirtualTime], number: int
+) -> None:
+    section = RECORDED[number]
+    drives = driver(section)
+    try:
+        for line in section.lines:
+            set_trouble(drives.disk, line.happened.get("disk", []))
+            if any(action.startswith("GiveUp(") for action in line.actions):
+                with pytest.raises(StateLost):
+                    drives.bring(line)
+            else:
+                drives.bring(line)
+        assert drives.core.expected.left == [], "the recording goes on"
+    finally:
+        drives.close()
+
+
+def test_the_recording_is_of_this_code(tmp_path: Any) -> None:
+    """Else: python -m tests.verify.sim.recording"""
+    write(tmp_path / "now.jsonl", record_catch_ups())
+    assert read(tmp_path / "now.jsonl") == RECORDED
+
+
+def test_the_recording_shows_what_it_is_about() -> None:
+    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for what in (
+        "Held", "Unreachable", "HasState", "Waits", "FetchFailed", "gone=True", "full=True",
+        "InstallFailed", "Installed", "Renew", "Release", "Discard", "GiveUp",
+        "ComeUp(source='peer'", "ComeUp(source='own'",
+    ):  # fmt: skip
+        assert what in told

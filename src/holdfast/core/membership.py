@@ -10,7 +10,7 @@ All times are monotonic: a clock that is stepped neither kills anybody nor keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -244,7 +244,7 @@ class Membership:
         dead = [Dead(name, known[name].epoch) for name in lost_now]
         dead += self._evict(known, lost_now, at)
         gone = {*dead_of(known), *(record.name for record in dead)}
-        moved = stand_ins(self.runs(), gone, lambda h: self.detector.speaks(process_of(h), at))
+        moved = stand_ins(self.runs(), gone, self.detector, at)
         return [
             *dead,
             *self._release(known, at),
@@ -331,14 +331,15 @@ def lost(
 
 
 def stand_ins(
-    runs: Mapping[str, Sequence[str]], gone: Collection[str], speaks: Callable[[str], bool]
+    runs: Mapping[str, Sequence[str]], gone: Collection[str], detector: FailureDetector, at: int
 ) -> dict[str, str]:
     """Where nodes go that are `gone` with their host: all of a host to the same one, which speaks
-    and runs nothing, so that copies cannot meet there."""
+    and runs nothing, so that copies cannot meet there. A host is gone when it has been silent for
+    so long: a controller that has just started has heard of nobody, and takes nothing away."""
     moved: dict[str, str] = {}
-    free = [host for host, names in runs.items() if not names and speaks(host)]
+    free = [h for h, names in runs.items() if not names and detector.speaks(process_of(h), at)]
     for host, names in runs.items():
         lost_here = [name for name in names if name in gone]
-        if lost_here and free and not speaks(host):
+        if lost_here and free and detector.silent(process_of(host), at):
             moved |= dict.fromkeys(lost_here, free.pop(0))
     return moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(3 * S, "wipe", "host-1", 35 * S),), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "stand_ins", lambda runs, gone, speaks: {})
+    patch.setattr(membership, "stand_ins", lambda *known: {})
 
 
 @mutation(
@@ -43,12 +43,28 @@ def _(patch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     def crowded(
-        runs: Mapping[str, Sequence[str]], gone: Collection[str], speaks: Callable[[str], bool]
+        runs: Mapping[str, Sequence[str]],
+        gone: Collection[str],
+        detector: membership.FailureDetector,
+        at: int,
     ) -> dict[str, str]:
-        return {n: "host-2" for h, names in runs.items() if not speaks(h) for n in names
-                if n in gone}  # fmt: skip
+        silent = [h for h in runs if detector.silent(membership.process_of(h), at)]
+        return {node: "host-2" for host in silent for node in runs[host] if node in gone}
 
     patch.setattr(membership, "stand_ins", crowded)
+
+
+@mutation(
+    "take nodes from a host that a restarted controller has not heard of yet", "alive",
+    faults=(
+        Fault(3 * S, "pause", "host-1", 5 * S), Fault(12 * S, "kill", "host-4", 2_500_000),
+        Fault(12_200_000, "kill", "controller", 3 * S),
+    ), on="pairs-hosts-3",
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        membership.FailureDetector, "silent", lambda self, name, at: not self.speaks(name, at)
+    )
 
 
 @mutation(

@@ -259,12 +259,11 @@ class Source:
         timeless = table.filter(column.is_null()) if column.null_count else None
         if timeless is not None:
             table = table.filter(column.is_valid())
-        times = table.column(self.op.time).combine_chunks().to_numpy(zero_copy_only=False)
-        times = times.view(np.int64)
+        times = table.column(self.op.time).to_numpy().view(np.int64)
         if len(times) and not self.opened:
             self._open_for(times)
         if timeless is not None:
-            self._exclude("null time", timeless, None)
+            self._exclude("null time", timeless.num_rows, None, timeless)
         if not len(times):
             return
         open_us = self._open_us() if self.opened else self._watermark.future_after_us
@@ -286,16 +285,16 @@ class Source:
         late = (times < open_us) & ~future
         reasons: list[tuple[Reason, Any]] = [("late", late), ("future", future)]
         for reason, excluded in reasons:
-            if excluded.any():
-                rows = table.filter(pa.array(excluded))
-                self._exclude(reason, rows, int(times[excluded][0]), restamps=restamps)
+            if count := int(np.count_nonzero(excluded)):
+                dead = None if restamps else table.filter(pa.array(excluded))
+                self._exclude(reason, count, int(times[excluded][0]), dead)
         if not restamps:
             taken = ~(late | future)
             return table.filter(pa.array(taken)), times[taken]
         stamp_us = max(open_us, self._watermark.clock.now_us)
         times = np.where(future, stamp_us, np.where(late, open_us, times))
         place = self.schema.get_field_index(self.op.time)
-        stamped = pa.array(times).cast(self.schema.field(place).type)
+        stamped = pa.array(times).view(self.schema.field(place).type)
         return table.set_column(place, self.schema.field(place), stamped), times
 
     def _take(self, table: pa.Table, times: Any) -> None:
@@ -309,15 +308,16 @@ class Source:
             self._pending.setdefault(bucket, []).append(table.slice(lo, hi - lo))
 
     def _exclude(
-        self, reason: Reason, rows: pa.Table, example_us: int | None, *, restamps: bool = False
+        self, reason: Reason, rows: int, example_us: int | None, dead: pa.Table | None
     ) -> None:
+        """`dead`: the rows themselves; None where they are given another time."""
         self._dirty = True
-        self.counters[_COUNTER_OF[reason]] += rows.num_rows
-        if restamps:
-            self.counters["restamped_rows"] += rows.num_rows
+        self.counters[_COUNTER_OF[reason]] += rows
+        if dead is None:
+            self.counters["restamped_rows"] += rows
         else:
-            self._dead.add(rows, reason)
-        self._handle(watermark.Excluded(self._at, reason, rows.num_rows, example_us))
+            self._dead.add(dead, reason)
+        self._handle(watermark.Excluded(self._at, reason, rows, example_us))
 
     def _refuse_after_end(self) -> None:
         if self.log.info(self.name).ended:

@@ -75,6 +75,7 @@ class EngineTwin:
         self._operators = {op.name: op for op in network.operators}
         self._number = 0
         self._made: dict[str, list[str]] = {}
+        self._reach: dict[str, int] = {}
 
     @property
     def width_us(self) -> int:
@@ -118,6 +119,12 @@ class EngineTwin:
                     outputs[name].append((bucket, Rows(rows)))
             step.advance(bucket)
         return StepResult(outputs, step.after(), 1)
+
+    def reach(self, path: Path) -> int:
+        """How many buckets of its inputs a result of the path may reach back."""
+        if path.name not in self._reach:
+            self._reach[path.name] = -(-path.extent_us() // self.width_us)
+        return self._reach[path.name]
 
     def check(self, version: Version) -> None:
         for name in version.files():
@@ -257,7 +264,7 @@ class _Step:
     def after(self) -> Version:
         """The version that this run leaves."""
         before, hi = self._before, self._bucket
-        reach = -(-self.path.extent_us() // self.engine.width_us)
+        reach = self.engine.reach(self.path)
         needs_from, edges = max(before.needs_from, hi + 1 - reach), before.edges
         if hi + 1 - needs_from >= min(reach, FOLD_BUCKETS):
             edges = {

@@ -107,7 +107,7 @@ class SourceProcess(Member):
             self.after(self.network.width_us, self._push)
             return
         lot, number = self._lot, self._next
-        times = pa.array(self.clock() + lot.offsets).view(TIME)
+        times = pa.Array.from_buffers(TIME, ROWS, [None, pa.py_buffer(self.clock() + lot.offsets)])
         rows = pa.Table.from_arrays([times, lot.keys, lot.values], COLUMNS)
         try:
             self.source.push(rows, token=str(number), flush=lot.chance < 0.1)

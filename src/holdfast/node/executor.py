@@ -300,7 +300,7 @@ class Performer:
             case Again():
                 return [] if event.step is None else [event.step]
             case _:  # time does not go back for the core, whenever the event was posted
-                return self.core.handle(replace(event, at=at))
+                return self.core.handle(event if event.at == at else replace(event, at=at))
 
     def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
         if isinstance(event.error, StorageFull):

@@ -191,7 +191,8 @@ _FIELDS = {kind: {field.name: field.name for field in fields(kind)} for kind in 
 _FIELDS[Added] = _SPREAD
 #: The values of all of them at once; of a single one, just that.
 _VALUES = {kind: attrgetter(*found.values()) for kind, found in _FIELDS.items()}
-_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+#: Records hold no cycles, so none are looked for.
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -51,6 +51,13 @@ class Delivery:
         happened = self.ended or self.tentative_upto is not None
         return self.since > self.upto and self.info is None and not happened
 
+    def carrying(self, tables: tuple[Any, ...]) -> Delivery:
+        """The same with the rows themselves, for a reader that does not share the storage."""
+        return Delivery(
+            self.stream, self.since, self.upto, self.epoch, self.segments, (), tables, self.ended,
+            self.info, self.state, self.tentative_upto, self.missing, self.partial, self.spent_us,
+        )  # fmt: skip
+
     def table(self, number: int) -> pa.Table:
         """Rows of a segment, verified, whichever way they came."""
         if self.tables:

@@ -120,9 +120,9 @@ class Translation:
     def _came(self, came: Came, at: int) -> core.Event | None:
         number, delivery = came.connection, came.delivery
         known = self._heartbeats.get(number)
-        if delivery is known or delivery == known:
-            return None
         if delivery.is_sign_of_life:
+            if delivery is known or delivery == known:
+                return None
             self._heartbeats[number] = delivery
         elif known is not None:
             del self._heartbeats[number]

@@ -4,7 +4,6 @@ to say."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -76,7 +75,7 @@ class Connection:
                 tables = (tables[0].damaged(), *tables[1:])
         due = world.now + wire.delay(link)
         if tables:
-            delivery = replace(delivery, paths=(), tables=tables)
+            delivery = delivery.carrying(tables)
             due += link.row_us * sum(table.num_rows for table in tables)
         self.arrives_at = due = max(due, self.arrives_at + 1)
         world.at(due, partial(self.follower.arrive, self, delivery), reader)
@@ -127,11 +126,15 @@ class Follower:
 
     def step(self, happened: Happening) -> None:
         """What follows from it is done."""
-        if isinstance(happened, Came | Broke) and happened.connection not in self.connections:
+        delivery = None
+        if isinstance(happened, Came):
+            if happened.connection not in self.connections:
+                return
+            delivery = happened.delivery
+        elif isinstance(happened, Broke) and happened.connection not in self.connections:
             return
-        event = self._translation.event(happened, self._now)
+        event = self._translation.event(happened, self.reader.world.now)
         if event is not None:
-            delivery = happened.delivery if isinstance(happened, Came) else None
             self._perform(self.subscription.handle(event), delivery)
 
     def _perform(self, actions: Sequence[core.Action], delivery: Delivery | None) -> None:

@@ -39,7 +39,7 @@ def run(*faults: Fault, seconds: float = 25, on: str = "pairs-hosts-2") -> Outco
     ],
 )
 def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
-    outcome = simulate(host_scenario_of(seed))
+    outcome = simulate(host_scenario_of(seed, checkpoints=True))
     assert not outcome.failed, (outcome.failed, outcome.scenario.toml())
 
 

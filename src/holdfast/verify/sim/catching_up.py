@@ -3,9 +3,10 @@ that anything may fail between two of them. Nothing is decided here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core import transfer as core
 from holdfast.core.catch_up import CatchUp
@@ -45,6 +46,9 @@ class Rebuild:
         producers = {stream: made_by[stream] for stream in node.fragment.inputs}
         self.core = CatchUp(node.name, partners_of(node.network, node.name), producers, own)
         self._translation = Translation(node.name, node.fragment.paths, staging)
+        #: Where each peer was when it was asked for its state; the rest goes over the same
+        #: connection, also while the controller is away.
+        self._addresses: dict[str, str | None] = {}
 
     def begin(self) -> None:
         self._node.host.wake()  # the peer may ask what this copy has
@@ -104,9 +108,11 @@ class Rebuild:
         def over(reply: OfferedState | HoldfastError) -> None:
             self.step(StateReplied(action, reply))
 
-        node.ask_node(
-            action.peer, lambda peer: peer.offer_state(node.name), over, over, catching_up=True
-        )
+        def located(address: str | None) -> None:
+            self._addresses[action.peer] = address
+            self._ask(action.peer, lambda peer: peer.offer_state(node.name), over, over)
+
+        node.locate(action.peer, located, over, catching_up=True)
 
     def _fetch(self, action: core.Fetch) -> None:
         node, piece = self._node, action.piece
@@ -130,9 +136,16 @@ class Rebuild:
             took_us = MOVING_US * node.chance.random() ** 2 / len(self._staging.pieces)
             node.after(int(took_us), lambda: came(data))
 
-        node.ask_node(action.peer, lambda peer: peer.piece(piece.name), told, failed)
+        self._ask(action.peer, lambda peer: peer.piece(piece.name), told, failed)
 
     def _tell(self, peer: str, event: StateRenewed | StateReleased) -> None:
-        self._node.ask_node(
-            peer, lambda node: node.performer.take(event), lambda _: None, lambda err: None
-        )
+        self._ask(peer, lambda node: node.performer.take(event), lambda _: None, lambda err: None)
+
+    def _ask(
+        self,
+        peer: str,
+        ask: Callable[[Any], Any],
+        told: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+    ) -> None:
+        self._node.ask_at(self._addresses.get(peer), peer, ask, told, failed)

@@ -47,7 +47,7 @@ def _scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
     network = chance.choice(LOT)
     if network == PAIRS and random.Random(f"shared/{seed}").random() < SHARED:
-        return host_scenario_of(seed)
+        return host_scenario_of(seed, checkpoints=bool(options_of(seed).checkpoint_buckets))
     if network == PAIRS:
         network = f"pairs-{chance.randint(1, 8)}"
     seconds = chance.choice([6, 10, 15, 25])

@@ -1,6 +1,7 @@
 """Scenarios of hosts, drawn from a seed: one host after the other is lost, and with it the standby
 that takes its nodes over, or the controller that says so. What pairs promise to survive: never both
-copies of something, and time to be rebuilt between two hosts."""
+copies of something, and time to be rebuilt between two hosts. Without checkpoints a disk is worth
+nothing, so a standby that may have taken over something by then is left alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ MS = 1_000
 CAUGHT_UP_MS = 9_000
 
 
-def host_scenario_of(seed: int) -> Scenario:
+def host_scenario_of(seed: int, *, checkpoints: bool) -> Scenario:
     chance = random.Random(f"hosts/{seed}")
     name = chance.choice(sorted(HOSTS))
     network = NETWORKS[name]()
@@ -24,16 +25,23 @@ def host_scenario_of(seed: int) -> Scenario:
     others += [f"client-{op.name}" for op in network.outputs]
     found: list[Fault] = []
     at_ms = chance.randrange(1_500, 6_000)
-    for _ in range(chance.choice([1, 2, 2, 3])):
+    for number in range(chance.choice([1, 2, 2, 3])):
         for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
-        found += _lost(chance, layout, others, at_ms, for_ms)
+        idle = number == 0  # whoever is to stand by has taken over nothing yet
+        found += _lost(chance, layout, others, at_ms, for_ms, standby=checkpoints or idle)
         at_ms += for_ms + CAUGHT_UP_MS + chance.randrange(2_000)
     faults = tuple(sorted(found, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", name, at_ms / 1_000, faults, seed)
 
 
 def _lost(
-    chance: random.Random, layout: Layout, others: list[str], at_ms: int, for_ms: int
+    chance: random.Random,
+    layout: Layout,
+    others: list[str],
+    at_ms: int,
+    for_ms: int,
+    *,
+    standby: bool,
 ) -> list[Fault]:
     hosts = [host for host in layout if host != EDGE]
     host = chance.choice(hosts)
@@ -46,9 +54,10 @@ def _lost(
     found = [Fault(at_ms * MS, how, on, for_ms * MS)]
     if chance.random() < 0.4:
         # Whoever stands by, or is about to: it dies while it takes over, or idle.
-        standby = chance.choice([one for one in hosts if one != host and not layout[one]] or [host])
+        next_one = chance.choice([h for h in hosts if h != host and not layout[h]] or [host])
         when_ms = at_ms + chance.randrange(-500, 3_000)
-        found.append(Fault(when_ms * MS, "kill", standby, chance.choice([50, 400, 2_000]) * MS))
+        fault = Fault(when_ms * MS, "kill", next_one, chance.choice([50, 400, 2_000]) * MS)
+        found += [fault] if standby else []
     if chance.random() < 0.4:
         when_ms = at_ms + chance.randrange(-500, 1_500)
         how = chance.choice(["kill", "kill", "pause"])

@@ -199,19 +199,37 @@ class NodeProcess(Member):
         ask: Callable[[Any], Any],
         told: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
+    ) -> None:
+        def located(address: str | None) -> None:
+            self.ask_at(address, name, ask, told, failed)
+
+        self.locate(name, located, failed)
+
+    def locate(
+        self,
+        name: str,
+        located: Callable[[str | None], None],
+        failed: Callable[[HoldfastError], None],
         *,
         catching_up: bool = False,
     ) -> None:
-        def located(address: str | None) -> None:
-            server = self.wire.resolve(address)
-            if server is None:
-                failed(TransportError(f"{name} is not there"))
-            else:
-                self.wire.request(self, server, ask, told, failed)
-
         self.wire.ask_controller(
             self, lambda c: c.where(name, catching_up=catching_up), located, failed
         )
+
+    def ask_at(
+        self,
+        address: str | None,
+        name: str,
+        ask: Callable[[Any], Any],
+        told: Callable[[Any], None],
+        failed: Callable[[HoldfastError], None],
+    ) -> None:
+        server = self.wire.resolve(address)
+        if server is None:
+            failed(TransportError(f"{name} is not there"))
+        else:
+            self.wire.request(self, server, ask, told, failed)
 
     def up(self) -> None:
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")

@@ -42,6 +42,7 @@ class Observer:
         #: Of each of a pair that is behind the other one: since when; and how long it was, at most.
         self._behind_since: dict[str, int] = {}
         self._delay_us: dict[str, int] = {}
+        self._controller_life = cast.wire.controller.life
         self._looks = 0
         self._readings: dict[tuple[str, str], tuple[str, str]] = {}
         self._relied: dict[
@@ -142,6 +143,9 @@ class Observer:
         process = self._cast.wire.controller
         known = process.controller
         standings = {} if known is None else known.standings()
+        if process.life != self._controller_life:
+            # It has just started, and counts silence from then on (docs/pairs.md).
+            self._controller_life, standings = process.life, {}
         self._compare(now)
         for name, partner in self._pairs.items():
             standing, other = standings.get(name), self._node(partner)

@@ -59,7 +59,10 @@ class Placement:
             for name in controller.assigned(to):
                 before = self._placed.get(name, to)
                 self._placed[name] = to
-                if before != to and now - self._mute_at.get(before, now - TAKEN_US) >= TAKEN_US:
+                if before == to or now - self._mute_at.get(before, now - TAKEN_US) < TAKEN_US:
+                    continue
+                node = self._cast.hosts[before].nodes.get(name)
+                if node is not None and node.alive:
                     yield Stopped(now, name, "ours", f"it was taken from {before}, which runs it")
 
     def _waiting(self) -> list[str]:

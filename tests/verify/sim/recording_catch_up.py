@@ -43,13 +43,17 @@ FAULTS = (
     Fault(16 * S, "kill", "upper.0", 3 * S),
     Fault(18 * S, "cut", "upper.0@2<->upper.0", 4 * S),
     Fault(25 * S, "kill", "upper.0", 1_500_000),
-    # So slow that leases are renewed; then the peer begins again and offers nothing any more.
+    # So slow that leases are renewed; then the peer begins again somewhere else.
     Fault(26 * S, "kill", "lower.0@2", 2 * S),
     Fault(27 * S, "delay", "lower.0->lower.0@2", 8 * S, 400),
     Fault(32 * S, "kill", "lower.0", 300_000),
+    # It stands still for longer than a lease, and the peer offers nothing any more.
+    Fault(42 * S, "kill", "lower.0@2", 2 * S),
+    Fault(43 * S, "delay", "lower.0->lower.0@2", 4 * S, 400),
+    Fault(46 * S, "pause", "lower.0@2", 12 * S),
     # Both wait for the state of the other.
-    Fault(42 * S, "kill", "lower.0", 2 * S),
-    Fault(42 * S, "kill", "lower.0@2", 2_300_000),
+    Fault(70 * S, "kill", "lower.0", 2 * S),
+    Fault(70 * S, "kill", "lower.0@2", 2_300_000),
 )
 #: One copy is away for longer than its disk is reckoned with, then the other disk is lost.
 LOST = (Fault(6 * S, "kill", "lower.0", 10 * S), Fault(15_500_000, "wipe", "lower.0@2", S))
@@ -166,7 +170,7 @@ def catch_up_of(kind: type[CatchUp], setup: dict[str, Any]) -> CatchUp:
 def record_catch_ups() -> list[Section]:
     sections: list[Section] = []
     options = Options(checkpoint_buckets=7, recovery="checkpoint", rejoin="5s")
-    for seconds, faults in (50, FAULTS), (18, LOST):
+    for seconds, faults in (78, FAULTS), (18, LOST):
         sim = Simulation(Scenario("recorded", NETWORK, seconds, faults, 1), options)
         with catch_ups(sections):
             outcome = sim.run()

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.verify.scenario import Fault, Scenario
+from holdfast.verify.sim.chance import options_of
 from holdfast.verify.sim.host_chance import host_scenario_of
 from holdfast.verify.sim.simulation import Outcome, Simulation, simulate
 
@@ -39,7 +40,9 @@ def run(*faults: Fault, seconds: float = 25, on: str = "pairs-hosts-2") -> Outco
     ],
 )
 def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
-    outcome = simulate(host_scenario_of(seed, checkpoints=True))
+    outcome = simulate(
+        host_scenario_of(seed, checkpoints=bool(options_of(seed).checkpoint_buckets))
+    )
     assert not outcome.failed, (outcome.failed, outcome.scenario.toml())
 
 

@@ -7,8 +7,9 @@ acknowledgement, of state versions (ARCHITECTURE.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from holdfast.frozen import dataclass
 
 #: Version of the on-disk and on-wire formats. Readers refuse what is newer.
 FORMAT = 2

@@ -143,6 +143,8 @@ def _many(seeds: range, console: Console, json_to: str | None) -> int:
         outcomes.update((verdict.checker, verdict.outcome) for verdict in ran.verdicts)
         if ran.failed:
             kept.append(ran)
+            seen = [verdict.checker for verdict in ran.verdicts if verdict.outcome == "failed"]
+            console.print(f"seed {ran.seed} failed: {', '.join(seen)}", highlight=False)
     width = max(len(checker) for checker in checkers)
     console.print(f"{'checker':<{width}}      ok  failed  unknown", highlight=False)
     for checker in checkers:

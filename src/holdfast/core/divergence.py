@@ -25,9 +25,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import itemgetter
 from typing import Literal, assert_never
+
+from holdfast.frozen import dataclass
 
 #: So many buckets of a stream are compared at once.
 WINDOW_BUCKETS = 64

@@ -11,11 +11,11 @@ may have been told to run its nodes, so it ends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from holdfast.core import quarantine as q
 from holdfast.core.quarantine import EXIT_CODES, Condition, Kind, Quarantine
+from holdfast.frozen import dataclass
 
 #: Heartbeats are sent this often.
 HEARTBEAT_US = 500_000

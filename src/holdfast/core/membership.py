@@ -11,10 +11,11 @@ All times are monotonic: a clock that is stepped neither kills anybody nor keeps
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import assert_never
 
 from holdfast.core.lag import Lag, Positions
+from holdfast.frozen import dataclass
 
 #: Before anything.
 _NEVER = -(2**62)

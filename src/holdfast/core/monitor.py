@@ -20,9 +20,10 @@ has come.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, assert_never
 
+from holdfast.frozen import dataclass
 from holdfast.types import bucket_end_us, bucket_of
 
 #: Named as in the contract.

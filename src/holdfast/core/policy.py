@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from holdfast.frozen import dataclass
 from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
 from holdfast.model.trees import patience

@@ -12,10 +12,10 @@ the same time go in the order of their names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from holdfast.core.replica_selector import LAG_BUCKETS
+from holdfast.frozen import dataclass
 
 #: A promise that is not renewed ends after so long, and is renewed this often.
 PROMISE_US = 2_000_000

@@ -13,7 +13,7 @@ needs are out, and no other does.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, assert_never
 
 from holdfast.errors import (
@@ -29,6 +29,7 @@ from holdfast.errors import (
     TransportError,
     Trimmed,
 )
+from holdfast.frozen import dataclass
 
 Kind = Literal["transport", "storage", "damaged", "inputs", "setup", "refused", "crash"]
 

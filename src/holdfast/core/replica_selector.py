@@ -17,9 +17,9 @@ by a step is no reason to go there and back. It is one when it is ahead by more,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from holdfast.frozen import dataclass
 from holdfast.types import OutputState
 
 #: Before every bucket.

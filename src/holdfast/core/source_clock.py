@@ -13,8 +13,9 @@ never stops, and follows steps of the wall clock only like this:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from holdfast.frozen import dataclass
 
 #: From here on a change of the wall clock against monotonic time is a step, and reported. What is
 #: less may as well be the pause between reading one clock and the other.

@@ -13,12 +13,13 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, assert_never
 
 from holdfast.core.alarm import Alarm
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
 from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
+from holdfast.frozen import dataclass
 from holdfast.types import OutputState
 
 #: Until a lost connection to the only producer is tried again: doubled while nobody answers.

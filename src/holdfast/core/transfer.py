@@ -3,7 +3,9 @@ and the actions; and what the other one keeps meanwhile, `Lending`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from holdfast.frozen import dataclass
 
 #: What is held or pinned for a copy is let go when it was not heard of for so long ...
 LEASE_US = 10_000_000

@@ -14,10 +14,11 @@ reported at once, then in summaries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, assert_never
 
 from holdfast.core.source_clock import ClockAction, Read, SourceClock
+from holdfast.frozen import dataclass
 from holdfast.types import bucket_of
 
 #: Between two reports of rows that are not taken as they are, for the same reason.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
 from holdfast.engine.state import Version
+from holdfast.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ asked of an engine and of a carrier. Threads carry in production, virtual time i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.core import moves as core
@@ -13,6 +12,7 @@ from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError
+from holdfast.frozen import dataclass
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.streams.calls import Digests, Moving, Postpone, Postponement

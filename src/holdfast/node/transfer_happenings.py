@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import assert_never
 
 from holdfast.core import transfer as core
@@ -18,6 +17,7 @@ from holdfast.errors import (
     StorageFull,
     TransportError,
 )
+from holdfast.frozen import dataclass
 from holdfast.model.fragments import Path
 from holdfast.node.state_transfer import Staging, check_offer
 from holdfast.storage import Log

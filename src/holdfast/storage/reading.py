@@ -6,12 +6,12 @@ written looks like a torn tail and is left out, as recovery would leave it out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from holdfast.errors import InputError
+from holdfast.frozen import dataclass
 from holdfast.storage import folder
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import storage

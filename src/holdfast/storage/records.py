@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
 from holdfast.errors import LogCorrupted
+from holdfast.frozen import dataclass
 from holdfast.types import Segment, SegmentId, Stability
 
 

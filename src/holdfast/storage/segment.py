@@ -9,7 +9,6 @@ Spark skip rows that are there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.errors import InputError, LogCorrupted, ProtocolViolation
+from holdfast.frozen import dataclass
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import canonical, digest, times_us

@@ -9,7 +9,7 @@ a handler. Whether a stream, path or host of that name exists is for the handler
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.core.divergence import Finding, Window
@@ -17,6 +17,7 @@ from holdfast.core.membership import Standing
 from holdfast.core.promises import Answer
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
+from holdfast.frozen import dataclass
 from holdfast.model.identity import Identity
 from holdfast.streams import codec
 from holdfast.streams.codec import Count, FileName

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from holdfast.errors import LogCorrupted, TransportError
+from holdfast.frozen import dataclass
 from holdfast.storage.segment import read_segment
 from holdfast.streams.calls import Request
 from holdfast.types import OutputState, Segment, StreamInfo

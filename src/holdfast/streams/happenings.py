@@ -3,7 +3,7 @@ subscription. The one translation, so that threads and virtual time cannot diffe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import compress
 from typing import assert_never
 
@@ -11,6 +11,7 @@ from holdfast.core import subscription as core
 from holdfast.core.replica_selector import Status
 from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StaleEpoch, Trimmed
+from holdfast.frozen import dataclass
 from holdfast.streams.calls import StreamStatus
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability

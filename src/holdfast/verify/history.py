@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.errors import InputError
+from holdfast.frozen import dataclass
 
 T = TypeVar("T")
 #: JSON scalars, in the order of the stream's columns.

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import duration_text, duration_us
 from holdfast.errors import InputError
+from holdfast.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ lost one after the other."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from holdfast.frozen import dataclass
 from holdfast.model.fragments import fragment_of
 from holdfast.verify.scenario import Fault
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from holdfast.config import Options
 from holdfast.core import monitor
 from holdfast.errors import HoldfastError, InputError, StateLost
+from holdfast.frozen import dataclass
 from holdfast.model import operators as ops
 from holdfast.model.fragments import fragments, pairs_of
 from holdfast.model.layout import layout_of

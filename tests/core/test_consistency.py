@@ -188,6 +188,36 @@ def test_stable_buckets_come_before_tentative_ones() -> None:
     ]
 
 
+def test_a_stable_line_that_is_never_idle_does_not_keep_a_tentative_one_from_beginning() -> None:
+    """s2 is always late, and a step takes as long as a bucket: after each of them the next bucket
+    is complete. What was held too long when a step began is answered before the next one."""
+    core = stable(plan_of(DELAY))
+    said(core, came(100, "s1", 8), came(1_100, "s2", 5), came(1_150, "s2", 6))
+    assert said(core, done(1_200, 5)) == [
+        UP_FAILURE, Enter("p", 1, False), guess(6, 8), Run("p", 6, 6, spent_us=50),
+    ]  # fmt: skip
+
+
+def test_a_path_whose_steps_take_as_long_as_a_bucket_is_stable_when_it_has_caught_up() -> None:
+    """Two steps took all there was, and what waits now came while the second one ran."""
+    core = failed(PROCESS)
+    said(core, came(1_200, "s2", 5), came(1_250, "s1", 6), came(1_250, "s2", 6))
+    assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
+    said(core, came(1_350, "s1", 7), came(1_350, "s2", 7))
+    assert said(core, done(1_400, 6))[:2] == [STABLE, Run("p", 7, 7, spent_us=50)]
+
+
+def test_a_path_is_not_stable_while_more_is_complete_than_a_step_may_take() -> None:
+    core = failed(PROCESS, group_rows_max=1)
+    said(core, came(1_200, "s2", 5))
+    for stream in ("s1", "s2"):
+        rows = tuple((bucket, 1) for bucket in range(6, 12))
+        said(core, BoundaryArrived(1_250, stream, 11, rows))
+    for bucket in range(5, 11):
+        assert STABLE not in said(core, done(1_300 + bucket, bucket))
+    assert said(core, done(1_400, 11)) == [STABLE]
+
+
 def test_a_tentative_job_has_the_limits_of_any_other() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
     said(core, came(100, "s1", 9))

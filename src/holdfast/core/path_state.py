@@ -31,6 +31,10 @@ class PathState:
     ended_upto: int | None = None
     ended: bool = False
     origin: int = 0
+    #: Steps in a row that took everything that was complete when they began.
+    steps_caught_up: int = 0
+    #: When the last step began, a later bucket had been held as long as may be.
+    passed_over: bool = False
 
     @property
     def reached(self) -> int | None:

@@ -60,6 +60,8 @@ from holdfast.types import OutputState
 
 #: One of a pair that is alone keeps a checkpoint at least so often.
 PAIR_CHECKPOINT_BUCKETS = 20
+#: A path has caught up when so many steps in a row took everything that was complete when they began.
+CAUGHT_UP_STEPS = 2
 #: So many events are told when something happens that must not.
 STORY = 30
 
@@ -291,9 +293,12 @@ class Progress:
         return [path for path in self.paths.values() if stream in path.plan.inputs]
 
     def _next(self, path: PathState, at: int) -> list[Action]:
+        """Stable comes first; but a stable line that is never idle does not keep a tentative one
+        from beginning for longer than a step."""
+        first = self._next_tentative(path, at) if path.passed_over else []
         return [
-            *self._next_stable(path, at), *self._renewal(path, at),
-            *self._next_tentative(path, at), *self._wake(path, at),
+            *first, *self._next_stable(path, at), *self._renewal(path, at),
+            *([] if first else self._next_tentative(path, at)), *self._wake(path, at),
         ]  # fmt: skip
 
     def _next_stable(self, path: PathState, at: int) -> list[Action]:
@@ -315,7 +320,7 @@ class Progress:
                 over = consistency.position is None
                 return self._change(path, OutputState.STABLE if over else OutputState.UP_FAILURE)
             return []
-        whole = min(whole, self._room_upto(path))
+        complete, whole = whole, min(whole, self._room_upto(path))
         if whole <= path.position:
             return []
         actions: list[Action] = []
@@ -339,7 +344,13 @@ class Progress:
             if too_many and bucket > path.position + 1 and buckets > 1:
                 hi = bucket - 1
                 break
+        corrected = consistency.state is OutputState.STABILIZATION and consistency.position is None
+        if corrected and path.steps_caught_up >= CAUGHT_UP_STEPS and path.sunion.heard_all:
+            # What waits came while the last step ran, however long that took.
+            actions += self._change(path, OutputState.STABLE)
+        path.steps_caught_up = path.steps_caught_up + 1 if hi == complete else 0
         path.running_upto = hi
+        path.passed_over = path.sunion.is_overdue(hi, at)
         spent_us = path.sunion.spent_us(at)
         return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]
 
@@ -404,9 +415,11 @@ class Progress:
         assert path.position is not None
         after = consistency.position
         if after is None:
-            # Stable comes first; and a path that never was stable has nothing to go on from.
+            # A path that never was stable has nothing to go on from.
             whole = path.sunion.whole_upto()
-            if path.running_upto is not None or whole is None or whole > path.position:
+            if path.running_upto is not None or whole is None:
+                return []
+            if whole > path.position and not path.passed_over:
                 return []
             after = path.position
         overtaken = path.running_upto is not None and path.running_upto >= after
@@ -444,6 +457,7 @@ class Progress:
 
     def _change(self, path: PathState, state: OutputState) -> list[Action]:
         path.consistency.move(state)
+        path.steps_caught_up = 0
         return [Change(path.plan.name, state)]
 
     def _acknowledge(self, path: PathState) -> list[Action]:

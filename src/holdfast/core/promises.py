@@ -104,8 +104,9 @@ class Promises:
             self._leases, self._answers, self._ask_at = {}, {}, 0
 
     def end(self) -> bool:
-        """The correction is over. True: peers were asked, and should hear of it."""
-        asked = self.correction is not None and bool(self._answers)
+        """The correction is over, or put off. True: peers were asked, whether they have answered
+        or not, and should hear of it: else they wait for it as long as a promise lasts."""
+        asked = self.correction is not None and bool(self._ask_at)
         self.correction, self._leases, self._answers = None, {}, {}
         return asked
 

@@ -236,6 +236,16 @@ class SUnion:
                 self._expired_upto = max(upto, self._expired_upto or upto)
         return self._expired_upto
 
+    def is_overdue(self, after: int, at: int) -> bool:
+        """A bucket behind `after` has been held as long as may be."""
+        if self._expired_upto is not None and self._expired_upto > after:
+            return True
+        return any(
+            known.upto > after and known.until <= at
+            for held in self._held.values()
+            for known in held
+        )
+
     def next_expiry(self, after: int, at: int) -> int | None:
         """When the next bucket after `after` will have been held as long as may be."""
         for held in self._held.values():

@@ -60,7 +60,7 @@ from holdfast.types import OutputState
 
 #: One of a pair that is alone keeps a checkpoint at least so often.
 PAIR_CHECKPOINT_BUCKETS = 20
-#: A path has caught up when so many steps in a row took everything that was complete when they began.
+#: A path has caught up when so many steps in a row took all that was complete when they began.
 CAUGHT_UP_STEPS = 2
 #: So many events are told when something happens that must not.
 STORY = 30

@@ -91,15 +91,15 @@ def _targets(name: str, seed: int, chance: random.Random) -> Targets:
     return Targets(nodes, sources, clients, everybody, replicas, unlucky, wipes)
 
 
-def options_of(seed: int) -> Options:
-    """How nodes are run: also drawn."""
+def options_of(seed: int, network: str = "") -> Options:
+    """How nodes are run: also drawn. An hour is not corrected two buckets at a time."""
     chance = random.Random(f"options/{seed}")
     recovery = chance.choice(["replay", "replay", "checkpoint"])
     buckets = [3, 7, 20] if recovery == "checkpoint" else [0, 3, 7, 20]
     return Options(
         recovery="checkpoint" if recovery == "checkpoint" else "replay",
         checkpoint_buckets=chance.choice(buckets),
-        group_buckets_max=chance.choice([2, 256]),
+        group_buckets_max=max(chance.choice([2, 256]), 256 if network == HOURS else 0),
         buffer_buckets=chance.choice([None, None, None, 24]),
         rejoin=chance.choice(["2s", "6s", "1min"]),
         stall=chance.choice(["4s", "8s"]),

@@ -13,6 +13,9 @@ from holdfast.verify.scenario import Fault
 MS = 1_000
 HOUR_MS = 3_600_000.0
 
+#: By then a source has opened its stream: where that begins, its clock is believed.
+OPENED_MS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Targets:
@@ -58,6 +61,7 @@ def fault_of(chance: random.Random, targets: Targets, until_s: float) -> Fault:
             value = chance.choice([3.0, 10.0, 40.0])
         case "skew":
             value = chance.choice([-HOUR_MS, -3_000.0, -400.0, 300.0, 2_000.0, HOUR_MS])
+            at_us = max(at_us, OPENED_MS * MS)
         case "delay":
             value = chance.choice([20.0, 200.0, 900.0])
         case "throttle":

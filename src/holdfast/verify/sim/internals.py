@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from holdfast.model.fragments import Path
 from holdfast.types import OutputState
+from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.follower import Follower
+from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.members import Member
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.sources import SourceProcess
@@ -44,6 +46,16 @@ def is_at_bound(process: SourceProcess) -> bool:
         return False
     info = process.log.info(stream)
     return not info.ended and info.complete_upto >= process.source._room_upto()
+
+
+def knows_address(reader: Server, maker: Server) -> bool:
+    """Of the instance that runs now."""
+    if isinstance(reader, NodeProcess):
+        followers = list(reader.followers.values()) if reader.is_up else []
+    else:
+        assert isinstance(reader, ClientProcess)
+        followers = [reader.follower] if reader.is_up else []
+    return any(follower._addresses.get(maker.name) == maker.address for follower in followers)
 
 
 def is_apart(process: SourceProcess) -> bool:

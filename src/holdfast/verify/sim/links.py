@@ -92,6 +92,11 @@ class Wire:
         """The longest delay that a fault has put on any link."""
         return max((link.delay_us for link in self._links.values()), default=0)
 
+    @property
+    def throttled(self) -> bool:
+        """Rows take their time on some link: they come, but late again and again."""
+        return any(link.row_us for link in self._links.values())
+
     def delay(self, link: Link) -> int:
         chance = self.chance.random()
         base = 200 + int(1_800 * chance)

@@ -89,11 +89,13 @@ class MemoryDisk:
                 self._tear(node)
 
     def rot(self) -> str | None:
-        """A bit at rest flips. In which file; None: there is none with anything in it."""
+        """A bit of the log flips at rest: files of state have no checksum yet. In which file; None:
+        there is none with anything in it."""
         files = [
             path
             for path, node in sorted(self._nodes.items())
             if isinstance(node, _File) and node.data and not path.endswith("/lock")
+            if "/state/" not in path
         ]
         if not files:
             return None

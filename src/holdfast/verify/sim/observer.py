@@ -160,7 +160,8 @@ class Observer:
         return up and self._condition.there(controller) and self._says(node, controller)
 
     def _says(self, node: NodeProcess, controller: Server) -> bool:
-        return not self._cast.wire.link(node.name, controller.name).cut
+        """Heartbeats are sent by its host."""
+        return not self._cast.wire.link(node.host.name, controller.name).cut
 
     def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Server) -> tuple[str, int]:
         silent_us = DEAD_US + 2 * REGISTER_US

@@ -220,6 +220,7 @@ class Oracle:
         and a link that is slow is slow."""
         lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
         late = any(self.condition.impaired(source) for source in self._cast.sources)
+        late = late or self._cast.wire.throttled
         return len(lags) * self._behind_us, self._cast.wire.delays_us, late
 
     def _stopped_by_a_reader(self) -> bool:

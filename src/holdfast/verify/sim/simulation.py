@@ -102,7 +102,7 @@ class Simulation:
         if scenario.network not in NETWORKS:
             known = ", ".join(sorted(NETWORKS))
             raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
-        self.options = options or options_of(scenario.seed)
+        self.options = options or options_of(scenario.seed, scenario.network)
         self.network = NETWORKS[scenario.network]()
         protect(self.network, scenario.seed)
         self.network.check()

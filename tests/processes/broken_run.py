@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
 from holdfast.runtime.running import Run
+from holdfast.storage.manifest import HEADER
 from holdfast.verify.audit import audit
 from holdfast.verify.chaos.proxy import Proxies
 from tests.processes import kill_app
@@ -173,9 +174,10 @@ class BrokenRun:
         return mine
 
     def damage_manifest(self) -> None:
+        """In its first record: the last one would be taken for torn, and cut."""
         manifest = self.folder / "manifest"
         data = bytearray(manifest.read_bytes())
-        data[len(data) // 2] ^= 0xFF
+        data[len(HEADER) + 12] ^= 0xFF
         manifest.write_bytes(data)
 
     def lose_segment(self, harm: str) -> None:

@@ -258,7 +258,7 @@ SCENES = {
         two_replicas,
         38,
         (at(3, "cut", "s2<->main,main@2", 8), at(12.1, "full", "main", 22)),
-        tweak=group_steps(70_000),
+        tweak=group_steps(50_000),
     ),
     "restarts_cut_off": Scene(
         two_replicas,

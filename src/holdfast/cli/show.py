@@ -42,7 +42,8 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     console = Console()
     about = f"network [bold]{told['network']}[/bold], deployment {told['deployment']}"
     pid = f", pid {told['pid']}" if "pid" in told else ""
-    console.print(about + pid, highlight=False)
+    state = told.get("state", "running")
+    console.print(about + pid + ("" if state == "running" else f", {state}"), highlight=False)
     sources = Table(title="sources")
     for column in ("source", "complete up to", "rows", "late", "future", "dead letters"):
         sources.add_column(column, justify="left" if column == "source" else "right")

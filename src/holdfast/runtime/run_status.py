@@ -16,13 +16,14 @@ def status_of(run: Run) -> dict[str, Any]:
     for host, process in run.processes.items():
         runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
         hosted += [(name, runs) for name in run.controller.assigned(host)]
-    if hosted:
+    if hosted and run.state != "stopped":
         with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
             told = pool.map(run.asked, [name for name, _ in hosted])
             nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
     return {
         "network": run.network.name,
         "deployment": run.deployment,
+        "state": run.state,
         "pid": os.getpid(),
         "sources": {name: source.status() for name, source in run.sources.items()},
         "nodes": nodes,

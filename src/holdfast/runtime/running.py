@@ -158,12 +158,16 @@ class Run:
         self.parts = Parts(
             network, self.processes, lambda host: self.controller.assigned(host),
             lambda host: self._presiding.unhealthy(host), lambda: self._presiding.differs(),
+            self.failures if deployment == "local" else None,
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
     def __repr__(self) -> str:
         state = {"new": NOT_STARTED, "stopped": STOPPED}.get(self._state, self._state)
         where = f", storage {self.storage}" if self._state in ("starting", "running") else ""
+        if self._state == "running" and (stopped := self.parts.stopped()):
+            count = f"{len(stopped)} of {len(self.network.outputs)} outputs"
+            state = f"{count} stopped ({', '.join(stopped)}; see status())"
         return f"<Run of network {self.network.name!r} ({self.deployment}), {state}{where}>"
 
     @property

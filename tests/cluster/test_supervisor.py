@@ -139,3 +139,13 @@ def test_one_that_was_asked_to_end_comes_back_and_has_not_failed(story: Story) -
         story.host.kill()
         story.until("restarted", lambda number=number: story.host.restarts == number)
     assert story.runs() and story.ended == ["main"] * 3
+
+
+def test_processes_are_killed_at_once_also_those_that_do_not_want_to_end(story: Story) -> None:
+    story.script("trap '' TERM; while true; do sleep 60; done")
+    story.host.start()
+    pid = story.host.pid
+    assert pid is not None
+    story.host.end_at_once()
+    story.until("killed", lambda: not os.path.exists(f"/proc/{pid}"))
+    assert story.host.pids == [pid], "and not started again"

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from holdfast import __version__
+from holdfast.cli.interrupts import INTERRUPTED
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, NodeFailed
 
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {err}", file=sys.stderr)
         return 1 if isinstance(err, NodeFailed) else 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -253,7 +254,7 @@ def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
     from holdfast.engine import session
     from holdfast.model.loading import load
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the JVM is ended then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the JVM, too
     sessions = session.start(options)
     return sessions, load(args.app)
 
@@ -282,8 +283,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.audit and args.no_archive:
         raise HoldfastError("--audit wants the archive; leave out --no-archive")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return run_live(args, options, lambda: _load(args, options))
+    return run_live(args, options)
 
 
 def _check(args: argparse.Namespace) -> int:

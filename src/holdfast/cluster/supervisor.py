@@ -182,16 +182,30 @@ class HostProcess:
             self._handle(Ended(now, again_at=now))
             self._handle(Tick(now))
 
-    def stop(self) -> None:
+    def end_at_once(self) -> None:
+        """SIGKILL all there is, for good. Takes no lock: a signal handler calls it."""
+        self._stopping = True
+        for process in (*self._former, self._process):
+            if process is not None and process.poll() is None:
+                _signal(process.pid, signal.SIGKILL)
+
+    def ask_to_stop(self, *, at_once: bool = False) -> None:
+        """For good; returns at once. `at_once`: it has nothing to end in good order."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            former, process = list(self._former), self._process
-        for zombie in former:
-            _signal(zombie.pid, signal.SIGKILL)
+            if at_once:
+                self.end_at_once()
+            for zombie in self._former:
+                _signal(zombie.pid, signal.SIGKILL)
+            if self._process is not None and self._process.poll() is None:
+                _signal(self._process.pid, signal.SIGCONT)
+                self._process.terminate()
+
+    def stop(self) -> None:
+        self.ask_to_stop()
+        process = self._process
         if process is not None and process.poll() is None:
-            _signal(process.pid, signal.SIGCONT)
-            process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=END_S)
             _signal(process.pid, signal.SIGKILL)

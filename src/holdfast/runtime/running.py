@@ -366,6 +366,8 @@ class Run:
         not_durable = self._close_sources()
         for node in self.nodes.values():
             node.stop()
+        for host, process in self.processes.items():  # all at the same time
+            process.ask_to_stop(at_once=not self._presiding.is_up(host))
         for process in self.processes.values():
             process.stop()
         if hasattr(self, "server"):
@@ -382,6 +384,11 @@ class Run:
         self._released = True
         if not_durable:
             raise RowsNotDurable("; ".join(not_durable))
+
+    def kill(self) -> None:
+        """End the processes of all hosts at once, by SIGKILL. A signal handler may call it."""
+        for process in list(self.processes.values()):
+            process.end_at_once()
 
     def __enter__(self) -> Run:
         return self.start()

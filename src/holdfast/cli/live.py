@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import chdir, nullcontext, suppress
+from contextlib import chdir, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -232,13 +232,13 @@ def restart(storage: str, host: str | None) -> int:
     check_unchanged(storage)
     for number, one in enumerate([host] if host else hosts, 1):
         began = time.monotonic()
+        count = 1 if host else len(hosts)
+        console.print(f"restarting host {one} ({number} of {count}) ...", highlight=False)
         chief.call(Restart(one))
-        text = f"restarting {one} ({number} of {1 if host else len(hosts)}) …"
-        with console.status(text) if console.is_terminal else nullcontext():
-            while not _restarted(chief, one):
-                if time.monotonic() - began > BACK_S:
-                    raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
-                time.sleep(0.5)
+        while not _restarted(chief, one):
+            if time.monotonic() - began > BACK_S:
+                raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
+            time.sleep(0.5)
         console.print(f"host {one} is back after {time.monotonic() - began:.1f} s", highlight=False)
     return 0
 

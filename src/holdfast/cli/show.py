@@ -77,6 +77,9 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     for node in told["nodes"]:
         if node.get("failure") and node["node"] not in known:
             console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
+        if not node.get("paths"):
+            row = ["", "[red]no answer[/red]", *[""] * 5]
+            nodes.add_row(*([node["host"]] if shared else []), node["node"], *row)
         for name, path in node.get("paths", {}).items():
             nodes.add_row(
                 *([node["host"]] if shared else []),

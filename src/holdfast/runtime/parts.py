@@ -121,8 +121,7 @@ class Parts:
 
 
 def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
-    state = "quarantined" if status.quarantined else "restarting"
-    told = {"part": part, "what": what, "host": host, "state": state} | asdict(status)
+    told = {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
     return told | {"remedy": status.remedy.replace("HOST", host)}
 
 

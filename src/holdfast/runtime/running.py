@@ -223,6 +223,7 @@ class Run:
         outputs = [op.name for op in self.network.outputs]
         self._presiding = Presiding(self.controller, self.service, outputs)
         self._presiding.on_progress = lambda host, at: self.processes[host].progressed(at)
+        self._presiding.on_heartbeat = lambda host: self.processes[host].heard()
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)

@@ -405,3 +405,20 @@ def test_a_retired_source_ends_for_good(tmp_path: Path, log: Log) -> None:
     retired = log.retired("s")
     assert log.info("s").ended and retired is not None and retired.why == "sold"
     assert logged(log) == {0: 1, 1: 1}
+
+
+def test_iterating_a_closed_client_raises(log: Log) -> None:
+    source, service = make(log), Service()
+    service.logs["s"] = log
+    source.start(0)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    seen = []
+    for _, info in client:
+        seen.append(info.bucket)
+        client.close()
+    assert seen == [0]
+    for again in (lambda: list(client), lambda: client.foreach_bucket(lambda *_: None)):
+        with pytest.raises(InputError, match=r"client of 's' was closed; .* run\.client\('s'\)"):
+            again()

@@ -107,6 +107,9 @@ def test_rows_pushed_before_a_clean_end_are_there_in_the_next_run(
     """Their bucket is still open when the block is left."""
     net, data = network(), rows(0)
     with hf.run(net, storage=str(tmp_path)) as run:
+        assert [run.client("pairs").name, run.client("pairs", name="bob").name] == [
+            "client-pairs", "client-pairs+bob"
+        ]  # fmt: skip
         run.source("s").push(data)
         held = run.source("s")
     assert repr(run).endswith("stopped; start another one with hf.run(...) on the same storage>")

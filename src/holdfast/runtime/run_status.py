@@ -33,7 +33,8 @@ def status_of(run: Run) -> dict[str, Any]:
             for host, process in run.processes.items()
         },
         "clients": {
-            client.output: {
+            client.name.removeprefix("client-"): {
+                "output": client.output,
                 "position": client.position,
                 "tentative_upto": client.tentative_upto,
                 "tentative_rows": client.tentative_rows,

@@ -290,7 +290,8 @@ class Run:
         """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
         computed while inputs are missing, until the stable result replaces it (`info.replaces`).
         `durable` keeps its position (and with archive what it received) in the storage; by default
-        when the storage was named."""
+        when the storage was named. Several clients of one output need a `name` each, under which a
+        durable one goes on after a restart; the audit judges the one without."""
         self._check_running()
         return open_client(self, output, tentative=tentative, durable=durable, name=name)
 

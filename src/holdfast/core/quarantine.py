@@ -77,7 +77,7 @@ POLICIES: Mapping[Kind, Policy] = {
     "inputs": Policy(
         500_000, 30 * S, 5,
         "restore the named file from a backup; it is tried again by itself. Without the file its "
-        "rows are lost: start the network afresh with another --storage",
+        "rows are lost: start the network afresh with another storage",
     ),
     # Java, ports, memory: of the machine.
     "setup": Policy(
@@ -91,13 +91,13 @@ POLICIES: Mapping[Kind, Policy] = {
     "crash": Policy(
         100_000, 30 * S, 4,
         "it is tried again by itself; the reason is in the log of its host. If it is not memory "
-        "(`--memory`), please report it with that log",
+        "(Options.memory, `--memory`), please report it with that log",
     ),
     # By somebody else: a person, the kernel.
     "killed": Policy(
         100_000, 30 * S, 4,
         "it is started again by itself. If nobody killed it, the machine is short of memory: lower "
-        "`--memory` or the number of hosts",
+        "Options.memory (`--memory`) or the number of hosts",
     ),
     # Alive, and without heartbeats for so long that it was killed (`core.silence`).
     "hung": Policy(

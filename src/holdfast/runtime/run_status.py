@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def status_of(run: Run) -> dict[str, Any]:
-    nodes = [node.status() for node in run.nodes.values()]
+    # Nodes of this process are being made while it starts.
+    nodes = [] if run.state == "starting" else [node.status() for node in run.nodes.values()]
     hosted: list[tuple[str, dict[str, Any]]] = []
     for host, process in run.processes.items():
         runs = {"host": host, "pid": process.pid, "restarts": process.restarts}

@@ -227,12 +227,13 @@ class Run:
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
-        if self.deployment == "local":
-            start_nodes(self)
+        # Before what takes long: `status` says that it is starting.
         self.server = FlightServer(self.service, self.options.host, self.options.port)
         describe(self)
         self._described = True
-        if self.deployment == "processes":
+        if self.deployment == "local":
+            start_nodes(self)
+        else:
             self._start_processes()
         for name, source in self.sources.items():
             feed = source.op.feed
@@ -477,8 +478,9 @@ class Run:
         thread.start()
 
     def _producers_of(self, ask: GetProducers) -> Producers:
-        known = ask.stream in self._producers
-        return Producers(tuple(self.makers(ask.stream, "")) if known else ())
+        made, outputs = ask.stream in self._producers, tuple(op.name for op in self.network.outputs)
+        names = tuple(self.makers(ask.stream, "")) if made else ()
+        return Producers(names, made or ask.stream in self.service.logs, outputs)
 
     def _locate(self, ask: Locate) -> Location:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""

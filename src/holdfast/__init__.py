@@ -1,26 +1,34 @@
-"""Holdfast: fault-tolerant continuous queries on Spark."""
+"""Holdfast: fault-tolerant continuous queries on Spark.
 
-from holdfast.config import Options
-from holdfast.edge.feeds import Generate, ReadStream, Replay
-from holdfast.edge.sinks import CorrectedTable, ParquetSink
-from holdfast.errors import HoldfastError, NetworkError, NodeFailed
-from holdfast.model.aggregates import (
-    approx_distinct,
-    avg,
-    count,
-    first,
-    last,
-    max,
-    min,
-    quantile,
-    stddev,
-    sum,
-    top_k,
-)
-from holdfast.model.contract import Contract
-from holdfast.model.network import Network, Stream
-from holdfast.model.protection import Protection
-from holdfast.runtime.running import Run, run
+Names are imported when they are first used: a command says what it has to say, and can be
+interrupted, before Arrow is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.config import Options
+    from holdfast.edge.feeds import Generate, ReadStream, Replay
+    from holdfast.edge.sinks import CorrectedTable, ParquetSink
+    from holdfast.errors import HoldfastError, NetworkError, NodeFailed
+    from holdfast.model.aggregates import (
+        approx_distinct,
+        avg,
+        count,
+        first,
+        last,
+        max,
+        min,
+        quantile,
+        stddev,
+        sum,
+        top_k,
+    )
+    from holdfast.model.contract import Contract
+    from holdfast.model.network import Network, Stream
+    from holdfast.model.protection import Protection
+    from holdfast.runtime.running import Run, run
 
 __version__ = "0.1.0"
 
@@ -30,3 +38,31 @@ __all__ = [
     "approx_distinct", "avg", "count", "first", "last", "max", "min", "quantile", "run", "stddev",
     "sum", "top_k",
 ]  # fmt: skip
+
+#: Where the names are.
+_MODULES = {
+    "config": ("Options",),
+    "edge.feeds": ("Generate", "ReadStream", "Replay"),
+    "edge.sinks": ("CorrectedTable", "ParquetSink"),
+    "errors": ("HoldfastError", "NetworkError", "NodeFailed"),
+    "model.aggregates": (
+        "approx_distinct", "avg", "count", "first", "last", "max", "min", "quantile", "stddev",
+        "sum", "top_k",
+    ),
+    "model.contract": ("Contract",),
+    "model.network": ("Network", "Stream"),
+    "model.protection": ("Protection",),
+    "runtime.running": ("Run", "run"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"holdfast.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

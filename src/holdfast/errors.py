@@ -10,6 +10,7 @@
     │   ├── LogCorrupted          bytes on disk are not what was written
     │   ├── StorageLost           a folder or file that was there is gone
     │   ├── StorageFull           no space left: nothing acknowledged is lost
+    │   ├── RowsNotDurable        rows that were pushed could not be written before a run stopped
     │   └── StorageDenied         no permission, read-only, not a folder
     │       └── StorageInUse      by another process, which may be about to end
     ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
@@ -85,6 +86,11 @@ class StorageLost(LogError):
 
 class StorageFull(LogError):
     """No space left on the device. Nothing that was acknowledged is lost."""
+
+
+class RowsNotDurable(LogError):
+    """Rows that were pushed and not flushed could not be written when their run was stopped: push
+    them again. The message names the sources and how many rows."""
 
 
 class StorageDenied(LogError):

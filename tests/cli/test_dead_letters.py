@@ -12,7 +12,7 @@ from holdfast.cli.main import main
 from holdfast.cli.show import show_status
 from holdfast.edge.source import Source
 from holdfast.model.network import Network
-from holdfast.runtime.running import source_folder
+from holdfast.runtime.folders import source_folder
 from holdfast.storage import Log
 
 

@@ -29,7 +29,7 @@ class Maker:
         self.folder, self._log_folder = folder, folder / "log"
         self.chief = Service()
         self.reported = True
-        self.chief.handle(GetProducers, lambda ask: Producers(("main",)))
+        self.chief.handle(GetProducers, lambda ask: Producers(("main",), ask.stream == "s", ("s",)))
         self.chief.handle(
             Locate, lambda ask: Location(self.server.address if self.reported else None)
         )
@@ -79,6 +79,10 @@ class Printed(io.StringIO):
     def shows(self, bucket: int) -> None:
         with self._news:
             assert self._news.wait_for(lambda: bucket in self.buckets(), LIMIT_S), self.getvalue()
+
+    def says(self, text: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: text in self.getvalue(), LIMIT_S), self.getvalue()
 
 
 class Tailing(threading.Thread):
@@ -177,11 +181,26 @@ def test_it_ends_with_the_run(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_name_that_is_not_known(maker: Maker) -> None:
-    with pytest.raises(InputError, match=r"no stream 'nope' \(streams: s\)"):
+    with pytest.raises(InputError, match=r"there is no output 'nope' \(outputs: s\)"):
         tail(str(maker.folder), "nope", False, 1, False)
 
 
-def test_nobody_is_up_yet(maker: Maker) -> None:
+def test_it_waits_while_the_run_is_starting(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     maker.reported = False
-    with pytest.raises(SetupError, match="try again"):
-        tail(str(maker.folder), "s", False, 1, False)
+    tailing = Tailing(maker, monkeypatch, buckets=1)
+    tailing.err.says("waiting for 's': the run is starting")
+    put(maker.log, 0)
+    maker.reported = True
+    tailing.ends()
+    assert tailing.out.buckets() == [0] and tailing.failure is None
+
+
+def test_it_does_not_wait_for_a_run_that_has_ended(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker.reported = False
+    tailing = Tailing(maker, monkeypatch, buckets=1)
+    tailing.err.says("waiting for")
+    (maker.folder / "run.json").unlink()
+    tailing.ends()
+    assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)

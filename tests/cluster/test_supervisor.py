@@ -4,6 +4,7 @@ because only how it ends matters here."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clock import monotonic_us
+from holdfast.cluster import supervisor
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
+from holdfast.core import silence
 from holdfast.core.quarantine import EXIT_CODES, POLICIES
 
 LIMIT_S = 30.0
@@ -139,3 +143,68 @@ def test_one_that_was_asked_to_end_comes_back_and_has_not_failed(story: Story) -
         story.host.kill()
         story.until("restarted", lambda number=number: story.host.restarts == number)
     assert story.runs() and story.ended == ["main"] * 3
+
+
+def test_processes_are_killed_at_once_also_those_that_do_not_want_to_end(story: Story) -> None:
+    story.script("trap '' TERM; while true; do sleep 60; done")
+    story.host.start()
+    pid = story.host.pid
+    assert pid is not None
+    story.host.end_at_once()
+    story.until("killed", lambda: not os.path.exists(f"/proc/{pid}"))
+    assert story.host.pids == [pid], "and not started again"
+
+
+def test_a_host_that_hangs_is_reported_killed_and_started_again(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "SILENT_US", 1_000_000)
+    monkeypatch.setattr(silence, "HUNG_US", 3_000_000)
+    story.host.start()
+    story.until("started", story.runs)
+    story.host.heard()
+    story.host.pause()
+    pid = story.host.pid
+    story.until("silent", lambda: story.host.condition is not None)
+    condition = story.host.condition
+    assert condition is not None and not condition.out
+    told = condition.status(monotonic_us())
+    assert told.state == "silent" and told.kind == "hung"
+    assert f"(pid {pid} exists, state stopped)" in told.reason and "no heartbeat for" in told.reason
+    story.until("killed and started again", lambda: story.host.restarts == 1)
+    condition = story.host.condition
+    assert condition is not None and condition.kind == "hung" and "was killed" in condition.reason
+    story.host.heard()
+    story.host.progressed(7)
+    story.host.progressed(7)
+    assert story.runs(), "it is where it was"
+
+
+def test_a_host_that_does_not_end_when_it_is_asked_to_is_killed(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "END_S", 0.5)
+    story.host.start()
+    story.until("started", story.runs)
+    story.host.pause()
+    story.host.end()
+    story.until("started again", lambda: story.host.restarts == 1)
+    assert story.runs() and story.ended == ["main"]
+
+
+def test_a_process_that_was_killed_names_the_signal_and_no_line_of_its_log(story: Story) -> None:
+    story.script("echo 'node main works again'; exec sleep 60")
+    story.host.start()
+    story.until("started", story.runs)
+    story.host.progressed(7)
+    pid = story.host.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    story.until("known", lambda: story.host.condition is not None)
+    condition = story.host.condition
+    assert condition is not None and condition.kind == "killed"
+    assert "SIGKILL: `kill -9`, or the kernel's out-of-memory killer" in condition.reason
+    assert "works again" not in condition.reason and "report it" not in condition.remedy
+    story.until("started again", lambda: story.host.restarts == 1)
+    story.host.progressed(7)
+    assert story.runs(), "the condition ends when it is where it was"

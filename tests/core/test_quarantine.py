@@ -223,8 +223,8 @@ def test_the_class_of_an_error_decides(err: BaseException, kind: Kind) -> None:
 
 
 def test_a_process_that_ended_says_with_its_code_why() -> None:
-    assert [kind_of_exit(code) for code in (0, 1, 2, 4, -9, 137)] == [
-        "transport", "crash", "refused", "storage", "crash", "crash",
+    assert [kind_of_exit(code) for code in (0, 1, 2, 4, -9, -15, -11, 137)] == [
+        "transport", "crash", "refused", "storage", "killed", "killed", "crash", "crash",
     ]  # fmt: skip
 
 
@@ -235,3 +235,19 @@ def test_only_an_output_without_any_replica_stops() -> None:
     assert stopped(needs, {"first", "first@2"}) == {
         "a": ["first", "first@2"], "b": ["first", "first@2"],
     }  # fmt: skip
+
+
+def test_a_part_that_was_killed_is_well_where_it_was_before() -> None:
+    """The cause is not in the buckets; for one that crashed it may be."""
+    for kind, well in (("killed", True), ("hung", True), ("crash", False)):
+        part = Quarantine()
+        part.handle(Tick(0))
+        part.handle(Progressed(S, 7))
+        part.handle(Failed(2 * S, kind, "ended"))
+        part.handle(Progressed(2 * S, 7))
+        assert part.condition is not None, "a heartbeat that was under way says nothing"
+        part.handle(Tick(3 * S))
+        part.handle(Progressed(4 * S, 6))
+        assert part.condition is not None
+        part.handle(Progressed(5 * S, 7))
+        assert (part.condition is None) is well

@@ -38,10 +38,13 @@ class Stop(threading.Event):
         self.waits = self.asked_for_space = 0
         #: Called with the number of every other wait.
         self.on_wait: Callable[[int], None] = lambda number: None
+        #: Called when space is waited for.
+        self.on_space: Callable[[], None] = lambda: None
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout == feeds.FULL_S:
             self.asked_for_space += 1
+            self.on_space()
             if self.asked_for_space % 3 == 0:
                 self.disk.full = False
             return self.is_set()
@@ -126,6 +129,28 @@ def test_a_replay_waits_and_gives_every_row_once(
     assert source.log.info("s").ended
     assert stop.asked_for_space == 6
     assert len(warnings(caplog)) == 2  # one for each time
+
+
+def test_a_replay_that_is_stopped_before_a_bucket_closes_gives_its_rows_once(
+    disk: MemoryDisk, stop: Stop, tmp_path: Path
+) -> None:
+    """A reader is too far behind, so the bucket stays open; its rows are durable all the same."""
+    times = pa.array([None, *(number * WIDTH_US // 2 for number in range(10))], TIME)
+    pq.write_table(pa.table({"ts": times, "value": list(range(11))}), tmp_path / "rows.parquet")
+    replay = Replay(str(tmp_path / "rows.parquet"))
+    op = SourceOperator(name="s", schema="ts timestamp, value long", time="ts", clock="manual")
+    log = Log.open("/s", "s", fsync="always", disk=disk)
+    source = Source(op, log, WIDTH_US, buffer_buckets=2, received=lambda: 0)
+    stop.on_space = stop.set
+    replay.run(source, stop)
+    assert source.log.info("s").complete_upto == 2
+    source.close()
+    log.close()
+    source = opened(disk, "manual")
+    assert source.token == "replayed-3"
+    replay.run(source, Stop(disk))
+    assert values(source) == list(range(1, 11))
+    assert source.dead_letters()["value"].to_pylist() == [0]
 
 
 def test_a_clock_waits_and_goes_on(

@@ -93,3 +93,56 @@ def test_tables_without_a_zone_are_refused(data: object) -> None:
 def test_seconds_as_floats_are_refused(data: object) -> None:
     with pytest.raises(InputError, match=r"'ts' holds floating-point numbers .*int\(time.time"):
         times(data)
+
+
+WANTED = arrow_schema("ts timestamp, key string, value double")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"ts": NOON.replace(tzinfo=UTC), "key": "a", "value": 1.0},
+            r"column 'ts': expected a list of values, found datetime .* give a list with it, \[",
+        ),
+        ({"key": "/docs", "ts": [0], "value": [1.0]}, "column 'key': expected a list of values"),
+        (
+            [{"ts": "2026-03-01T12:00:00Z", "key": "a", "value": 1.0}],
+            r"column 'ts': expected a datetime with a time zone .* found str '2026-03-01T12:00:00Z'"
+            r"; use datetime\.fromisoformat",
+        ),
+        (
+            [(0, "a", 1.0), (0, "b", "much")],
+            r"column 'value': expected double, found str 'much' in row 1; convert it",
+        ),
+        ([(0, 17, 1.0)], "column 'key': expected string, found int 17 in row 0"),
+        (
+            [(0, "a")],
+            r"tuples of 3 values \(ts, key, value\), found tuple \(0, 'a'\) of 2 values; give",
+        ),
+    ],
+    ids=["one dict", "one text", "ISO text", "text", "number", "short"],
+)
+def test_rows_that_do_not_fit_are_told_with_column_expected_found_and_what_to_do(
+    data: object, message: str
+) -> None:
+    with pytest.raises(InputError, match=f"source 'tap': rows do not fit .*{message}"):
+        fit(data, WANTED, "tap")
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [(NOON_US // 1_000_000, "As seconds, give value"), (NOON_US // 1_000, "As milliseconds")],
+)
+def test_whole_numbers_that_are_no_microseconds_are_asked_about(number: int, unit: str) -> None:
+    for data in (
+        [{"ts": number, "v": 1.0}],
+        [(number, 1.0)],
+        {"ts": np.array([number]), "v": np.array([1.0])},
+        pa.table({"ts": pa.array([None, number], pa.int64()), "v": [1.0, 2.0]}),
+    ):
+        with pytest.raises(
+            InputError, match=f"seconds or milliseconds instead of microseconds\\? {unit}"
+        ):
+            fit(data, SCHEMA, "tap", real_time=True)
+        assert fit(data, SCHEMA, "tap")["ts"].drop_null()[0].value == number, "a clock by hand"

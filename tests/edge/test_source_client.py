@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,11 +18,12 @@ from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
 from holdfast.edge.source import Source
-from holdfast.errors import InputError, NodeFailed, StorageFull
+from holdfast.errors import InputError, NodeFailed, RowsNotDurable, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
 from holdfast.transport.in_process import InProcess
+from holdfast.verify.sim.memory_disk import MemoryDisk
 
 WIDTH = 1_000
 SCHEMA = "ts timestamp, key string, value double"
@@ -115,6 +118,44 @@ def test_flushed_rows_survive_a_crash_and_unflushed_are_not_acknowledged(tmp_pat
     assert logged(log) == {0: 3}
     assert [s.id.part for s in log.segments("s", 0, 0)] == [0, 1]
     log.close()
+
+
+def test_rows_in_open_buckets_are_durable_once_the_run_is_stopped(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    source.push([row(1), row(2)], token="batch-1")
+    source.close()
+    log.close()
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    assert source.token == "batch-1"
+    source.advance(WIDTH)
+    assert logged(log) == {0: 2}
+
+
+def test_rows_that_a_full_disk_does_not_take_are_counted_when_the_run_is_stopped() -> None:
+    disk = MemoryDisk(random.Random(1))
+    source = make(Log.open("/s", "s", fsync="always", disk=disk))
+    source.start(0)
+    source.push([row(1), row(WIDTH), {**row(2), "ts": None}])
+    disk.full = True
+    with pytest.raises(RowsNotDurable, match=r"source 's': 3 rows .* push them again"):
+        source.close()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda s: s.push([row(2)]), lambda s: s.flush(), lambda s: s.end(), lambda s: s.advance(5)],
+    ids=["push", "flush", "end", "advance"],
+)
+def test_a_source_of_a_run_that_was_stopped_says_so(
+    log: Log, act: Callable[[Source], object]
+) -> None:
+    source = make(log)
+    source.push([row(1)])
+    source.close()
+    with pytest.raises(InputError, match=r"source 's': the run was stopped; .* hf\.run"):
+        act(source)
 
 
 def test_an_ended_source_takes_no_more(log: Log) -> None:
@@ -364,3 +405,20 @@ def test_a_retired_source_ends_for_good(tmp_path: Path, log: Log) -> None:
     retired = log.retired("s")
     assert log.info("s").ended and retired is not None and retired.why == "sold"
     assert logged(log) == {0: 1, 1: 1}
+
+
+def test_iterating_a_closed_client_raises(log: Log) -> None:
+    source, service = make(log), Service()
+    service.logs["s"] = log
+    source.start(0)
+    source.push([row(1)])
+    source.advance(WIDTH)
+    client = Client("s", {"s": lambda: InProcess(service)}, WIDTH)
+    seen = []
+    for _, info in client:
+        seen.append(info.bucket)
+        client.close()
+    assert seen == [0]
+    for again in (lambda: list(client), lambda: client.foreach_bucket(lambda *_: None)):
+        with pytest.raises(InputError, match=r"client of 's' was closed; .* run\.client\('s'\)"):
+            again()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import InputError, SetupError
 from holdfast.model.loading import load
+from holdfast.model.network import Network
 
 NETWORK = 'import holdfast as hf\n{name} = hf.Network("one")\n'
 
@@ -48,3 +50,31 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load(str(tmp_path / "nope.py"))
     with pytest.raises(SetupError, match=r"'nope' is not a hf\.Network"):
         load("holdfast.examples.netmon:nope")
+
+
+@pytest.mark.parametrize(
+    ("code", "instead"),
+    [
+        ('s.groupBy("x")', r"a Stream has no 'groupBy', .* \.window\(\"10s\"\)\.group_by"),
+        ('s.select("x")', r"'select', .* \.apply\(lambda df: df\.select\(\.\.\.\)\)"),
+        ('s.where("x > 0")', r"'where', .* \.filter\(condition\)"),
+        ('s.countWindow(3, by="x")', r"'countWindow'; write instead: \.count_window"),
+        ("s.writeStream", r"'writeStream', .* net\.output\(name, stream, sink"),
+        ("s.nonsense()", r"'nonsense' \(methods: apply, filter, map"),
+        ('s.window("1s").groupBy("x")', r"a window has no 'groupBy'; write instead: \.group_by"),
+    ],
+)
+def test_names_of_dataframes_are_told_with_what_to_write_and_where(
+    tmp_path: Path, code: str, instead: str
+) -> None:
+    path = tmp_path / "app.py"
+    source = 's = net.source("s", "ts timestamp, x long", time="ts")\n'
+    path.write_text(NETWORK.format(name="net") + source + code + "\n")
+    with pytest.raises(SetupError, match=f"AttributeError: .*{instead}.*, at {path}:4$"):
+        load(str(path))
+
+
+def test_attributes_that_are_looked_for_are_not_there() -> None:
+    stream = Network("net").source("s", "ts timestamp", time="ts")
+    assert not hasattr(stream, "select") and not hasattr(stream, "__arrow_array__")
+    assert copy.copy(stream).op is stream.op

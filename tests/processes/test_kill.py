@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.runtime.running import Run, node_folder
+from holdfast.runtime.folders import node_folder
+from holdfast.runtime.running import Run
 from holdfast.verify.audit import audit
 from tests.processes import kill_app
 

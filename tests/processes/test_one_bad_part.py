@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.session import Sessions
-from holdfast.runtime.running import source_folder
+from holdfast.runtime.folders import source_folder
 from holdfast.storage import Log
 from tests.processes.broken_run import FURTHER, BrokenRun, delete, may_mount
 

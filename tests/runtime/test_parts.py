@@ -8,8 +8,10 @@ import holdfast as hf
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
 from holdfast.core.quarantine import Failed, Kind, PartStatus, Quarantine, Tick
+from holdfast.errors import UserFunctionError
 from holdfast.model.fragments import fragments
 from holdfast.runtime.contracts import Monitor
+from holdfast.runtime.failures import Failures
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.parts import Parts
 
@@ -97,3 +99,22 @@ def test_replicas_that_differ_are_counted(tmp_path: Path) -> None:
     story.differs["first@2"] = ["bucket 7 of 'near' was made otherwise"]
     told = story.metrics.registry.get_sample_value("holdfast_replica_differs", {"node": "first@2"})
     assert told == 1
+
+
+def test_in_one_process_a_failed_node_is_named_and_stops_the_outputs_of_its_fragment() -> None:
+    net = network()
+    failures = Failures(net, local=True)
+    parts = Parts(net, {}, lambda host: [], lambda host: {}, failures=failures)
+    assert parts.status() == [] and parts.stopped() == {}
+    failures.report("second", UserFunctionError("ValueError: negative, at app.py:7 in f"))
+    (told,) = parts.status()
+    assert (told["part"], told["what"], told["host"]) == ("second", "node", "local")
+    assert told["out"] and told["final"] and told["state"] == "quarantined"
+    assert "app.py:7" in told["reason"] and "start the run again" in told["remedy"]
+    (why,) = (parts.stopped()["far"],)
+    assert list(parts.stopped()) == ["far"] and "node 'second' failed: ValueError" in why
+    watching = Monitor(net, fragments(net), {}, {}, [], [])
+    registry = Metrics(watching, {}, {}, {}, parts).registry
+    gone = {o: registry.get_sample_value("holdfast_output_stopped", {"output": o})
+            for o in ("near", "far")}  # fmt: skip
+    assert gone == {"near": 0.0, "far": 1.0}

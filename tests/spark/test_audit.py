@@ -18,7 +18,8 @@ import pytest
 import holdfast as hf
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
-from holdfast.runtime.running import Run, client_folder, source_folder
+from holdfast.runtime.folders import client_folder, source_folder
+from holdfast.runtime.running import Run
 from holdfast.storage import Ended, Log, canonical, read_only
 from holdfast.types import SegmentId, Stability
 from holdfast.verify.audit import Report, audit, compare

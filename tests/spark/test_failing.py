@@ -177,7 +177,14 @@ def test_outputs_that_do_not_depend_on_the_failed_node_go_on(sessions: Sessions)
         push(run, "shared", 1)
         run.source("shared").end()
         assert [info.bucket for _, info in run.client("good")] == [0, 1]
-        assert run.status()["failures"][0]["outputs"] == ["bad", "after-bad"]
+        status = run.status()
+        assert status["failures"][0]["outputs"] == ["bad", "after-bad"]
+        assert list(status["stopped"]) == ["bad", "after-bad"]
+        assert line_of("THE STATEFUL LINE") in status["stopped"]["bad"]
+        (part,) = status["unhealthy"]
+        assert (part["what"], part["part"], part["host"]) == ("node", "main", "local")
+        assert part["out"] and part["final"] and "Correct the function" in part["remedy"]
+        assert "2 of 3 outputs stopped (bad, after-bad; see status())" in repr(run)
 
 
 def test_a_feed_that_raises_is_told_where_its_rows_are_missed(sessions: Sessions) -> None:

@@ -19,7 +19,7 @@ from holdfast.clock import now_us
 from holdfast.core.monitor import Action, Broken, Kept
 from holdfast.engine.session import Sessions
 from holdfast.errors import InputError, SetupError
-from holdfast.runtime.running import node_folder
+from holdfast.runtime.folders import node_folder
 
 LIMIT_S = 60.0
 WIDTH_US = 200_000

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
-from holdfast.errors import NodeFailed, NotDeterministic
+from holdfast.errors import InputError, NodeFailed, NotDeterministic
 from holdfast.storage.rows import digest
 
 WIDTH_US = 100_000
@@ -99,6 +99,39 @@ def test_a_run_that_is_stopped_goes_on_where_it_was(
             assert run.nodes["main"].log.epoch >= 1
     table = pa.concat_tables(tables)
     assert (table.num_rows, digest(table)) == expected
+
+
+def test_rows_pushed_before_a_clean_end_are_there_in_the_next_run(
+    tmp_path: Path, sessions: Sessions
+) -> None:
+    """Their bucket is still open when the block is left."""
+    net, data = network(), rows(0)
+    with hf.run(net, storage=str(tmp_path)) as run:
+        assert [run.client("pairs").name, run.client("pairs", name="bob").name] == [
+            "client-pairs", "client-pairs+bob"
+        ]  # fmt: skip
+        run.source("s").push(data)
+        held = run.source("s")
+    assert repr(run).endswith("stopped; start another one with hf.run(...) on the same storage>")
+    assert run.status()["state"] == "stopped"
+    for ask in (
+        lambda: run.source("s"), lambda: run.client("pairs"), lambda: held.push(data), held.flush
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="the run was stopped"):
+            ask()
+    for again in (run.start, run.__enter__):
+        with pytest.raises(InputError, match=r"started once, .* stopped; call hf.run\(...\) again"):
+            again()
+    run.stop()  # once more does no harm
+    with hf.run(network(), storage=str(tmp_path)) as run:
+        assert run.status()["state"] == "running"
+        run.source("s").advance(WIDTH_US)
+        source = run.source("s")
+        segments = source.log.segments("s", 0, 0)
+        assert sum(segment.rows for segment in segments) == len(data["ts"])
+        with pytest.raises(InputError, match="started once, and this one is running"):
+            run.start()
+        assert run.status()["state"] == "running"
 
 
 def test_code_that_changes_its_mind_after_a_restart_is_caught(

@@ -8,7 +8,7 @@ import sys
 
 from holdfast.edge.dead_letters import read_dead_letters
 from holdfast.errors import InputError
-from holdfast.runtime.running import source_folder
+from holdfast.runtime.folders import source_folder
 from holdfast.storage import read_only
 
 

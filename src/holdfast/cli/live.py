@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import chdir, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import chdir, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from rich.console import Console
 
 from holdfast.cli.find import described, running, storage_of
+from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.show import show_report
 from holdfast.config import Options
 from holdfast.core.monitor import Action, Broken
 from holdfast.edge.client import BucketInfo
 from holdfast.errors import IdentityMismatch, InputError, NodeFailed, SetupError, TransportError
 from holdfast.model.identity import differences, identity_of, listed
+from holdfast.model.loading import load
+from holdfast.model.network import Network
 from holdfast.model.partitions import physical
 from holdfast.runtime.failures import Failure
 from holdfast.runtime.rolling_restart import BACK_S
@@ -100,18 +105,12 @@ def _text(value: Any) -> str:
     return value.strftime("%H:%M:%S.%f") if isinstance(value, datetime) else str(value)
 
 
-def run_live(
-    args: argparse.Namespace, options: Options, start: Callable[[], tuple[Any, Any]]
-) -> int:
-    console = Console(soft_wrap=False)
-    sessions = None
-    with console.status("starting Spark …") if console.is_terminal else nullcontext():
-        if args.deployment == "local" or args.audit:
-            sessions, network = start()
-        else:
-            from holdfast.model.loading import load
-
-            network = load(args.app)
+def run_live(args: argparse.Namespace, options: Options) -> int:
+    """Everything that can be wrong is told before Spark is started, which takes long."""
+    console, notes = Console(soft_wrap=False), Console(stderr=True, soft_wrap=True)
+    started: list[Run] = []
+    with Interrupts(lambda: _kill(started)):
+        network = loaded(args.app, options)
         storage = storage_of(args.storage, network, None)
         if args.fresh and (gone := delete_storage(storage)):
             console.print(f"deleted from {storage}: {', '.join(gone)}", highlight=False)
@@ -119,29 +118,21 @@ def run_live(
             network, storage=storage, deployment=args.deployment, options=options, app=args.app,
             accept_versions=args.accept_versions,
         )  # fmt: skip
+        started.append(run)
         printer = Printer(console)
         if not args.quiet:
             # Said among the results; once is enough.
             logging.getLogger("holdfast.monitor").setLevel(logging.ERROR)
             run.on_contract.append(lambda told: printer.contract(told, run.monitor.text(told)))
+        hosts = f"hosts {', '.join(run.layout)} (Spark)" if run.layout else "Spark"
+        notes.print(f"starting {hosts} ...", highlight=False)
         run.start()
-    try:
-        console.print(
-            f"running [bold]{network.name}[/bold] ({args.deployment}), storage {storage}, "
-            f"Flight on {run.server.address}"
-            + (f", metrics on {run.metrics.url}" if run.metrics.url else "")
-        )
-        threads = [_reader(run, op, None if args.quiet else printer) for op in network.outputs]
-        until = None if args.seconds is None else time.monotonic() + args.seconds
-        while any(thread.is_alive() for thread in threads):
-            printer.failures(run.failures.all())
-            if until is not None and time.monotonic() >= until:
-                break
-            time.sleep(0.1)
-    except KeyboardInterrupt:
-        console.print("stopping")
-    finally:
-        run.stop()
+        try:
+            _show(run, args, console, printer)
+        except KeyboardInterrupt:
+            pass  # which has been said
+        finally:
+            run.stop()
     printer.failures(run.failures.all())
     run.raise_failure()
     if printer.delays_ms:
@@ -158,13 +149,52 @@ def run_live(
             )
     if not args.audit:
         return 0
+    from holdfast.engine import session
     from holdfast.verify.audit import audit
 
     console.print("audit: computing the ideal output from the source logs …")
-    assert sessions is not None
-    report = audit(network, storage, sessions.large)
+    report = audit(network, storage, session.start(options).large)
     show_report(report, None)
     return 0 if report.ok else 1
+
+
+def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer) -> None:
+    """Results and failures, until all outputs have ended or the time is over."""
+    console.print(
+        f"running [bold]{run.network.name}[/bold] ({args.deployment}), storage {run.storage}, "
+        f"Flight on {run.server.address}"
+        + (f", metrics on {run.metrics.url}" if run.metrics.url else "")
+    )
+    outputs = run.network.outputs
+    threads = [_reader(run, op, None if args.quiet else printer) for op in outputs]
+    until = None if args.seconds is None else time.monotonic() + args.seconds
+    while any(thread.is_alive() for thread in threads):
+        printer.failures(run.failures.all())
+        if until is not None and time.monotonic() >= until:
+            break
+        time.sleep(0.1)
+
+
+def _kill(started: Sequence[Run]) -> None:
+    for run in started:
+        run.kill()
+    if "holdfast.engine.session" in sys.modules:
+        from holdfast.engine import session
+
+        session.end_jvm()
+
+
+def loaded(app: str, options: Options) -> Network:
+    """The network of an application; one that builds Columns needs Spark for that."""
+    try:
+        return load(app)
+    except SetupError as err:
+        if not isinstance(err.__cause__, PySparkException | AssertionError):
+            raise
+    from holdfast.engine import session
+
+    session.start(options)
+    return load(app)
 
 
 def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
@@ -202,13 +232,13 @@ def restart(storage: str, host: str | None) -> int:
     check_unchanged(storage)
     for number, one in enumerate([host] if host else hosts, 1):
         began = time.monotonic()
+        count = 1 if host else len(hosts)
+        console.print(f"restarting host {one} ({number} of {count}) ...", highlight=False)
         chief.call(Restart(one))
-        text = f"restarting {one} ({number} of {1 if host else len(hosts)}) …"
-        with console.status(text) if console.is_terminal else nullcontext():
-            while not _restarted(chief, one):
-                if time.monotonic() - began > BACK_S:
-                    raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
-                time.sleep(0.5)
+        while not _restarted(chief, one):
+            if time.monotonic() - began > BACK_S:
+                raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
+            time.sleep(0.5)
         console.print(f"host {one} is back after {time.monotonic() - began:.1f} s", highlight=False)
     return 0
 
@@ -216,16 +246,9 @@ def restart(storage: str, host: str | None) -> int:
 def check_unchanged(storage: str) -> None:
     """A host that comes back with another query, other code or other libraries would be refused:
     then none is ended."""
-    from holdfast.engine import session
-    from holdfast.model.loading import load
-
     known, told = read_marker(storage), described(storage, "app", "cwd")
     with chdir(told["cwd"]):
-        try:
-            network = load(told["app"])
-        except SetupError:  # it may build Columns
-            session.start(Options())
-            network = load(told["app"])
+        network = loaded(told["app"], Options())
     if known is not None and (changed := differences(known, identity_of(physical(network)))):
         raise IdentityMismatch(
             f"{told['app']} or the libraries are not what this run was started with:"

@@ -2,8 +2,9 @@
 chaos, reliability, version.
 
 Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
-application or the machine is not right, with one message that says what to do. `--debug` adds stack
-traces."""
+application or the machine is not right, with one message that says what to do; 130 interrupted.
+`--debug` adds stack traces. What takes long to import is imported by the commands, so that they can
+be interrupted without a stack trace."""
 
 from __future__ import annotations
 
@@ -15,28 +16,29 @@ import sys
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cli.mttf import reliability_arguments, run_reliability
+from holdfast.cli.interrupts import INTERRUPTED
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, NodeFailed
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    if args.debug:
-        os.environ["HOLDFAST_DEBUG"] = "1"
-    logging.basicConfig(
-        level=logging.INFO if args.debug else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    debug = False
     try:
+        args = _parser().parse_args(argv)
+        if debug := args.debug:
+            os.environ["HOLDFAST_DEBUG"] = "1"
+        logging.basicConfig(
+            level=logging.INFO if debug else logging.WARNING,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
         return int(args.call(args))
     except HoldfastError as err:
-        if args.debug:
+        if debug:
             raise
         print(f"error: {err}", file=sys.stderr)
         return 1 if isinstance(err, NodeFailed) else 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -206,7 +208,13 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--history", metavar="FILE", help="write what happened there")
 
     about = "mean time to failure of a cluster whose work runs twice"
-    reliability_arguments(_command(commands, "reliability", about, run_reliability))
+    mttf = _command(commands, "reliability", about, _reliability).add_argument
+    mttf("layout", metavar="LAYOUT", help="a .toml file: nodes, node_mttf, repair")
+    mttf("--runs", type=int, metavar="N", help="simulated (default: 40000)")
+    mttf("--seed", type=int, default=0, metavar="N", help="of the dice (default: %(default)s)")
+    mttf("--as-paper", action="store_true", help="only the primary of a pair can fail first")
+    mttf("--constant-repair", action="store_true", help="simulate without variation of repairs")
+    mttf("--json", metavar="FILE", help="write the figures there, - for stdout")
 
     version = _command(commands, "version", "print the versions", _version)
     version.set_defaults(call=_version)
@@ -246,6 +254,7 @@ def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
     from holdfast.engine import session
     from holdfast.model.loading import load
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the JVM, too
     sessions = session.start(options)
     return sessions, load(args.app)
 
@@ -274,8 +283,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.audit and args.no_archive:
         raise HoldfastError("--audit wants the archive; leave out --no-archive")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return run_live(args, options, lambda: _load(args, options))
+    return run_live(args, options)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -361,6 +369,12 @@ def _chaos(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run_chaos(args.scenario, json_to=args.json, history_to=args.history)
+
+
+def _reliability(args: argparse.Namespace) -> int:
+    from holdfast.cli.mttf import run_reliability
+
+    return run_reliability(args)
 
 
 def _version(args: argparse.Namespace) -> int:

@@ -27,18 +27,9 @@ _KEYS = ("nodes", "node_mttf", "repair", "repair_cluster", "placement")
 _SPANS_S = {"years": 31_557_600.0, "days": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
 
 
-def reliability_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("layout", metavar="LAYOUT", help="a .toml file: nodes, node_mttf, repair")
-    add("--runs", type=int, default=RUNS, metavar="N", help="simulated (default: %(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of the dice (default: %(default)s)")
-    add("--as-paper", action="store_true", help="only the primary of a pair can fail first")
-    add("--constant-repair", action="store_true", help="simulate without variation of repairs")
-    add("--json", metavar="FILE", help="write the figures there, - for stdout")
-
-
 def run_reliability(args: argparse.Namespace) -> int:
     layout = read_layout(args.layout)
+    args.runs = RUNS if args.runs is None else args.runs
     told = {
         "layout": asdict(layout), "both_fail": not args.as_paper,
         "constant_repair": args.constant_repair, "runs": args.runs, "seed": args.seed,

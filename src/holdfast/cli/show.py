@@ -42,7 +42,8 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     console = Console()
     about = f"network [bold]{told['network']}[/bold], deployment {told['deployment']}"
     pid = f", pid {told['pid']}" if "pid" in told else ""
-    console.print(about + pid, highlight=False)
+    state = told.get("state", "running")
+    console.print(about + pid + ("" if state == "running" else f", {state}"), highlight=False)
     sources = Table(title="sources")
     for column in ("source", "complete up to", "rows", "late", "future", "dead letters"):
         sources.add_column(column, justify="left" if column == "source" else "right")
@@ -76,6 +77,9 @@ def show_status(told: dict[str, Any], *, as_json: bool) -> None:
     for node in told["nodes"]:
         if node.get("failure") and node["node"] not in known:
             console.print(f"[red]node {node['node']} stopped: {node['failure']}[/red]")
+        if not node.get("paths"):
+            row = ["", "[red]no answer[/red]", *[""] * 5]
+            nodes.add_row(*([node["host"]] if shared else []), node["node"], *row)
         for name, path in node.get("paths", {}).items():
             nodes.add_row(
                 *([node["host"]] if shared else []),

@@ -26,15 +26,18 @@ from holdfast.transport.flight import FlightPeer
 
 #: Whoever has not been heard of for so long is not waited for.
 GONE_S = 60.0
+#: A stream that has not begun is looked for again after so long.
+WAIT_S = 0.3
 #: Delays are not shown, so the width of buckets is not asked for.
 NO_WIDTH = 0
 
 
 def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
     makers = _makers(storage, stream)
-    newest = _newest(makers, stream)
+    newest = _newest(storage, makers, stream)
     seen = 0
-    for table, info in _Looking(storage, stream, makers, None if oldest else newest + 1):
+    start = None if oldest or newest is None else newest + 1
+    for table, info in _Looking(storage, stream, makers, start):
         for row in table.to_pylist():
             print(_line(info, row, as_json), flush=True)
         if info.replaces and not info.rows:
@@ -97,8 +100,11 @@ class _Looking:
 
 def _makers(storage: str, stream: str) -> Makers:
     """Sources, and with one process everything, are with the run itself."""
-    names = running(storage).call(GetProducers(stream)).names
-    return {name: partial(_connect, storage, name) for name in names} or {
+    told = running(storage).call(GetProducers(stream))
+    if not told.known:
+        outputs = ", ".join(told.outputs) or "none"
+        raise InputError(f"there is no output {stream!r} (outputs: {outputs})")
+    return {name: partial(_connect, storage, name) for name in told.names} or {
         stream: partial(running, storage)
     }
 
@@ -110,18 +116,30 @@ def _connect(storage: str, maker: str) -> FlightPeer:
     return FlightPeer(address)
 
 
-def _newest(makers: Makers, stream: str) -> int:
-    """How far the stream is."""
-    known: set[str] = set()
+def _newest(storage: str, makers: Makers, stream: str) -> int | None:
+    """How far the stream is; None if it begins only now, because the run is starting."""
+    waited = False
+    heard_us = monotonic_us()
+    while (found := _found(makers, stream)) is None:
+        if not waited:
+            print(f"waiting for {stream!r}: the run is starting", file=sys.stderr, flush=True)
+        waited = True
+        threading.Event().wait(WAIT_S)
+        with suppress(TransportError):
+            running(storage).call(GetProducers(stream))  # raises if the run has ended
+            heard_us = monotonic_us()
+        if monotonic_us() - heard_us > 1e6 * GONE_S:
+            raise SetupError(f"nothing is heard of the run on {storage} for {GONE_S:.0f} s")
+    return None if waited else found
+
+
+def _found(makers: Makers, stream: str) -> int | None:
     for connect in makers.values():
         with suppress(TransportError):
             for info in connect().streams():
                 if info.name == stream:
                     return info.complete_upto
-                known.add(info.name)
-    if not known:
-        raise SetupError(f"nobody who makes {stream!r} answers yet; try again in a moment")
-    raise InputError(f"there is no stream {stream!r} (streams: {', '.join(sorted(known))})")
+    return None
 
 
 def _line(info: BucketInfo, row: dict[str, Any], as_json: bool) -> str:

@@ -151,7 +151,8 @@ class Controller:
                 self._refused[host] = (
                     f"host {host!r} is not what this run was started with{listed(changed, '; ')}. "
                     "Put back what changed. To change it, stop the run: another query needs "
-                    "another --storage, other libraries a start with --accept-versions"
+                    "another storage (storage=, --storage), other libraries a start with "
+                    "accept_versions=True (--accept-versions)"
                 )
                 raise IdentityMismatch(self._refused[host])
 
@@ -238,12 +239,12 @@ class Controller:
         elif counter("hosts") != shared:
             raise SetupError(
                 "this storage was made with another number of hosts; run with as many as before, "
-                "or use another --storage"
+                "or use another storage (storage=, --storage)"
             )
         for name in names:
             if counter(f"host.{name}") > len(self._hosts):
                 raise SetupError(
                     f"node {name!r} was given to one of {counter(f'host.{name}')} hosts, and there "
                     f"are {len(self._hosts)} now; stand by with as many as before, or use another "
-                    "--storage"
+                    "storage (storage=, --storage)"
                 )

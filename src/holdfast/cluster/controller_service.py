@@ -44,6 +44,8 @@ class Presiding:
         self._differs: dict[str, tuple[str, ...]] = {}
         #: Told how far the slowest node of a host is.
         self.on_progress: Callable[[str, int], None] = lambda host, position: None
+        #: Told of every heartbeat of a host.
+        self.on_heartbeat: Callable[[str], None] = lambda host: None
         service.handle(NextEpoch, self._next_epoch)
         service.handle(GetAssignment, self._assignment)
         service.handle(Register, self.register)
@@ -103,8 +105,13 @@ class Presiding:
         they all spoke."""
         controller, readers, at = self._controller, self._service.readers, self._clock()
         controller.check_known(ask.host, [told.node for told in ask.nodes])
-        if not controller.here(ask.host, ask.epoch, at):
-            return Registration(current=False)
+        try:
+            if not controller.here(ask.host, ask.epoch, at):
+                return Registration(current=False)
+        except LogError:  # of the controller, whose disk is full: the host is well
+            self.on_heartbeat(ask.host)
+            raise
+        self.on_heartbeat(ask.host)
         self._unhealthy[ask.host] = ask.unhealthy
         positions = [told.position for told in ask.nodes if told.position is not None]
         if positions:

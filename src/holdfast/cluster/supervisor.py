@@ -5,9 +5,10 @@ started again, and when it is quarantined, `core.quarantine` decides; here are a
 it when it is time to, and one per process that waits for its end. None of them dies of what the
 operating system refuses: that is a failure of the host, and tried again like any other.
 
-A host that stands still can be replaced: its successor starts in a folder of its own, because the
-other still holds the lock of its own and may wake up. Then it finds out by itself that it was
-replaced, and ends.
+A host that hangs is killed and started again when `core.silence` says so, and so is one that does
+not end when it is asked to. One that stands still can also be replaced: its successor starts in a
+folder of its own, because the other still holds the lock of its own and may wake up. Then it finds
+out by itself that it was replaced, and ends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO
 
+import psutil
+
 from holdfast.clock import monotonic_us, now_us
 from holdfast.config import Options
+from holdfast.core import silence
 from holdfast.core.quarantine import (
     Asked,
     Condition,
@@ -42,6 +46,7 @@ from holdfast.core.quarantine import (
     kind_of_exit,
     reason_of,
 )
+from holdfast.core.silence import Silence
 
 _log = logging.getLogger("holdfast.supervise")
 #: A process that was asked to end is started again after so long.
@@ -49,7 +54,7 @@ RESTART_S = 0.1
 #: A process that was asked to end and has not by then is killed.
 END_S = 15.0
 #: Conditions are looked at this often, where nothing is due before.
-LOOK_S = 5.0
+LOOK_S = 1.0
 #: So much of the end of a log is searched for last words.
 LAST_BYTES = 64 * 1024
 
@@ -72,6 +77,8 @@ class _Asked:
 
     after_s: float
     before: Callable[[], None] | None = None
+    #: It is killed if it has not ended by then.
+    by_us: int = 2**62
 
 
 class HostProcess:
@@ -97,7 +104,9 @@ class HostProcess:
         self._nodes = os.path.join(storage, "nodes")
         self._number = self._newest()
         self._ended, self._reported = ended, reported
-        self._core = Quarantine()
+        self._core, self._silence = Quarantine(), Silence()
+        #: Why it was killed for its silence.
+        self._hung: str | None = None
         #: Guards all of the state; notified when something may be due.
         self._changed = threading.Condition(threading.RLock())
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,7 +136,15 @@ class HostProcess:
     def condition(self) -> Condition | None:
         """Why it is not well; None: it is."""
         with self._changed:
+            since, kill_at = self._silence.since, self._silence.kill_at
+            if self._silence.silent and since is not None and kill_at is not None:
+                reason = self._silent_text(monotonic_us() - since)
+                return Condition.silent(since, kill_at, reason)
             return self._core.condition
+
+    def heard(self) -> None:
+        """A heartbeat of the host."""
+        self._listen(silence.Heard(monotonic_us()))
 
     def progressed(self, position: int) -> None:
         """The nodes of the host are so far."""
@@ -153,7 +170,7 @@ class HostProcess:
         """Ask it to end in good order, and start it again; also one that was given up."""
         with self._changed:
             if self._process is not None and self._process.poll() is None:
-                self._asked = _Asked(RESTART_S)
+                self._asked = _Asked(RESTART_S, by_us=monotonic_us() + int(1e6 * END_S))
                 self._process.terminate()
                 return
         self._handle(Asked(monotonic_us()))
@@ -177,21 +194,36 @@ class HostProcess:
             if self._process is not None and self._process.poll() is None:
                 self._former.append(self._process)
             self._process = None
+            self._silence.handle(silence.Gone())
             self._number += 1
             now = monotonic_us()
             self._handle(Ended(now, again_at=now))
             self._handle(Tick(now))
 
-    def stop(self) -> None:
+    def end_at_once(self) -> None:
+        """SIGKILL all there is, for good. Takes no lock: a signal handler calls it."""
+        self._stopping = True
+        for process in (*self._former, self._process):
+            if process is not None and process.poll() is None:
+                _signal(process.pid, signal.SIGKILL)
+
+    def ask_to_stop(self, *, at_once: bool = False) -> None:
+        """For good; returns at once. `at_once`: it has nothing to end in good order."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            former, process = list(self._former), self._process
-        for zombie in former:
-            _signal(zombie.pid, signal.SIGKILL)
+            if at_once:
+                self.end_at_once()
+            for zombie in self._former:
+                _signal(zombie.pid, signal.SIGKILL)
+            if self._process is not None and self._process.poll() is None:
+                _signal(self._process.pid, signal.SIGCONT)
+                self._process.terminate()
+
+    def stop(self) -> None:
+        self.ask_to_stop()
+        process = self._process
         if process is not None and process.poll() is None:
-            _signal(process.pid, signal.SIGCONT)
-            process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=END_S)
             _signal(process.pid, signal.SIGKILL)
@@ -225,6 +257,36 @@ class HostProcess:
                 if self._stopping:
                     return
             self._handle(Tick(monotonic_us()))
+            self._listen(silence.Tick(monotonic_us()))
+            self._kill_unwilling()
+
+    def _listen(self, event: silence.Event) -> None:
+        with self._changed:
+            actions = self._silence.handle(event)
+            pid = self.pid
+            for action in actions:
+                if isinstance(action, silence.Kill) and pid is not None:
+                    self._hung = f"{self._silent_text(action.silent_us)}, and was killed"
+                    _signal(pid, signal.SIGKILL)
+        if any(not isinstance(action, silence.Kill) for action in actions):
+            self._report(self.condition)
+
+    def _kill_unwilling(self) -> None:
+        """A process that was asked to end and has not."""
+        with self._changed:
+            if self._asked is None or monotonic_us() < self._asked.by_us or self.pid is None:
+                return
+            self._asked.by_us = 2**62
+            _signal(self.pid, signal.SIGKILL)
+        _log.warning(
+            "host %s did not end within %.0f s, killed: pid=%s", self.host, END_S, self.pid
+        )
+
+    def _silent_text(self, us: int) -> str:
+        found = "is gone"
+        with suppress(psutil.Error):
+            found = f"exists, state {psutil.Process(self.pid).status()}"
+        return f"it has sent no heartbeat for {us / 1e6:.0f} s (pid {self.pid} {found})"
 
     def _handle(self, event: Event) -> None:
         reports: list[Report] = []
@@ -276,6 +338,8 @@ class HostProcess:
                 out.close()
             return [Failed(monotonic_us(), kind_of(err), f"it was not started: {reason_of(err)}")]
         self._process = process
+        self._hung = None
+        self._silence.handle(silence.Started(monotonic_us()))
         self.restarts += bool(self.pids)
         self.pids.append(process.pid)
         self._thread(lambda: self._watch(process, out, since), f"watch-{self.host}")
@@ -303,7 +367,9 @@ class HostProcess:
             if self._stopping:
                 return
             self.exits.append(Exit(now_us(), process.pid, code, replaced, said))
-            asked = self._asked
+            asked, hung = self._asked, self._hung
+            if not replaced:
+                self._silence.handle(silence.Gone())
         if replaced:
             _log.info("host %s: the instance that was replaced ended (%s)", self.host, said)
             return
@@ -311,16 +377,26 @@ class HostProcess:
         now = monotonic_us()
         if asked is not None:
             self._handle(Ended(now, again_at=now + int(1e6 * asked.after_s)))
+        elif hung is not None:
+            self._handle(Failed(now, "hung", hung))
         else:
-            self._handle(Failed(now, kind_of_exit(code), f"{_how(code)}: {said}"))
+            self._handle(Failed(now, kind_of_exit(code), _how(code, said)))
 
 
-def _how(code: int) -> str:
+def _how(code: int, said: str) -> str:
+    """What it said last explains a code; a signal comes from elsewhere."""
     if code >= 0:
-        return f"the process ended with code {code}"
+        return f"the process ended with code {code}: {said}"
+    name = f"signal {-code}"
     with suppress(ValueError):
-        return f"the process was ended by {signal.Signals(-code).name}"
-    return f"the process was ended by signal {-code}"
+        name = signal.Signals(-code).name
+    sender = {
+        "SIGKILL": "`kill -9`, or the kernel's out-of-memory killer (see `dmesg`)",
+        "SIGTERM": "`kill`, or a service manager",
+        "SIGHUP": "the end of its terminal",
+        "SIGINT": "Ctrl-C",
+    }.get(name, "usually a fault in native code: Python, Arrow or the JVM")
+    return f"the process was ended by {name}: {sender}"
 
 
 def _last_words(out: IO[bytes] | None, since: int) -> str:

@@ -31,7 +31,9 @@ from holdfast.errors import (
 )
 from holdfast.frozen import dataclass
 
-Kind = Literal["transport", "storage", "damaged", "inputs", "setup", "refused", "crash"]
+Kind = Literal[
+    "transport", "storage", "damaged", "inputs", "setup", "refused", "crash", "killed", "hung"
+]
 
 S = 1_000_000
 #: So many crashes within so long are a crash loop, whatever was done between them.
@@ -76,7 +78,7 @@ POLICIES: Mapping[Kind, Policy] = {
     "inputs": Policy(
         500_000, 30 * S, 5,
         "restore the named file from a backup; it is tried again by itself. Without the file its "
-        "rows are lost: start the network afresh with another --storage",
+        "rows are lost: start the network afresh with another storage",
     ),
     # Java, ports, memory: of the machine.
     "setup": Policy(
@@ -90,7 +92,19 @@ POLICIES: Mapping[Kind, Policy] = {
     "crash": Policy(
         100_000, 30 * S, 4,
         "it is tried again by itself; the reason is in the log of its host. If it is not memory "
-        "(`--memory`), please report it with that log",
+        "(Options.memory, `--memory`), please report it with that log",
+    ),
+    # By somebody else: a person, the kernel.
+    "killed": Policy(
+        100_000, 30 * S, 4,
+        "it is started again by itself. If nobody killed it, the machine is short of memory: lower "
+        "Options.memory (`--memory`) or the number of hosts",
+    ),
+    # Alive, and without heartbeats for so long that it was killed (`core.silence`).
+    "hung": Policy(
+        100_000, 30 * S, 4,
+        "it is killed and started again by itself. If it happens again, look for swapping, a disk "
+        "that hangs, or a debugger or SIGSTOP on its machine",
     ),
 }  # fmt: skip
 
@@ -98,6 +112,13 @@ NOT_REBUILT = (
     "restore its storage from a backup, or delete it to start empty: it is not rebuilt by itself, "
     "because with recovery='checkpoint' nobody keeps what it would need"
 )
+
+#: Kinds that end a process again and again in a crash loop; and of those, where the cause is not in
+#: the buckets it computes: it is well again where it was before.
+_LOOPING: tuple[Kind, ...] = ("crash", "killed", "hung")
+_EXTERNAL: tuple[Kind, ...] = ("killed", "hung")
+#: SIGHUP, SIGINT, SIGKILL, SIGTERM: somebody sends them; the others are faults of the process.
+_SENT = (1, 2, 9, 15)
 
 #: How a host process ends when it met an error it can name. 0: it was asked to, or is an orphan.
 EXIT_CODES: Mapping[Kind, int] = {
@@ -133,6 +154,8 @@ def reason_of(err: BaseException) -> str:
 def kind_of_exit(code: int) -> Kind:
     """Of a process that was not asked to end."""
     named: dict[int, Kind] = {number: kind for kind, number in EXIT_CODES.items()}
+    if -code in _SENT:
+        return "killed"
     return "transport" if code == 0 else named.get(code, "crash")
 
 
@@ -152,6 +175,12 @@ class Condition:
     retry_at: int | None
     #: It runs and has made progress; only its past is reported.
     works: bool = False
+
+    @classmethod
+    def silent(cls, since: int, kill_at: int, reason: str) -> Condition:
+        """Of a host that is not heard of, and has not been killed yet."""
+        remedy = POLICIES["hung"].remedy
+        return cls("hung", reason, remedy, since, 0, quarantined=False, retry_at=kill_at)
 
     @property
     def out(self) -> bool:
@@ -186,11 +215,16 @@ class PartStatus:
     retry_in_ms: int | None
 
     @property
+    def state(self) -> str:
+        if self.quarantined:
+            return "quarantined"
+        return "silent" if self.kind == "hung" and not self.failures else "restarting"
+
+    @property
     def text(self) -> str:
         """One line: what happened, what follows, what to do."""
         tried = "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
-        state = "quarantined" if self.quarantined else "restarting"
-        return f"{state}{tried}: {self.reason.rstrip('.')}. To do: {self.remedy}"
+        return f"{self.state}{tried}: {self.reason.rstrip('.')}. To do: {self.remedy}"
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -297,7 +331,7 @@ class Quarantine:
         self._rebuild = kind == "damaged" and self.rebuildable
         helpless = kind == "damaged" and not self.rebuildable
         reason, repeats = event.reason, self._failures
-        if loops := kind == "crash" and self._loops(at, more=1):
+        if loops := kind in _LOOPING and self._loops(at, more=1):
             repeats = max(repeats, len(self._crashes))
             reason = (
                 f"crash loop: it ended {len(self._crashes)} times within "
@@ -314,7 +348,10 @@ class Quarantine:
     def _progressed(self, event: Progressed) -> None:
         known = self._reached
         self._reached = event.position if known is None else max(known, event.position)
-        if known is not None and event.position > known:
+        if known is None or self.runs_since is None:
+            return
+        back = self.condition is not None and self.condition.kind in _EXTERNAL
+        if event.position > known or (back and event.position >= known):
             self._well(event.at)
 
     def _tick(self, at: int) -> list[Action]:
@@ -335,7 +372,7 @@ class Quarantine:
         self._failures = 0
         if self.condition is None:
             return
-        if self.condition.kind == "crash" and self._loops(at):
+        if self.condition.kind in _LOOPING and self._loops(at):
             self.condition = replace(self.condition, works=True, failures=0)
         else:
             self.condition = None

@@ -23,7 +23,7 @@ import pyarrow as pa
 from holdfast.clock import now_us
 from holdfast.core.replica_selector import NOTHING
 from holdfast.core.subscription import Position, Subscription
-from holdfast.errors import HoldfastError, TransportError
+from holdfast.errors import HoldfastError, InputError, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
 from holdfast.streams.delivery import Delivery
@@ -129,6 +129,11 @@ class Client:
         next one says that the application is done with the one before; after a `break` iterating
         goes on there. Raises `NodeFailed` once the output cannot give any more."""
         if self._reading is None:
+            if self.closed and not self.ended and self._failure is None:
+                raise InputError(
+                    f"this client of {self.output!r} was closed; open another one with "
+                    f"run.client({self.output!r}), which goes on where this one was"
+                )
             self._reading = self._read()
         try:
             return next(self._reading)

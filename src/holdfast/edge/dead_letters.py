@@ -40,6 +40,11 @@ class DeadLetters:
         #: Not durable yet.
         self._rows: list[pa.Table] = []
 
+    @property
+    def pending_rows(self) -> int:
+        """Not durable yet."""
+        return sum(rows.num_rows for rows in self._rows)
+
     def add(self, rows: pa.Table, reason: str) -> None:
         self._rows.append(rows.add_column(0, REASON, pa.array([reason] * rows.num_rows)))
 

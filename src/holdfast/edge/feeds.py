@@ -26,6 +26,8 @@ from holdfast.storage.rows import runs, times_us
 _log = logging.getLogger("holdfast.feeds")
 #: A generator that did not run for longer, or whose clock was set, makes up no rows for it.
 GAP_US = 10_000_000
+#: Tokens of a replay: the last bucket it has pushed; before that, the rows without a time.
+REPLAYED, TIMELESS = "replayed-", "replayed"
 #: A full disk is asked again after so long.
 FULL_S = 1.0
 
@@ -96,7 +98,10 @@ class Replay:
         table = read_table(self.path, source.schema, self.timezone)
         table = fit(table, source.schema, source.name)
         column = table.column(source.op.time)
-        source.push(table.filter(column.is_null()))  # counted and kept as dead letters
+        done = source.log.info(source.name).complete_upto if source.opened else None
+        if source.token is None and done is None:
+            # Counted and kept as dead letters.
+            source.push(table.filter(column.is_null()), token=TIMELESS)
         table = table.filter(column.is_valid()).sort_by(source.op.time)
         times = times_us(table, source.op.time)
         if not len(times):
@@ -105,7 +110,7 @@ class Replay:
         # A push to an open stream only remembers the rows: no need, and no way, to repeat it.
         if not _done(partial(source.start, int(times[0])), source, stop):
             return
-        done = source.log.info(source.name).complete_upto if source.opened else None
+        pushed = _replayed(source.token)
         began_us, origin_us = monotonic_us(), int(times[0])
         for bucket, lo, hi in runs(times // source.width_us):
             if done is not None and bucket <= done:
@@ -117,7 +122,9 @@ class Replay:
                     return
             if stop.is_set():
                 return
-            source.push(table.slice(lo, hi - lo))
+            # With a token: a run that stops before the bucket closes makes its rows durable.
+            if pushed is None or bucket > pushed:
+                source.push(table.slice(lo, hi - lo), token=f"{REPLAYED}{bucket}")
             if not _done(partial(source.advance, end_us), source, stop):
                 return
         _done(source.end, source, stop)
@@ -172,6 +179,12 @@ class ReadStream:
                 raise InputError(f"source {source.name!r}: its readStream failed: {failed}")
         finally:
             query.stop()
+
+
+def _replayed(token: str | None) -> int | None:
+    """The last bucket that a replay has pushed durably."""
+    number = "" if token is None else token.removeprefix(REPLAYED)
+    return int(number) if number.removeprefix("-").isdigit() and number != token else None
 
 
 def _waits(status: Mapping[str, Any], before: bool) -> bool:

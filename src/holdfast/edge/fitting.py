@@ -15,15 +15,21 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import InputError
-from holdfast.model.schema import schema_ddl
+from holdfast.model.schema import schema_ddl, type_ddl
 from holdfast.storage.rows import canonical
 
+#: One value, where a column is expected.
+_SINGLE = (str, bytes, int, float, bool, datetime)
+#: Of 2001 to 2100.
+_THIS_CENTURY_US = (978_307_200_000_000, 4_102_444_800_000_000)
 
-def fit(data: Any, schema: pa.Schema, source: str) -> pa.Table:
+
+def fit(data: Any, schema: pa.Schema, source: str, *, real_time: bool = False) -> pa.Table:
     """An Arrow table, a pandas DataFrame, a list of dicts or a dict of columns in the schema and in
-    canonical form. Raises `InputError`, which names the column."""
+    canonical form. Raises `InputError`, which names the column. `real_time`: whole numbers in a
+    column of times are of this century, or a mistake."""
     try:
-        table = _table(data, schema)
+        table = _table(data, schema, real_time)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
         raise InputError(f"source {source!r}: rows do not fit ({err})") from None
     if table.schema == schema:
@@ -41,6 +47,10 @@ def fit(data: Any, schema: pa.Schema, source: str) -> pa.Table:
     try:
         for name in schema.names:
             _certain(name, table.schema.field(name).type, schema.field(name).type)
+            if real_time and pa.types.is_timestamp(schema.field(name).type):
+                column = table.column(name)
+                if pa.types.is_integer(column.type) and (first := column.drop_null().slice(0, 1)):
+                    _check_unit(name, first[0].as_py())
         return canonical(table.select(schema.names).cast(schema))
     except (pa.ArrowException, ValueError) as err:
         raise InputError(
@@ -69,7 +79,7 @@ def _floats(name: str) -> str:
     )
 
 
-def _table(data: Any, schema: pa.Schema) -> pa.Table:
+def _table(data: Any, schema: pa.Schema, real_time: bool) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -77,11 +87,20 @@ def _table(data: Any, schema: pa.Schema) -> pa.Table:
     if hasattr(data, "iloc"):
         return pa.Table.from_pandas(data, preserve_index=False)
     if isinstance(data, Mapping):
-        return pa.table({name: _column(name, values, schema) for name, values in data.items()})
+        if single := [n for n, v in data.items() if v is None or isinstance(v, _SINGLE)]:
+            found = _shown(data[single[0]])
+            raise TypeError(
+                f"column {single[0]!r}: expected a list of values, found {found}; "
+                "for one row give a list with it, [{...}]"
+            )
+        return pa.table(
+            {name: _column(name, values, schema, real_time) for name, values in data.items()}
+        )
     if isinstance(data, Iterable):
         rows = [_named(row, schema) for row in data]
         names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
-        return _table({name: [row.get(name) for row in rows] for name in names}, schema)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return _table(columns, schema, real_time)
     raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")
 
 
@@ -94,13 +113,15 @@ def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
         return named
     if isinstance(row, tuple | list) and len(row) == len(schema.names):
         return dict(zip(schema.names, row, strict=True))
+    many = f" of {len(row)} values" if isinstance(row, tuple | list) else ""
     raise TypeError(
         f"expected rows as dicts, or as tuples of {len(schema.names)} values "
-        f"({', '.join(schema.names)}), found {type(row).__name__} {repr(row)[:80]}"
+        f"({', '.join(schema.names)}), found {_shown(row)}{many}; give every column, None where a "
+        "value is missing"
     )
 
 
-def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:
+def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Array:
     """Arrays keep their type until the cast to the schema; Python values are given its type."""
     if isinstance(values, np.ndarray) or name not in schema.names:
         array = pa.array(values)
@@ -113,6 +134,14 @@ def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:
         for value in listed:
             if isinstance(value, float | np.floating):
                 raise TypeError(_floats(name))
+            if isinstance(value, str):
+                raise TypeError(
+                    f"column {name!r}: expected a datetime with a time zone or whole microseconds "
+                    f"since 1970, found {_shown(value)}; use datetime.fromisoformat(text), and "
+                    "check that the text has an offset"
+                )
+            if real_time and isinstance(value, int):
+                _check_unit(name, value)
             missing = value is None or value != value  # pandas' NaT is a datetime, too
             if isinstance(value, datetime) and not missing and value.utcoffset() is None:
                 raise ValueError(
@@ -120,4 +149,34 @@ def _column(name: str, values: Any, schema: pa.Schema) -> pa.Array:
                     "datetime.now(timezone.utc), or attach the zone that is meant with "
                     "value.replace(tzinfo=...)"
                 )
-    return pa.array(listed, kind, from_pandas=pa.types.is_timestamp(kind))
+    try:
+        return pa.array(listed, kind, from_pandas=pa.types.is_timestamp(kind))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise TypeError(_misfit(name, listed, kind)) from None
+
+
+def _misfit(name: str, values: list[Any], kind: pa.DataType) -> str:
+    """The first value that is not of its column's type."""
+    for number, value in enumerate(values):
+        try:
+            pa.array([value], kind, from_pandas=pa.types.is_timestamp(kind))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return (
+                f"column {name!r}: expected {type_ddl(kind)}, found {_shown(value)} in row "
+                f"{number}; convert it, or declare the column with another type"
+            )
+    return f"column {name!r}: expected {type_ddl(kind)}, found values of several types"
+
+
+def _check_unit(name: str, number: int) -> None:
+    """Microseconds of the first weeks of 1970 are seconds or milliseconds of this century."""
+    for unit, factor in (("seconds", 1_000_000), ("milliseconds", 1_000)):
+        if _THIS_CENTURY_US[0] <= number * factor < _THIS_CENTURY_US[1]:
+            raise ValueError(
+                f"column {name!r}: expected microseconds since 1970, found {number}: seconds or "
+                f"milliseconds instead of microseconds? As {unit}, give value * {factor:_}"
+            )
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {repr(value)[:80]}"

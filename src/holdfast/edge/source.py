@@ -24,7 +24,7 @@ from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
 from holdfast.edge.dead_letters import DeadLetters
 from holdfast.edge.fitting import fit
 from holdfast.edge.notices import clock_text, report_text
-from holdfast.errors import HoldfastError, InputError, LogError, StorageFull
+from holdfast.errors import HoldfastError, InputError, LogError, RowsNotDurable, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.storage import Added, Boundary, Counter, Ended, Log, Retired, Token
@@ -78,6 +78,8 @@ class Source:
         self._due_upto = -(2**62)
         self._token: str | None = None
         self._dirty = False
+        #: The run was stopped, and with it the log.
+        self._closed = False
         plan = WatermarkPlan(width_us, op.clock, op.grace_us, op.ahead_us, op.idle_us)
         self._watermark = Watermark(plan, self._open_us() if self.opened else None)
         #: Monotonic time when the clocks were last read.
@@ -137,15 +139,17 @@ class Source:
     def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
         """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
 
-        They are durable, and acknowledged, when their bucket closes, or at once with `flush`. The
-        last push, if it failed or was not answered, may be repeated with the same `token`: rows
-        that are here already are not taken twice. Raises `StorageFull`, and takes nothing, while a
-        reader is further behind than `buffer_buckets`.
+        They are durable, and acknowledged, when their bucket closes, at once with `flush`, and when
+        the run is stopped. The last push, if it failed or was not answered, may be repeated with
+        the same `token`: rows that are here already are not taken twice. Raises `StorageFull`, and
+        takes nothing, while a reader is further behind than `buffer_buckets`.
         """
-        if self.failure is not None:
+        if self.failure is not None and not self._closed:
             raise self.failure.with_traceback(None)
-        table = fit(data, self.schema, self.name)
+        # A clock that is moved by hand may show any time.
+        table = fit(data, self.schema, self.name, real_time=self.op.clock != "manual")
         with self._lock:
+            self._check_open()
             last = self.token if self._token is None else self._token
             repeated = token is not None and token == last
             if table.num_rows and not repeated:
@@ -171,6 +175,7 @@ class Source:
     def tick(self) -> None:
         """Time has passed: close what is due by the source clock or by the rows that came."""
         with self._lock:
+            self._check_open()
             at, wall_us = self._clocks()
             self._at = at
             self._handle(watermark.Tick(at, wall_us))
@@ -184,14 +189,31 @@ class Source:
     def advance(self, to_us: int) -> None:
         """The clock stands at `to_us`: close every bucket that ended before."""
         with self._lock:
+            self._check_open()
             self._read()
             self._advance(to_us)
 
     def flush(self) -> None:
         """Make everything pushed so far durable, without closing a bucket."""
         with self._lock:
+            self._check_open()
             upto = self.log.info(self.name).complete_upto if self.opened else None
             self._commit(sorted(self._pending), upto)
+
+    def close(self) -> None:
+        """The run is stopped: make everything pushed so far durable, and take no more rows. Raises
+        `RowsNotDurable` where the storage takes nothing."""
+        with self._lock:
+            try:
+                if self._pending or self._dirty or self._token is not None:
+                    self.flush()
+            except LogError as err:
+                raise RowsNotDurable(
+                    f"source {self.name!r}: {self._pending_rows()} rows that were pushed are not "
+                    f"durable, push them again ({err})"
+                ) from err
+            finally:
+                self._closed = True
 
     def end(self) -> None:
         """No row will come any more: close the buckets that have rows and end the stream."""
@@ -205,6 +227,7 @@ class Source:
 
     def _end(self, retired: str | None) -> int:
         with self._lock:
+            self._check_open()
             self.start(self.now_us())
             info = self.log.info(self.name)
             if not info.ended:
@@ -213,6 +236,17 @@ class Source:
                 over = Ended(self.name)
                 self.log.append(over if retired is None else Retired(self.name, upto + 1, retired))
             return self.log.info(self.name).complete_upto + 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError(
+                f"source {self.name!r}: the run was stopped; start another one with hf.run(...) on "
+                "the same storage, and push the rows there"
+            )
+
+    def _pending_rows(self) -> int:
+        held: list[int] = [table.num_rows for tables in self._pending.values() for table in tables]
+        return self._dead.pending_rows + sum(held)
 
     # -- time -----------------------------------------------------------------------------------
 

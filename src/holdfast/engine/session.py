@@ -11,13 +11,17 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -27,6 +31,9 @@ from holdfast.errors import SetupError
 #: Rows a job may read from which code generation and more than one task are used: between the
 #: 10,000 and the 2,000,000 rows of a closing window in `experiment vs-structured-streaming`.
 LARGE_JOB_ROWS = 50_000
+
+#: A JVM that was killed is gone by then.
+END_S = 5.0
 
 _STATIC = {
     "spark.ui.enabled": "false",
@@ -136,7 +143,7 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         for key, value in conf.items():
             builder = builder.config(key, value)
         with nullcontext() if os.environ.get("HOLDFAST_DEBUG") else _output_to(jvm_log):
-            active = builder.getOrCreate()
+            active = _launched(builder)
         active.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for query_errors in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -148,6 +155,33 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         large=_session(active, {"spark.sql.codegen.wholeStage": "true"}),
         cores=cores,
     )
+
+
+def _launched(builder: Any) -> SparkSession:
+    """The session, or no JVM at all: one whose start is interrupted would be left behind. SIGINT
+    goes on meaning what it meant: Spark's own handler cancels the jobs of nodes."""
+    before = {child.pid for child in psutil.Process().children()}
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        made: SparkSession = builder.getOrCreate()
+        return made
+    except BaseException:
+        end_jvm(before)
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
+
+
+def end_jvm(before: Collection[int] = ()) -> None:
+    """Kill the JVM of this process, whatever it is doing: a child that was not there `before`."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.pid not in before and any("spark" in word for word in child.cmdline()):
+                for one in (*child.children(recursive=True), child):
+                    one.kill()
+                child.wait(timeout=END_S)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def _session(base: SparkSession, more: dict[str, str]) -> SparkSession:

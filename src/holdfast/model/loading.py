@@ -6,9 +6,12 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.model.network import Network
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def load(app: str) -> Network:
@@ -33,7 +36,7 @@ def load(app: str) -> Network:
         raise
     except Exception as err:
         raise SetupError(
-            f"application {app!r} cannot be imported: {type(err).__name__}: {err}"
+            f"application {app!r} cannot be imported: {type(err).__name__}: {err}{_where(err)}"
         ) from err
     if attribute:
         found = getattr(module, attribute, None)
@@ -49,3 +52,13 @@ def load(app: str) -> Network:
             f"application {app!r} has {len(networks)} networks ({names}); name one as {target}:name"
         )
     return next(iter(networks.values()))[1]
+
+
+def _where(err: Exception) -> str:
+    """The innermost line outside of Holdfast, Python and installed packages."""
+    installed = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ")
+    for frame in reversed(traceback.extract_tb(err.__traceback__)):
+        file = frame.filename
+        if not file.startswith(_OURS) and not any(part in file for part in installed):
+            return f", at {file}:{frame.lineno}"
+    return ""

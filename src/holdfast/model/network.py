@@ -9,13 +9,14 @@ net.output("top_talkers", top)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.config import duration_text, duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
 from holdfast.model.protection import Protection
+from holdfast.model.pyspark_names import missing
 from holdfast.model.schema import ddl_of
 
 #: DDL text, names and types, an Arrow schema or Spark's StructType (`schema.ddl_of`).
@@ -209,6 +210,11 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream {self.op.name!r} of network {self.network.name!r}>"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("Stream", name, type(self)))
+
     def apply(
         self, fn: Callable[[Any], Any], *, python_udfs: bool = False, name: str | None = None
     ) -> Stream:
@@ -366,6 +372,11 @@ class Windowed:
     def __repr__(self) -> str:
         return f"<window of {duration_text(self._size_us)}; finish it with .agg(...) or .apply(fn)>"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("window", name, type(self)))
+
     def group_by(self, *keys: str) -> Windowed:
         return Windowed(
             self._stream, self._size_us, self._slide_us, self._name, _keys(keys, "group_by")
@@ -406,6 +417,11 @@ class CountWindowed:
 
     def __repr__(self) -> str:
         return f"<window of {self._size} rows; finish it with .agg(...)>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("window", name, type(self)))
 
     def agg(self, **aggregates: Any) -> Stream:
         """One row per full window: the keys, the aggregates, and the time of its last row."""

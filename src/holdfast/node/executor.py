@@ -160,7 +160,7 @@ class Performer:
                 if version.plan != plan:
                     raise HoldfastError(
                         f"the storage of node {self.name!r} holds the state of another query (path "
-                        f"{path.name!r}); use another --storage, or delete it to start afresh"
+                        f"{path.name!r}); use another storage, or delete it to start afresh"
                     )
                 try:
                     self.engine.check(version)

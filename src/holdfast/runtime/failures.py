@@ -62,19 +62,22 @@ class Failure:
         who = f"{self.kind} {self.node.rpartition(' ')[2]!r}"
         if not self.permanent:
             return f"{who} has trouble and tries again: {self.message}"
+        return f"{who} failed: {self.message.rstrip('.')}. {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about one that is permanent."""
         ours = self.error is not None and not isinstance(self.error, HoldfastError)
         if self.user_location is not None and self.kind == "node":
-            remedy = (
+            return (
                 "Correct the function and start the run again, with another storage: a query that "
                 "was changed does not go on with the old one"
             )
-        elif self.user_location is not None:
-            remedy = "Correct the function and start the run again"
-        elif ours:
-            remedy = "Report this fault of Holdfast with its log, and start the run again"
-        else:
-            remedy = "Settle that and start the run again"
-        return f"{who} failed: {self.message.rstrip('.')}. {remedy}"
+        if self.user_location is not None:
+            return "Correct the function and start the run again"
+        if ours:
+            return "Report this fault of Holdfast with its log, and start the run again"
+        return "Settle that and start the run again"
 
 
 class Failures:
@@ -137,6 +140,12 @@ class Failures:
         with self._lock:
             why = self._gone(output, f"client-{output}", tentative, {})
         return None if why is None else _error(f"output {output!r} gives no more results", why)
+
+    def why_lost(self, output: str) -> str | None:
+        """The failure that `lost` raises, as one line."""
+        with self._lock:
+            why = self._gone(output, f"client-{output}", False, {})
+        return None if why is None else why.text()
 
     def stopped(self, output: str) -> NodeFailed | None:
         """`lost`, or its reader in this process failed."""

@@ -19,7 +19,7 @@ def start_nodes(run: Run) -> None:
     from holdfast.engine.compiled import compile_network
     from holdfast.engine.engine import Engine
     from holdfast.node.node import Node
-    from holdfast.runtime.running import node_folder
+    from holdfast.runtime.folders import node_folder
 
     network, storage = run.network, run.storage
     sessions = session.start(

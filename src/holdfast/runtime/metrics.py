@@ -48,7 +48,7 @@ class Metrics(Collector):
         except (OSError, OverflowError) as err:
             raise SetupError(
                 f"cannot serve metrics on {host}:{port} ({err}); is the port in use? choose "
-                "another with --metrics-port, or 0 for any free one"
+                "another metrics_port (--metrics-port), or 0 for any free one"
             ) from None
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 

@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.clock import monotonic_us
+from holdfast.clock import monotonic_us, now_us
 from holdfast.cluster.supervisor import HostProcess
-from holdfast.core.quarantine import PartStatus, stopped
+from holdfast.core.quarantine import PartStatus, kind_of, stopped
 from holdfast.model.fragments import fragments, replicas_of
 from holdfast.model.network import Network
+from holdfast.runtime.failures import Failures
 
 _log = logging.getLogger("holdfast.parts")
 LOOK_S = 0.5
+#: The host of nodes that run in the process of the run.
+HERE = "local"
 
 
 class Parts:
@@ -29,10 +32,13 @@ class Parts:
         assigned: Callable[[str], list[str]],
         told: Callable[[str], Mapping[str, PartStatus]],
         differs: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        failures: Failures | None = None,
     ) -> None:
         """`assigned` and `told`: the nodes of a host, and what it says of them. `differs`: what
-        replicas made otherwise than others."""
+        replicas made otherwise than others. `failures`: of a run without hosts, whose nodes are in
+        its own process."""
         self._processes, self._assigned, self._told = processes, assigned, told
+        self._failures = failures
         self.differs = differs
         self._needs = {op.name: _needs(network, op.name) for op in network.outputs}
 
@@ -56,7 +62,20 @@ class Parts:
             for host in list(self._processes)
             for name, one in self._told(host).items()
         ]
-        return hosts + nodes
+        return hosts + nodes + self._failed_here()
+
+    def _failed_here(self) -> list[dict[str, Any]]:
+        """Nodes of this process do not come back by themselves."""
+        failed = [] if self._failures is None else self._failures.all()
+        return [
+            _body("node", failure.node, HERE, PartStatus(
+                kind="refused" if failure.error is None else kind_of(failure.error),
+                reason=failure.message, remedy=failure.remedy, failures=1, quarantined=True,
+                out=True, final=True, for_ms=(now_us() - failure.at) // 1_000, retry_in_ms=None,
+            ))
+            for failure in failed
+            if failure.kind == "node" and failure.permanent
+        ]  # fmt: skip
 
     def gone(self, *, final: bool = False) -> dict[str, tuple[str, PartStatus]]:
         """The nodes of which nothing is to be expected at the moment, with what failed (the node or
@@ -70,6 +89,9 @@ class Parts:
 
     def stopped(self) -> dict[str, str]:
         """The outputs of which nothing is to be expected at the moment, and why."""
+        if self._failures is not None:
+            lost = {output: self._failures.why_lost(output) for output in self._needs}
+            return {output: text for output, text in lost.items() if text is not None}
         why = {name: f"{what} {one.text}" for name, (what, one) in self.gone().items()}
         return {
             output: "; ".join(dict.fromkeys(why[name] for name in gone))
@@ -99,8 +121,7 @@ class Parts:
 
 
 def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
-    state = "quarantined" if status.quarantined else "restarting"
-    told = {"part": part, "what": what, "host": host, "state": state} | asdict(status)
+    told = {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
     return told | {"remedy": status.remedy.replace("HOST", host)}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.clock import monotonic_us
 from holdfast.core.membership import process_of
 from holdfast.errors import HoldfastError, IdentityMismatch, InputError
 from holdfast.model.fragments import pairs_of
@@ -55,7 +56,8 @@ class Rolling:
         epochs = {name: run.controller.epoch(name) for name in (process_of(host), *names)}
         partners = pairs_of(run.network)
         reached = {}
-        for name in names:
+        # One that hangs is not asked: it does not answer.
+        for name in names if run.controller.speaks(host, monotonic_us()) else ():
             both = [position(run.asked(one)) for one in {name, partners.get(name, name)}]
             if begun := [at for at in both if at is not None]:
                 reached[name] = max(begun)

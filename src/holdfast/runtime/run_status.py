@@ -11,18 +11,20 @@ if TYPE_CHECKING:
 
 
 def status_of(run: Run) -> dict[str, Any]:
-    nodes = [node.status() for node in run.nodes.values()]
+    # Nodes of this process are being made while it starts.
+    nodes = [] if run.state == "starting" else [node.status() for node in run.nodes.values()]
     hosted: list[tuple[str, dict[str, Any]]] = []
     for host, process in run.processes.items():
         runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
         hosted += [(name, runs) for name in run.controller.assigned(host)]
-    if hosted:
+    if hosted and run.state != "stopped":
         with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
             told = pool.map(run.asked, [name for name, _ in hosted])
             nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
     return {
         "network": run.network.name,
         "deployment": run.deployment,
+        "state": run.state,
         "pid": os.getpid(),
         "sources": {name: source.status() for name, source in run.sources.items()},
         "nodes": nodes,
@@ -32,7 +34,8 @@ def status_of(run: Run) -> dict[str, Any]:
             for host, process in run.processes.items()
         },
         "clients": {
-            client.output: {
+            client.name.removeprefix("client-"): {
+                "output": client.output,
                 "position": client.position,
                 "tentative_upto": client.tentative_upto,
                 "tentative_rows": client.tentative_rows,

@@ -12,7 +12,6 @@ the same code.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -21,10 +20,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
@@ -39,6 +37,7 @@ from holdfast.errors import (
     HoldfastError,
     InputError,
     NodeFailed,
+    RowsNotDurable,
     SetupError,
     TransportError,
 )
@@ -54,12 +53,13 @@ from holdfast.model.identity import identity_of
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
-from holdfast.model.trees import client_tolerance_buckets
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures, member
+from holdfast.runtime.folders import describe, source_folder
 from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.parts import Parts
+from holdfast.runtime.readers import open_client
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.runtime.run_status import status_of
 from holdfast.storage import Log
@@ -83,20 +83,10 @@ from holdfast.transport.in_process import InProcess
 
 _log = logging.getLogger("holdfast.running")
 NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
+STOPPED = "stopped; start another one with hf.run(...) on the same storage"
+State = Literal["new", "starting", "running", "stopped"]
 #: A node process that has not reported by then has a problem.
 READY_S = 180.0
-
-
-def node_folder(storage: str, fragment: str) -> str:
-    return os.path.join(storage, "nodes", fragment)
-
-
-def client_folder(storage: str, output: str) -> str:
-    return os.path.join(storage, "clients", output)
-
-
-def source_folder(storage: str, source: str) -> str:
-    return os.path.join(storage, "sources", source)
 
 
 class Run:
@@ -128,7 +118,11 @@ class Run:
         self._accept_versions = accept_versions
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
-        self._started, self._temporary = False, storage is None
+        self._state: State = "new"
+        #: Everything it held is let go.
+        self._released = False
+        #: The storage is deleted when the run stops.
+        self.temporary = storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
         self.service = Service(heartbeat_s=self.options.heartbeat_s)
         #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
@@ -164,20 +158,35 @@ class Run:
         self.parts = Parts(
             network, self.processes, lambda host: self.controller.assigned(host),
             lambda host: self._presiding.unhealthy(host), lambda: self._presiding.differs(),
+            self.failures if deployment == "local" else None,
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
 
     def __repr__(self) -> str:
-        state = f"storage {self.storage}" if self._started else NOT_STARTED
-        return f"<Run of network {self.network.name!r} ({self.deployment}), {state}>"
+        state = {"new": NOT_STARTED, "stopped": STOPPED}.get(self._state, self._state)
+        where = f", storage {self.storage}" if self._state in ("starting", "running") else ""
+        if self._state == "running" and (stopped := self.parts.stopped()):
+            count = f"{len(stopped)} of {len(self.network.outputs)} outputs"
+            state = f"{count} stopped ({', '.join(stopped)}; see status())"
+        return f"<Run of network {self.network.name!r} ({self.deployment}), {state}{where}>"
+
+    @property
+    def state(self) -> State:
+        return self._state
 
     def start(self) -> Run:
-        self._started = True
+        if self._state != "new":
+            raise InputError(
+                f"a run can be started once, and this one is {self._state}; call hf.run(...) again"
+            )
+        self._state = "starting"
         try:
             self._start()
         except BaseException:
-            self.stop()
+            with suppress(RowsNotDurable):  # which was logged
+                self.stop()
             raise
+        self._state = "running"
         return self
 
     def _start(self) -> None:
@@ -214,14 +223,17 @@ class Run:
         outputs = [op.name for op in self.network.outputs]
         self._presiding = Presiding(self.controller, self.service, outputs)
         self._presiding.on_progress = lambda host, at: self.processes[host].progressed(at)
+        self._presiding.on_heartbeat = lambda host: self.processes[host].heard()
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
+        # Before what takes long: `status` says that it is starting.
+        self.server = FlightServer(self.service, self.options.host, self.options.port)
+        describe(self)
+        self._described = True
         if self.deployment == "local":
             start_nodes(self)
-        self.server = FlightServer(self.service, self.options.host, self.options.port)
-        self._describe()
-        if self.deployment == "processes":
+        else:
             self._start_processes()
         for name, source in self.sources.items():
             feed = source.op.feed
@@ -259,7 +271,7 @@ class Run:
     # -- for the application ----------------------------------------------------------------------
 
     def source(self, name: str) -> Source:
-        self._check_started()
+        self._check_running()
         if name not in self.sources:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
@@ -279,28 +291,10 @@ class Run:
         """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
         computed while inputs are missing, until the stable result replaces it (`info.replaces`).
         `durable` keeps its position (and with archive what it received) in the storage; by default
-        when the storage was named."""
-        self._check_started()
-        names = [op.name for op in self.network.outputs]
-        if output not in names:
-            raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
-        for former in [c for c in self.clients if c.output == output and c.closed]:
-            former.release()
-            self.clients.remove(former)
-        keep = (not self._temporary) if durable is None else durable
-        log = (
-            self.open_log(client_folder(self.storage, output), f"client-{output}") if keep else None
-        )
-        reader = name or f"client-{output}"
-        client = Client(
-            output, self.makers(output, reader), self.network.width_us, log=log,
-            name=reader, tentative=tentative,
-            tolerance_buckets=client_tolerance_buckets(self.network, output),
-        )  # fmt: skip
-        self.service.readers.setdefault(output, set()).add(client.name)
-        self.clients.append(client)
-        self.failures.tell()
-        return client
+        when the storage was named. Several clients of one output need a `name` each, under which a
+        durable one goes on after a restart; the audit judges the one without."""
+        self._check_running()
+        return open_client(self, output, tentative=tentative, durable=durable, name=name)
 
     def makers(self, stream: str, reader: str) -> Makers:
         """How `reader` reaches each replica of whoever makes a stream."""
@@ -361,14 +355,22 @@ class Run:
         return True
 
     def stop(self) -> None:
+        """Ends everything in good order. Rows that were pushed are durable then; where the storage
+        does not take them, `RowsNotDurable` says how many of which source."""
+        if self._released:
+            return
+        self._state = "stopped"
         self._stop.set()
         self.metrics.close()
         for client in self.clients:
             client.close()
         for thread in self._threads:
             thread.join(timeout=10)
+        not_durable = self._close_sources()
         for node in self.nodes.values():
             node.stop()
+        for host, process in self.processes.items():  # all at the same time
+            process.ask_to_stop(at_once=not self._presiding.is_up(host))
         for process in self.processes.values():
             process.stop()
         if hasattr(self, "server"):
@@ -380,8 +382,16 @@ class Run:
                 os.unlink(os.path.join(self.storage, "run.json"))
         if self._root is not None:
             self._root.release()
-        if self._temporary:
+        if self.temporary:
             shutil.rmtree(self.storage, ignore_errors=True)
+        self._released = True
+        if not_durable:
+            raise RowsNotDurable("; ".join(not_durable))
+
+    def kill(self) -> None:
+        """End the processes of all hosts at once, by SIGKILL. A signal handler may call it."""
+        for process in list(self.processes.values()):
+            process.end_at_once()
 
     def __enter__(self) -> Run:
         return self.start()
@@ -392,13 +402,34 @@ class Run:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except RowsNotDurable:  # which was logged
+            if kind is None:
+                raise
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _check_started(self) -> None:
-        if not self._started:
+        if self._state == "new":
             raise InputError(f"the run is {NOT_STARTED}")
+
+    def _check_running(self) -> None:
+        self._check_started()
+        if self._state == "stopped":
+            raise InputError(f"the run was {STOPPED}")
+
+    def _close_sources(self) -> list[str]:
+        """Rows in open buckets are made durable. What could not be is named."""
+        found: list[str] = []
+        for source in self.sources.values():
+            try:
+                source.close()
+            except RowsNotDurable as err:
+                if not self.temporary:  # where nothing outlives the run
+                    _log.warning("%s", err)
+                    found.append(str(err))
+        return found
 
     def open_log(
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
@@ -447,8 +478,9 @@ class Run:
         thread.start()
 
     def _producers_of(self, ask: GetProducers) -> Producers:
-        known = ask.stream in self._producers
-        return Producers(tuple(self.makers(ask.stream, "")) if known else ())
+        made, outputs = ask.stream in self._producers, tuple(op.name for op in self.network.outputs)
+        names = tuple(self.makers(ask.stream, "")) if made else ()
+        return Producers(names, made or ask.stream in self.service.logs, outputs)
 
     def _locate(self, ask: Locate) -> Location:
         """Where a source, or one replica of whoever makes a stream, is for a reader."""
@@ -458,23 +490,6 @@ class Run:
         if address is not None and ask.reader is not None:
             address = self.route(ask.reader, ask.producer, address)
         return Location(address)
-
-    def _describe(self) -> None:
-        """Other commands (`status`, `tail`) find a running network by this file."""
-        told = {
-            "network": self.network.name,
-            "address": self.server.address,
-            "pid": os.getpid(),
-            "deployment": self.deployment,
-            "app": self.app,
-            "cwd": os.getcwd(),
-            "options": asdict(self.options),
-        }
-        path = os.path.join(self.storage, "run.json")
-        with open(path + ".tmp", "w") as file:
-            json.dump(told, file)
-        os.replace(path + ".tmp", path)
-        self._described = True
 
 
 def run(network: Network, **how: Any) -> Run:

@@ -142,15 +142,15 @@ def _compare(path: str, known: Identity, identity: Identity, accept_versions: bo
     if changed := query_differences(known, identity):
         raise IdentityMismatch(
             f"{path} holds the results of another query:{listed(changed)}\n"
-            "Go back to that query, give this one another --storage, or delete the old results "
-            "with --fresh"
+            "Go back to that query, give this one another storage (storage=, --storage), or delete "
+            "the old results (the folder, or --fresh)"
         )
     changed = library_differences(known, identity)
     if changed and not accept_versions:
         raise IdentityMismatch(
             f"{path} was written with other versions:{listed(changed)}\n"
             "Results may differ in their last bits. Install the old versions, or start once with "
-            "--accept-versions to go on with these"
+            "accept_versions=True (--accept-versions) to go on with these"
         )
 
 
@@ -163,7 +163,7 @@ def _compare_log(path: str, identity: Identity) -> None:
         raise IdentityMismatch(
             f"{path} holds the results of another query: expected {identity.digest}, found "
             f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
-            "another --storage"
+            "another storage (storage=, --storage)"
         )
 
 
@@ -181,7 +181,8 @@ def _locked(path: str, name: str) -> int:
             pid = OS_DISK.read(file)[:32].decode(errors="replace").strip() or "unknown"
             raise StorageInUse(
                 f"{path} is in use by process {pid} ({name}); stop that run, or use another "
-                "--storage. Hosts of a run that was killed end by themselves within 10 s"
+                "storage (storage=, --storage). Hosts of a run that was killed end by themselves "
+                "within 10 s"
             ) from None
 
 

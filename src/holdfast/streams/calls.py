@@ -306,6 +306,10 @@ class Locate(Request[Location]):
 @dataclass(frozen=True, slots=True)
 class Producers:
     names: tuple[str, ...]
+    #: False: the run has no such stream.
+    known: bool = True
+    #: Of the run, for people.
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

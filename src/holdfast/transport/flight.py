@@ -104,7 +104,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except (pa.ArrowException, OSError) as err:
             raise SetupError(
                 f"cannot listen on {host}:{port} ({str(err).splitlines()[0]}); is the port in use? "
-                "choose another with --port, or 0 for any free one"
+                "choose another port (--port), or 0 for any free one"
             ) from None
         self.address = f"{host}:{self.port}"
 

@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, schema_ddl
-from holdfast.runtime.running import client_folder, source_folder
+from holdfast.runtime.folders import client_folder, source_folder
 from holdfast.storage import ReadOnlyLog, read_only
 from holdfast.storage.log_state import StreamState
 from holdfast.verify.audit.compare import BUCKET, compare

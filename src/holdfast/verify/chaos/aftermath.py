@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from holdfast.edge.client import RECEIVED_AT
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, schema_ddl
-from holdfast.runtime.running import client_folder, source_folder
+from holdfast.runtime.folders import client_folder, source_folder
 from holdfast.storage import read_only
 from holdfast.storage.rows import times_us
 from holdfast.verify.chaos.recorder import rows_of

@@ -1,0 +1,47 @@
+"""Ctrl-C and SIGTERM: the first stops a run in good order, the second ends everything at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+#: As a shell has it for SIGINT.
+INTERRUPTED = 130
+STOPPING = b"stopping (press Ctrl-C again to end at once)\n"
+
+
+class Interrupts:
+    """While it is entered. `kill`: ends by SIGKILL whatever was started; it takes no lock, because
+    a signal interrupts whoever holds it."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self._kill = kill
+        self._stopping = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        #: While a JVM is started, descriptor 2 is its log.
+        self._terminal = os.dup(2)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._interrupted)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        os.close(self._terminal)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self._kill()
+            os._exit(INTERRUPTED)
+        self._stopping = True
+        os.write(self._terminal, STOPPING)
+        raise KeyboardInterrupt

@@ -1,0 +1,40 @@
+"""Where the logs of a run are, and the file by which other commands find it while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.runtime.running import Run
+
+
+def node_folder(storage: str, fragment: str) -> str:
+    return os.path.join(storage, "nodes", fragment)
+
+
+def client_folder(storage: str, output: str) -> str:
+    return os.path.join(storage, "clients", output)
+
+
+def source_folder(storage: str, source: str) -> str:
+    return os.path.join(storage, "sources", source)
+
+
+def describe(run: Run) -> None:
+    """Other commands (`status`, `tail`) find a running network by this file."""
+    told = {
+        "network": run.network.name,
+        "address": run.server.address,
+        "pid": os.getpid(),
+        "deployment": run.deployment,
+        "app": run.app,
+        "cwd": os.getcwd(),
+        "options": asdict(run.options),
+    }
+    path = os.path.join(run.storage, "run.json")
+    with open(path + ".tmp", "w") as file:
+        json.dump(told, file)
+    os.replace(path + ".tmp", path)

@@ -1,0 +1,53 @@
+"""Clients of a run: each is a reader of an output with a position of its own."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import TYPE_CHECKING
+
+from holdfast.edge.client import Client
+from holdfast.errors import InputError
+from holdfast.model.trees import client_tolerance_buckets
+from holdfast.runtime.folders import client_folder
+
+if TYPE_CHECKING:
+    from holdfast.runtime.running import Run
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def open_client(
+    run: Run, output: str, *, tentative: bool, durable: bool | None, name: str | None
+) -> Client:
+    names = [op.name for op in run.network.outputs]
+    if output not in names:
+        raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
+    if name is not None and not _NAME.fullmatch(name):
+        raise InputError(f"name={name!r}: expected letters, digits, '_' and '-' only")
+    keep = (not run.temporary) if durable is None else durable
+    reader = f"client-{output}" if name is None else f"client-{output}+{name}"
+    for former in [c for c in run.clients if c.output == output and c.closed]:
+        former.release()
+        run.clients.remove(former)
+    taken = {client.name for client in run.clients}
+    if reader in taken and (keep or name is not None):
+        raise InputError(
+            f"this run already has a reader of {output!r}"
+            + (f" with name={name!r}" if name is not None else "")
+            + "; close() that one first, or give the second one a name= of its own"
+        )
+    if reader in taken:  # nothing of it is kept, so it needs no name
+        reader = next(name for n in count(2) if (name := f"{reader}#{n}") not in taken)
+    folder = client_folder(run.storage, output if name is None else f"{output}+{name}")
+    log = run.open_log(folder, reader) if keep else None
+    client = Client(
+        output, run.makers(output, reader), run.network.width_us, log=log,
+        name=reader, tentative=tentative,
+        tolerance_buckets=client_tolerance_buckets(run.network, output),
+    )  # fmt: skip
+    run.service.readers.setdefault(output, set()).add(client.name)
+    run.clients.append(client)
+    run.failures.tell()
+    return client

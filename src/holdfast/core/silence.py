@@ -7,8 +7,9 @@ where no peer replica could have it declared dead (`core.membership`). The super
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
+
+from holdfast.frozen import dataclass
 
 S = 1_000_000
 #: A host that has sent no heartbeat for so long is reported as unhealthy ...

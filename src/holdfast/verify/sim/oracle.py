@@ -198,14 +198,16 @@ class Oracle:
         return found
 
     def deserted(self, now: int) -> list[Deserted]:
-        """Replicas correct themselves one after the other, unless nobody could answer meanwhile."""
+        """Replicas correct themselves one after the other, unless nobody could answer meanwhile.
+        That one counts on another that has just died is for `promises` to judge."""
         found = []
         for part, names in self._replicated:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
-                idle = [bool(internals.answered_by(node, path)) for node in up]
-                if len(idle) > 1 and all(idle):
+                on = [internals.answered_by(node, path) for node in up]
+                lives = {node.name for node in up}
+                if len(on) > 1 and all(names and lives.issuperset(names) for names in on):
                     found.append(Deserted(now, part.name, path.name))
         return found
 

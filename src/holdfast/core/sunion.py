@@ -237,7 +237,7 @@ class SUnion:
         return self._expired_upto
 
     def is_overdue(self, after: int, at: int) -> bool:
-        """A bucket behind `after` has been held as long as may be."""
+        """A bucket later than `after` has been held as long as may be."""
         if self._expired_upto is not None and self._expired_upto > after:
             return True
         return any(

@@ -153,7 +153,7 @@ def test_code_that_changes_its_mind_after_a_restart_is_caught(
         push(run, 0, 3)
         wait_for(lambda: run.nodes["main"].performer.core.paths["out"].position == 2)
     with hf.run(make(2), storage=storage, options=options) as run:
-        wait_for(lambda: run.nodes["main"].failure is not None)
+        wait_for(run.nodes["main"].ended.is_set)
         with pytest.raises(NodeFailed, match="differs from what was logged") as told:
             run.raise_failure()
         assert isinstance(told.value.__cause__, NotDeterministic)

@@ -229,6 +229,8 @@ class Failures:
 
     def _gone(self, stream: str, reader: str, tentative: bool, known: Known) -> Failure | None:
         """Why nobody makes a stream for `reader` any more: the failure that ended the last one."""
+        if not self._held:  # as almost always, and asked at every turn of whoever waits
+            return None
         if stream in self._sources:
             return self._ended(member(stream))
         makers = makers_of(self._network, stream, reader)[: 1 if self._local else None]

@@ -25,7 +25,9 @@ FAULTS_2 = True
 PAIRS = "pairs"
 #: So many of them share hosts.
 SHARED = 0.3
-LOT = [name for name in sorted(NETWORKS) if not name.startswith(PAIRS) and name != HOURS]
+#: The network for nodes that are never idle, and how often it is drawn.
+SHORT, NEVER_IDLE = "short", 0.01
+LOT = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
 LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
 #: How often a seed is one of hardships, and of those how often of a failure of an hour.
 HARDSHIPS, AN_HOUR = 0.5, 0.012
@@ -36,7 +38,7 @@ def scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"hardship/{seed}")
     if not FAULTS_2 or chance.random() >= HARDSHIPS:
         return scenario
-    if chance.random() < AN_HOUR:
+    if chance.random() < AN_HOUR and scenario.network != SHORT:
         return replace(scenario, network=HOURS, seconds=3_800, faults=hour_of(chance))
     targets = _targets(scenario.network, seed, chance)
     faults = hardships_of(chance, targets, _hosts(scenario.network))
@@ -46,6 +48,8 @@ def scenario_of(seed: int) -> Scenario:
 def _scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
     network = chance.choice(LOT)
+    if random.Random(f"short/{seed}").random() < NEVER_IDLE:
+        network = SHORT
     if network == PAIRS and random.Random(f"shared/{seed}").random() < SHARED:
         return host_scenario_of(seed, checkpoints=bool(options_of(seed).checkpoint_buckets))
     if network == PAIRS:
@@ -92,15 +96,17 @@ def _targets(name: str, seed: int, chance: random.Random) -> Targets:
 
 
 def options_of(seed: int, network: str = "") -> Options:
-    """How nodes are run: also drawn. An hour is not corrected two buckets at a time."""
+    """How nodes are run: also drawn. An hour is not corrected two buckets at a time, and whoever
+    takes longer for a step than a bucket lasts has no capacity for that."""
     chance = random.Random(f"options/{seed}")
+    one_by_one = network not in (HOURS, SHORT)
     recovery = chance.choice(["replay", "replay", "checkpoint"])
     buckets = [3, 7, 20] if recovery == "checkpoint" else [0, 3, 7, 20]
     return Options(
         recovery="checkpoint" if recovery == "checkpoint" else "replay",
         checkpoint_buckets=chance.choice(buckets),
-        group_buckets_max=max(chance.choice([2, 256]), 256 if network == HOURS else 0),
-        buffer_buckets=chance.choice([None, None, None, 24]),
+        group_buckets_max=max(chance.choice([2, 256]), 0 if one_by_one else 256),
+        buffer_buckets=chance.choice([None, None, None, 600 if network == SHORT else 24]),
         rejoin=chance.choice(["2s", "6s", "1min"]),
         stall=chance.choice(["4s", "8s"]),
     )

@@ -156,6 +156,14 @@ def hours() -> Network:
     return net
 
 
+def short() -> Network:
+    """Buckets shorter than the steps that compute them, so that nodes are never idle."""
+    net = Network("short", bucket="20ms")
+    both = net.union(*_sources(net, 2)).apply(small)
+    net.output("windows", _windows(both, "200ms", "20ms"), contract=Contract(within="3s"))
+    return net
+
+
 def pairs(lower: int, upper: int) -> Network:
     """Flux, section 2.4: keyed state in partitions, sent on by key to the windows of others; every
     partition twice."""
@@ -182,6 +190,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "taps": taps,
     "pair": pair,
     "hours": hours,
+    "short": short,
     **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
     **{name: partial(pairs, n, max(1, n - 1)) for name, (n, _) in HOSTS.items()},
 }

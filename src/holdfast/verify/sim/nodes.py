@@ -76,7 +76,8 @@ class NodeProcess(Member):
         #: Steps take so many times as long.
         self.slowness = 1.0
         #: Each bucket more in a step costs so much.
-        self._bucket_us = self.chance.choice([5_000, 30_000, 70_000])
+        width_us = min(self.network.width_us, 500_000)
+        self._bucket_us = width_us * self.chance.choice([1, 6, 14]) // 100
         self.followers: dict[str, Follower] = {}
         self._kept_for_ever = kept_for_ever(self.network, options)
         self._watching = 0

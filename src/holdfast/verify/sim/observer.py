@@ -21,11 +21,13 @@ from holdfast.verify.sim.nodes import NodeProcess
 
 #: How much is kept is noted at every so many looks.
 KEPT_LOOKS = 8
-#: What a process may have to do at one time: a heartbeat, a retry and a step for each connection.
-TIMERS_MAX = 120
+#: What a process may have to do at one time: a heartbeat, a retry and a step for each connection,
+#: and on a slow link whatever is under way, which is more where buckets are shorter than that.
+TIMERS_MAX, TIMERS_BUCKET_US = 120, 500_000
 #: A producer that is behind by so many buckets, at least, makes no progress worth waiting for.
 BEHIND_BUCKETS = LAG_BUCKETS + 1
 NO_PROGRESS = "it makes no progress"
+TENTATIVE = "it is tentative, and another one is stable"
 
 
 class Observer:
@@ -125,7 +127,10 @@ class Observer:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
         if max(ahead, default=mine[1]) - mine[1] < BEHIND_BUCKETS:
-            return "", 0
+            # Stable rows are preferred to tentative ones that are no further (Borealis, Table II).
+            as_far = any(upto >= mine[1] for upto in ahead)
+            tentative = as_far and mine[0] is OutputState.UP_FAILURE
+            return (TENTATIVE, self._detect_us) if tentative else ("", 0)
         return NO_PROGRESS, self._detect_us + (STEP_US if home else 0)
 
     def _serves(self, node: NodeProcess, reader: Member) -> bool:
@@ -247,5 +252,6 @@ class Observer:
                 # (docs/design/0008), so that no bucket is computed more than twice.
                 most = 2 * internals.came_upto(node, path) + self._held_buckets
                 yield Pending(now, node.name, f"the tentative line of {path}", buckets, most)
+        most = TIMERS_MAX * max(1, TIMERS_BUCKET_US // self._cast.network.width_us)
         for name, timers in self._cast.world.timers().items():
-            yield Pending(now, name, "timers", timers, TIMERS_MAX)
+            yield Pending(now, name, "timers", timers, most)

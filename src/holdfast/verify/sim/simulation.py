@@ -59,7 +59,7 @@ LOOK_US = 250_000
 #: Whether a fault is still felt after its time is looked at this often.
 FELT_US = 100_000
 #: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
-SLACK_BUCKETS = 6
+SLACK_BUCKETS, SLACK_US = 6, 3_000_000
 
 
 def held_buckets(network: Network, options: Options) -> int:
@@ -71,7 +71,7 @@ def held_buckets(network: Network, options: Options) -> int:
         -(-reach // network.width_us)
         + options.checkpoint_buckets * len(parts)
         + TRIM_BUCKETS_MAX
-        + SLACK_BUCKETS
+        + max(SLACK_BUCKETS, SLACK_US // network.width_us)
         # A replica of a pair is told once within `silence` how far its consumers are.
         + (SILENCE_US // network.width_us if pairs_of(network) else 0)
     )

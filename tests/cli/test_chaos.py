@@ -84,6 +84,7 @@ def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
     running = subprocess.Popen(
         [*COMMAND, "paused.toml"], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
         cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
+        preexec_fn=ignore_interrupts,
     )  # fmt: skip
     started: list[psutil.Process] = []
     try:
@@ -102,6 +103,11 @@ def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         running.communicate()
+
+
+def ignore_interrupts() -> None:
+    """As a shell has it for whatever it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def state(process: psutil.Process) -> str:

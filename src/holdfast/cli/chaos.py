@@ -62,6 +62,9 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
             f"{', '.join(NETWORKS)}"
         )
     check_faults(scenario, NETWORKS[scenario.network])
+    # A shell that starts it in the background has it ignore SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     say(f"{scenario.name}: {scenario.about or 'starting'}")
     spark = session.start(OPTIONS, name="holdfast-chaos").large
     deployment = Deployment(scenario.network, spark)

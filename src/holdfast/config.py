@@ -57,8 +57,9 @@ class Options:
     fsync: FsyncPolicy = "always"
     #: Whole-state checkpoint every so many buckets; 0 for never.
     checkpoint_buckets: int = 100
-    #: `replay`: upstream logs keep what an empty node needs to rebuild its state, so that even the
-    #: loss of a node's storage is survived. `checkpoint`: they keep what the newest one needs.
+    #: `replay`: upstream logs retain what an empty node needs to rebuild its state, so that even
+    #: the loss of a node's storage is survived. `checkpoint`: they retain what its newest
+    #: checkpoint needs. `Network.protect(recovery=...)` overrides it for a fragment.
     recovery: RecoveryPolicy = "replay"
     #: Keep source logs and what clients received, so that everything can be audited.
     archive: bool = True
@@ -132,8 +133,6 @@ class Options:
             raise InputError(f"hosts: {self.hosts} must be at least 2, or left out")
         if self.standby < 0 or (self.standby and self.hosts is None):
             raise InputError("standby: at least 0, and only together with hosts")
-        if self.recovery == "checkpoint" and self.checkpoint_buckets == 0:
-            raise InputError("recovery='checkpoint' wants checkpoint_buckets >= 1")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
         heartbeat_us = duration_us(self.heartbeat, of="heartbeat")

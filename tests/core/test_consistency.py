@@ -152,7 +152,7 @@ def test_inputs_that_only_the_tentative_line_still_needs_are_kept() -> None:
 @pytest.mark.parametrize("convergent", [True, False])
 def test_what_windows_and_state_hold_of_partial_buckets_is_named(*, convergent: bool) -> None:
     """Buckets 5 and 6 lacked s2. Windows reach 3 buckets back; a state may hold all there was."""
-    plan = plan_of(replace(PROCESS, stabilization="process"), convergent=convergent)
+    plan = plan_of(replace(PROCESS, while_correcting="process"), convergent=convergent)
     core = stable(plan, group_buckets_max=1)
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
     said(core, guessed(1_110, 5), guessed(1_120, 6))
@@ -340,13 +340,13 @@ def test_after_rec_done_a_node_is_stable_once_nothing_whole_waits() -> None:
 
 
 def test_3_4_3_suspend_gives_nothing_new_while_it_corrects_itself() -> None:
-    core = failed(replace(PROCESS, stabilization="suspend"))
+    core = failed(replace(PROCESS, while_correcting="suspend"))
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6), Tick(9_999)) == []
 
 
 def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> None:
-    core = failed(replace(PROCESS, stabilization="delay"))
+    core = failed(replace(PROCESS, while_correcting="delay"))
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_299)) == [Wake(2_300)]
@@ -355,7 +355,7 @@ def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> 
 
 
 def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None:
-    plan = plan_of(replace(PROCESS, stabilization="process"))
+    plan = plan_of(replace(PROCESS, while_correcting="process"))
     core = stable(plan, group_buckets_max=1)
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
     said(core, guessed(1_110, 5), guessed(1_120, 6))
@@ -365,7 +365,7 @@ def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None
 
 
 def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_for_x() -> None:
-    core = failed(replace(PROCESS, stabilization="process"))
+    core = failed(replace(PROCESS, while_correcting="process"))
     said(core, came(1_200, "s2", 5))  # Run 5..5 is under way, and 5 is all there is to correct
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_300)) == [guess(6, 6)]
@@ -375,7 +375,7 @@ def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_fo
 
 
 def test_3_5_a_new_failure_while_new_buckets_are_suspended_is_held_for_x_like_any_other() -> None:
-    core = failed(replace(PROCESS, stabilization="suspend"))
+    core = failed(replace(PROCESS, while_correcting="suspend"))
     said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
     assert said(core, done(1_400, 5)) == [Leave("p"), STABLE, Wake(2_300)]
     assert said(core, Tick(2_300)) == [UP_FAILURE, Enter("p", 2, False), guess(6, 6, line=2)]
@@ -386,7 +386,7 @@ def test_3_5_a_new_failure_while_new_buckets_are_suspended_is_held_for_x_like_an
 
 def test_3_5_a_new_failure_during_stabilization_keeps_the_tentative_line() -> None:
     """What it gave stands, and it goes on from where it is."""
-    core = failed(replace(PROCESS, stabilization="process"))
+    core = failed(replace(PROCESS, while_correcting="process"))
     said(core, came(1_200, "s2", 5))  # Run 5..5 is under way when s2 fails again
     said(core, came(1_300, "s1", 6))
     assert said(core, Tick(2_300)) == [guess(6, 6)]
@@ -397,7 +397,7 @@ def test_3_5_a_new_failure_during_stabilization_keeps_the_tentative_line() -> No
 
 
 def test_3_5_an_input_that_fails_again_and_again_costs_each_bucket_one_run_of_each_line() -> None:
-    core, actions = failed(replace(PROCESS, stabilization="process")), list[Action]()
+    core, actions = failed(replace(PROCESS, while_correcting="process")), list[Action]()
     at = 1_200
     for bucket in range(6, 30):
         # s2 comes back for as long as the correction takes, and is gone again.
@@ -500,7 +500,7 @@ def tell(core: Progress, event: BoundaryArrived | Tick) -> list[Action]:
 
 
 def test_the_result_of_a_line_that_is_over_does_not_count() -> None:
-    core = failed(replace(PROCESS, stabilization="delay"))
+    core = failed(replace(PROCESS, while_correcting="delay"))
     said(core, came(1_200, "s1", 6))  # the run of bucket 6 is under way
     said(core, came(1_300, "s2", 6), done(1_310, 6))
     consistency = core.paths["p"].consistency
@@ -511,7 +511,7 @@ def test_the_result_of_a_line_that_is_over_does_not_count() -> None:
 
 def test_a_tentative_step_that_is_ahead_of_a_stable_one_is_not_thrown_away() -> None:
     """With an input that is always late, long tentative steps would never be given."""
-    core = failed(replace(PROCESS, stabilization="delay"))
+    core = failed(replace(PROCESS, while_correcting="delay"))
     said(core, came(1_200, "s1", 6))  # the run of bucket 6 is under way
     said(core, came(1_300, "s2", 5), done(1_310, 5))
     consistency = core.paths["p"].consistency

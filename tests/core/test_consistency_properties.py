@@ -276,8 +276,8 @@ words = st.sampled_from(
 stories = st.lists(words, min_size=10, max_size=60)
 policies = st.builds(
     Policy,
-    failure=st.sampled_from(["delay", "process", "delay", "process", "block"]),
-    stabilization=st.sampled_from(["suspend", "delay", "process"]),
+    on_failure=st.sampled_from(["delay", "process", "delay", "process", "block"]),
+    while_correcting=st.sampled_from(["suspend", "delay", "process"]),
     reconcile=st.sampled_from(["checkpoint", "undo"]),
     patience_us=st.just(1_000),
     own_us=st.sampled_from([0, 300]),
@@ -330,7 +330,7 @@ def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
     for word, *how in story:
         getattr(shell, str(word))(*how)
         shell.agrees()
-    if policy.failure == "block":
+    if policy.on_failure == "block":
         assert shell.line == 0, "nothing tentative is ever given"
 
     shell.newest += 1
@@ -386,18 +386,22 @@ prompt_words = st.sampled_from(
 
 @settings(deadline=None, max_examples=300)
 @given(
-    failure=st.sampled_from(["delay", "process"]),
-    stabilization=st.sampled_from(["suspend", "delay", "process"]),
+    on_failure=st.sampled_from(["delay", "process"]),
+    while_correcting=st.sampled_from(["suspend", "delay", "process"]),
     reconcile=st.sampled_from(["checkpoint", "undo"]),
     resumed=st.booleans(),
     story=st.lists(prompt_words, min_size=10, max_size=80),
 )
 def test_property_1_what_came_is_given_within_x(
-    failure: str, stabilization: str, reconcile: str, resumed: bool, story: list[tuple[str, int]]
+    on_failure: str,
+    while_correcting: str,
+    reconcile: str,
+    resumed: bool,
+    story: list[tuple[str, int]],
 ) -> None:
     """A union of three: whatever is missing, and also after a restart while all of it is."""
     trees: Mapping[str, Tree] = {"sums": AnyOf(STREAMS)}
-    policy = Policy(failure, stabilization, reconcile, 1_000, 300)  # type: ignore[arg-type]
+    policy = Policy(on_failure, while_correcting, reconcile, 1_000, 300)  # type: ignore[arg-type]
     plan = PathPlan("p", STREAMS, ("sums",), True, EXTENT, policy, trees)
     core = Progress([plan], checkpoint_buckets=0, resumed={"p": (4, 3, 0)} if resumed else None)
     shell = Prompt(core, STREAMS)

@@ -51,7 +51,7 @@ from tests.core.transcripts import (
     stable,
 )
 
-WITH_PEER = replace(PROCESS, stabilization="process", peers=("p.2",))
+WITH_PEER = replace(PROCESS, while_correcting="process", peers=("p.2",))
 WITH_TWO = replace(WITH_PEER, peers=("p.2", "p.3"))
 
 
@@ -246,7 +246,7 @@ def test_of_two_promises_one_is_enough() -> None:
 
 
 def test_a_new_failure_during_the_correction_releases_the_peer() -> None:
-    core = failed(replace(WITH_PEER, stabilization="delay"), me="p.1")
+    core = failed(replace(WITH_PEER, while_correcting="delay"), me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "away"), came(1_400, "s1", 6))
     said(core, Tick(2_400), guessed(2_410, 6))
     assert said(core, done(2_500, 5)) == [
@@ -376,14 +376,14 @@ def test_who_runs_both_versions_itself_answers() -> None:
 
 
 def test_who_suspends_its_answers_is_no_help() -> None:
-    core = failed(replace(WITH_PEER, stabilization="suspend"), me="p.1")
+    core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "away"))
     assert answer(core, asked(1_400)) == "away"
 
 
 def test_3_4_3_who_suspends_its_answers_asks_too() -> None:
     """Suspending is right while another replica answers, and only then."""
-    core = failed(replace(WITH_PEER, stabilization="suspend"), me="p.1")
+    core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
     assert said(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
     said(core, answered(1_300, "refused"), came(1_350, "s1", 6))
     assert said(core, Tick(2_350))[0] == guess(6, 6)
@@ -463,7 +463,7 @@ def span(states: list[tuple[int, OutputState]]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("stabilization", ["process", "delay", "suspend"])
 def test_while_one_corrects_itself_for_long_new_rows_come_in_time(stabilization: str) -> None:
-    policy = replace(POLICY, stabilization=stabilization)  # type: ignore[arg-type]
+    policy = replace(POLICY, while_correcting=stabilization)  # type: ignore[arg-type]
     world = failing("a", "b", policy=policy, cost_us=80 * MS, group=6)
     world.until(20_000 * MS)
     assert world.latest_us(5, 180) <= BOUND_US + 3 * 20 * MS

@@ -35,7 +35,7 @@ STABILIZATION = Change("p", OutputState.STABILIZATION)
 UNION: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2"))}
 
 DELAY = Policy("delay", "suspend", patience_us=1_000, own_us=300)
-PROCESS = replace(DELAY, failure="process")
+PROCESS = replace(DELAY, on_failure="process")
 
 #: One of two inputs is there; of rows nothing is known.
 HALF = Partial(0.5, 1.0)

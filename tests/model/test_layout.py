@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import holdfast as hf
@@ -12,14 +14,14 @@ from holdfast.model.network import Network
 from holdfast.model.partitions import one_of_each, physical
 
 
-def network(partitions: int, read: str | None = "pairs") -> Network:
+def network(partitions: int, replication: Any = "pairs") -> Network:
     net = hf.Network("n", bucket="1s")
     taken = net.source("s", "ts timestamp, k string", time="ts").on(
         "sums", by="k", partitions=partitions
     )
     net.output("o", taken.window("1s").group_by("k").agg(n=hf.count()))
-    if read is not None:
-        net.protect("sums", replicas=2, read=read)
+    if replication is not None:
+        net.protect("sums", replicas=2, replication=replication)
     return physical(net)
 
 
@@ -76,7 +78,7 @@ def test_more_replicas_than_hosts_are_refused() -> None:
 
 def test_nobody_stands_by_for_what_cannot_be_moved() -> None:
     with pytest.raises(InputError, match="only nodes of pairs can be moved"):
-        layout_of(network(2, read=None), 2, standby=1)
+        layout_of(network(2, replication=None), 2, standby=1)
 
 
 def test_a_name_with_a_number_is_no_partition() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import InputError, NetworkError
+from holdfast.model.fragments import check_recovery, recovery_of
 from holdfast.model.trees import Patience, patience
 
 SCHEMA = "ts timestamp, k string, x double"
@@ -38,15 +39,21 @@ def violation(net: hf.Network) -> str:
 def test_a_fragment_nobody_protects_runs_once_and_waits() -> None:
     protection = hf.Network("net").protection("main")
     assert protection == hf.Protection()
-    assert (protection.replicas, protection.failure, protection.x_us) == (1, "block", None)
+    assert (protection.replicas, protection.on_failure, protection.max_delay_us) == (
+        1,
+        "block",
+        None,
+    )
 
 
 def test_what_was_said_is_kept() -> None:
     net = hf.Network("net")
-    net.protect(replicas=2, failure="process", x="2s")
-    net.protect("second", failure="delay", stabilization="suspend", reconcile="undo", alpha=1)
-    assert net.protection("main") == hf.Protection(replicas=2, failure="process", x="2s")
-    assert net.protection("main").x_us == 2 * SECOND
+    net.protect(replicas=2, on_failure="process", max_delay="2s")
+    net.protect(
+        "second", on_failure="delay", while_correcting="suspend", reconcile="undo", wait_share=1
+    )
+    assert net.protection("main") == hf.Protection(replicas=2, on_failure="process", max_delay="2s")
+    assert net.protection("main").max_delay_us == 2 * SECOND
     assert net.protection("second").reconcile == "undo"
     assert list(net.protections) == ["main", "second"]
 
@@ -54,26 +61,29 @@ def test_what_was_said_is_kept() -> None:
 def test_a_fragment_is_protected_once() -> None:
     net = hf.Network("net")
     net.protect(replicas=2)
-    with pytest.raises(InputError, match="fragment 'main' is protected twice; say all of it in"):
-        net.protect("main", failure="delay")
-    assert net.protection("main").failure == "block"
+    with pytest.raises(InputError, match="fragment 'main' is already protected; put all"):
+        net.protect("main", on_failure="delay")
+    assert net.protection("main").on_failure == "block"
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"replicas": 0}, "protection replicas=0: a whole number, at least 1"),
-        ({"replicas": 1.5}, "protection replicas=1.5: a whole number, at least 1"),
-        ({"failure": "suspend"},
-         "protection failure='suspend': one of 'block', 'delay', 'process'"),
-        ({"stabilization": "block"},
-         "protection stabilization='block': one of 'suspend', 'delay', 'process'"),
-        ({"reconcile": "redo"}, "protection reconcile='redo': one of 'checkpoint', 'undo'"),
-        ({"alpha": 0}, "protection alpha=0: must be above 0 and at most 1"),
-        ({"alpha": 1.1}, "protection alpha=1.1: must be above 0 and at most 1"),
-        ({"alpha": float("nan")}, "protection alpha=nan: must be above 0 and at most 1"),
-        ({"x": "soon"}, "protection x: 'soon' is not a duration"),
-        ({"x": "0s"}, "protection x: '0s' must be a positive whole number"),
+        ({"replicas": 0}, "protect: replicas=0: expected an integer >= 1"),
+        ({"replicas": 1.5}, "protect: replicas=1.5: expected an integer >= 1"),
+        ({"on_failure": "suspend"},
+         "protect: on_failure='suspend': expected one of 'block', 'delay', 'process'"),
+        ({"while_correcting": "block"},
+         "protect: while_correcting='block': expected one of 'suspend', 'delay', 'process'"),
+        ({"recovery": "never"},
+         "protect: recovery='never': expected one of 'replay', 'checkpoint'"),
+        ({"reconcile": "redo"}, "protect: reconcile='redo': expected one of 'checkpoint', 'undo'"),
+        ({"wait_share": 0}, "protect: wait_share=0: expected a number above 0 and up to 1"),
+        ({"wait_share": 1.1}, "protect: wait_share=1.1: expected a number above 0 and up to 1"),
+        ({"wait_share": float("nan")},
+         "protect: wait_share=nan: expected a number above 0 and up to 1"),
+        ({"max_delay": "soon"}, "protect: max_delay: 'soon' is not a duration"),
+        ({"max_delay": "0s"}, "protect: max_delay: '0s' must be a positive whole number"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_where_they_are_written(how: dict[str, Any], message: str) -> None:
@@ -82,6 +92,25 @@ def test_mistakes_are_refused_where_they_are_written(how: dict[str, Any], messag
         net.protect(**how)
     assert str(told.value).startswith(message)
     assert net.protections == {}
+
+
+def test_a_fragment_recovers_its_own_way() -> None:
+    net = two_fragments()
+    net.protect("second", recovery="checkpoint")
+    assert recovery_of(net, "first", hf.Options()) == "replay"
+    assert recovery_of(net, "second", hf.Options()) == "checkpoint"
+    assert recovery_of(net, "first", hf.Options(recovery="checkpoint")) == "checkpoint"
+
+
+def test_checkpoints_that_are_never_written_are_no_recovery() -> None:
+    net = two_fragments()
+    never = hf.Options(checkpoint_buckets=0)
+    check_recovery(net, never)
+    with pytest.raises(InputError, match="of fragment 'first' needs checkpoint_buckets >= 1"):
+        check_recovery(net, hf.Options(checkpoint_buckets=0, recovery="checkpoint"))
+    net.protect("second", recovery="checkpoint")
+    with pytest.raises(InputError, match="of fragment 'second' needs checkpoint_buckets >= 1"):
+        hf.run(net, options=never)
 
 
 # -- what only the whole network can tell ----------------------------------------------------------
@@ -96,8 +125,8 @@ def two_fragments(contract: hf.Contract | None = None) -> hf.Network:
 
 def test_a_protected_network_is_well_formed() -> None:
     net = two_fragments(within("4s"))
-    net.protect("first", replicas=2, failure="delay")
-    net.protect("second", replicas=3, failure="process")
+    net.protect("first", replicas=2, on_failure="delay")
+    net.protect("second", replicas=3, on_failure="process")
     net.check()
 
 
@@ -112,23 +141,23 @@ def test_a_fragment_in_which_nothing_runs() -> None:
 
 def test_to_go_on_after_a_while_needs_a_promise_downstream() -> None:
     net = two_fragments()
-    net.protect("first", failure="delay")
+    net.protect("first", on_failure="delay")
     message = violation(net)
-    assert message.startswith("protect('first'): failure='delay' needs to know how long to wait")
-    assert "Contract(within='5s')" in message and "x='2s'" in message
+    assert message.startswith("protect('first'): on_failure='delay' needs a longest delay")
+    assert "Contract(within='5s')" in message and "max_delay='2s'" in message
 
 
 def test_a_promise_beside_the_fragment_does_not_help() -> None:
     net = two_fragments()
     beside = hf.Stream(net, net.named("a")).apply(same)
     net.output("beside", beside, contract=within("4s"))
-    net.protect("second", failure="process")
-    assert violation(net).startswith("protect('second'): failure='process'")
+    net.protect("second", on_failure="process")
+    assert violation(net).startswith("protect('second'): on_failure='process'")
 
 
 def test_an_x_by_hand_needs_no_promise() -> None:
     net = two_fragments()
-    net.protect("first", failure="delay", x="1s")
+    net.protect("first", on_failure="delay", max_delay="1s")
     net.check()
 
 
@@ -138,7 +167,7 @@ def test_a_cycle_is_still_told_when_a_fragment_is_protected() -> None:
     both = net.source("a", SCHEMA, time="ts").union(port, name="both")
     net.connect(both, port)
     net.output("out", both, contract=within("4s"))
-    net.protect(failure="delay")
+    net.protect(on_failure="delay")
     assert "the cycle back -> both -> back has no delay" in violation(net)
 
 
@@ -147,7 +176,7 @@ def test_a_cycle_is_still_told_when_a_fragment_is_protected() -> None:
 
 def protect(net: hf.Network, *names: str) -> None:
     for name in names:
-        net.protect(name, failure="delay")
+        net.protect(name, on_failure="delay")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
@@ -212,7 +241,7 @@ def test_those_that_block_have_no_x_and_add_nothing_to_it() -> None:
 def test_an_x_by_hand_goes_before_the_division() -> None:
     net = diamond()
     protect(net, "start", "long1", "long2", "end")
-    net.protect("short", failure="process", x="5s")
+    net.protect("short", on_failure="process", max_delay="5s")
     found = patience(net)
     assert found["short"] == Patience(5 * SECOND, 7 * SECOND)
     assert found["long2"] == Patience(2 * SECOND, 6 * SECOND)
@@ -222,7 +251,7 @@ def test_an_x_by_hand_goes_before_the_division() -> None:
 
 def test_an_x_by_hand_does_not_unblock() -> None:
     net = two_fragments()
-    net.protect("first", x="1s")
+    net.protect("first", max_delay="1s")
     assert patience(net) == {"first": None, "second": None}
 
 
@@ -249,7 +278,7 @@ def test_a_longer_promise_over_more_fragments_can_be_the_tighter_one() -> None:
     shared = net.source("a", SCHEMA, time="ts").on("shared")
     net.output("near", shared.apply(same), contract=within("3s"))
     net.output("far", shared.on("f2").on("f3").on("f4"), contract=within("8s"))
-    net.protect("shared", failure="process")
+    net.protect("shared", on_failure="process")
     assert patience(net)["shared"] == Patience(2 * SECOND, 2 * SECOND)
 
 
@@ -288,7 +317,7 @@ def test_no_way_adds_up_to_more_than_is_promised(data: st.DataObject) -> None:
         name = f"f{number}"
         made.append(net.union(*(stream.on(name) for stream in read)))
         if data.draw(st.booleans()):
-            net.protect(name, failure=data.draw(st.sampled_from(["block", "delay", "process"])))
+            net.protect(name, on_failure=data.draw(st.sampled_from(["block", "delay", "process"])))
         if data.draw(st.booleans()):
             contract = within(f"{data.draw(st.integers(1, 60))}s")
             net.output(f"o{number}", made[-1], contract=contract)
@@ -302,14 +331,14 @@ def test_no_way_adds_up_to_more_than_is_promised(data: st.DataObject) -> None:
 def test_an_x_that_would_turn_results_tentative_without_a_failure_is_refused(x: str) -> None:
     net = hf.Network("n", bucket="500ms")
     net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
-    net.protect("main", failure="process", x=x)
-    with pytest.raises(hf.NetworkError, match=r"the smallest X that works is 834ms") as refused:
+    net.protect("main", on_failure="process", max_delay=x)
+    with pytest.raises(hf.NetworkError, match=r"the smallest that works is 834ms") as refused:
         net.check()
-    assert "X = " in str(refused.value)
+    assert "a max_delay of " in str(refused.value)
 
 
 def test_the_smallest_x_that_is_named_works() -> None:
     net = hf.Network("n", bucket="500ms")
     net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
-    net.protect("main", failure="process", x="834ms")
+    net.protect("main", on_failure="process", max_delay="834ms")
     net.check()

@@ -33,15 +33,15 @@ def join(left: hf.Stream, right: hf.Stream, name: str | None = None) -> hf.Strea
 # -- Figure 6 --------------------------------------------------------------------------------------
 
 
-def figure_6(failure: str = "delay") -> hf.Network:
+def figure_6(on_failure: Any = "delay") -> hf.Network:
     """s1 and s2 are united by U, its rows joined by J with s3, for the client c; each operator has
     two replicas."""
     net = hf.Network("figure-6")
     s1, s2, s3 = sources(net, "s1", "s2", "s3")
     united = s1.on("U").union(s2)
     net.output("c", join(united.on("J"), s3), contract=hf.Contract(within="4s"))
-    net.protect("U", replicas=2, failure=failure)
-    net.protect("J", replicas=2, failure=failure)
+    net.protect("U", replicas=2, on_failure=on_failure)
+    net.protect("J", replicas=2, on_failure=on_failure)
     net.check()
     return net
 
@@ -79,7 +79,7 @@ def test_figure_6_as_the_join_sees_it() -> None:
 
 
 def test_a_network_that_blocks_gives_nothing_tentative() -> None:
-    net = figure_6(failure="block")
+    net = figure_6(on_failure="block")
     assert kind(net, "c", ["s1", "s2", "s3"]) is STABLE
     assert kind(net, "c", ["s1", "s3"]) is BLOCKING
 
@@ -93,7 +93,7 @@ def two_sites(**failure: str) -> hf.Network:
     net.output("all", east.on("center").union(west), contract=hf.Contract(within="4s"))
     net.output("east-only", east.apply(same), contract=hf.Contract(within="4s"))
     for name, policy in failure.items():
-        net.protect(name, failure=policy)
+        net.protect(name, on_failure=policy)
     net.check()
     return net
 
@@ -268,7 +268,7 @@ def test_the_tree_of_a_path_and_the_oracle_agree(data: st.DataObject) -> None:
         left, right = data.draw(st.sampled_from(made)), data.draw(st.sampled_from(made))
         made.append(left.union(right) if data.draw(st.booleans()) else join(left, right))
     net.output("out", made[-1])
-    net.protect(failure="process", x="1s")
+    net.protect(on_failure="process", max_delay="1s")
     ((path,),) = (fragment.paths for fragment in fragments(net))
     available = data.draw(st.lists(st.sampled_from(LEAVES), unique=True))
     reached = reach(tree_of(path, "out", net), dict.fromkeys(available, 5))

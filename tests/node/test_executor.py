@@ -39,7 +39,9 @@ def union() -> Network:
     net = Network("union", bucket="100ms")
     sources = [net.source(name, SCHEMA, time="ts", clock="live") for name in ("s1", "s2")]
     net.output("merged", net.union(*sources), contract=Contract(within="2s"))
-    net.protect("main", failure="process", stabilization="process", x="1s", alpha=1)
+    net.protect(
+        "main", on_failure="process", while_correcting="process", max_delay="1s", wait_share=1
+    )
     return net
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
+from holdfast.runtime.run_status import node_status
 from holdfast.runtime.running import Run
 from holdfast.storage.manifest import HEADER
 from holdfast.verify.audit import audit
@@ -120,7 +121,7 @@ class BrokenRun:
         return self.run.parts.status()
 
     def position(self, node: str) -> int:
-        paths = self.run.asked(node).get("paths", {})
+        paths = node_status(self.run, node).get("paths", {})
         found = [path["position"] for path in paths.values()]
         return -1 if not found or None in found else min(found)
 

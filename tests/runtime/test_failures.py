@@ -79,7 +79,7 @@ def test_copies_that_do_not_know_each_other_fail_as_a_whole() -> None:
     rows = net.source("a", SCHEMA, time="ts").on("one").filter("x > 0")
     net.output("out", rows.on("two").filter("x > 1"))
     for fragment in ("one", "two"):
-        net.protect(fragment, replicas=2, read="clusters")
+        net.protect(fragment, replicas=2, replication="clusters")
     failures = Failures(net, local=False)
     failures.report("one", InputError("gone"))
     assert failures.lost("out") is None
@@ -88,7 +88,7 @@ def test_copies_that_do_not_know_each_other_fail_as_a_whole() -> None:
 
 
 def test_a_fragment_that_goes_on_without_an_input_serves_whoever_takes_tentative_results() -> None:
-    failures = Failures(chain(failure="process"), local=True)
+    failures = Failures(chain(on_failure="process"), local=True)
     failures.report("first", InputError("gone"))
     assert failures.lost("deep", tentative=True) is None
     assert failures.lost("deep") is not None

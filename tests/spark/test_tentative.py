@@ -35,7 +35,7 @@ def network(**protection: Any) -> hf.Network:
     # Long enough to be folded into panes before the failure.
     net.output("counts", both.window("2s", slide="500ms").group_by("key").agg(n=hf.count()))
     net.output("pairs", left.join(right.map("ts", "key", y="x"), on=["key"], within="100ms"))
-    net.protect("main", failure="process", **protection)
+    net.protect("main", on_failure="process", **protection)
     return net
 
 
@@ -109,7 +109,7 @@ def told(infos: list[BucketInfo]) -> list[str]:
 def test_tentative_results_stand_until_stable_ones_replace_them(
     reconcile: str, sessions: Sessions
 ) -> None:
-    net = network(reconcile=reconcile, x="1s")
+    net = network(reconcile=reconcile, max_delay="1s")
     with watched(net) as (run, watches):
         given, pairs = watches["rows"], watches["pairs"]
         push(run, 0, 20)
@@ -143,7 +143,7 @@ def test_tentative_results_stand_until_stable_ones_replace_them(
 
 def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:
     """Section 5.1: blocking is the first defence."""
-    net = network(x="10min")
+    net = network(max_delay="10min")
     with watched(net) as (run, watches):
         push(run, 0, 5)
         stable_upto(watches, 4)

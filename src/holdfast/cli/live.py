@@ -200,7 +200,7 @@ def loaded(app: str, options: Options) -> Network:
 def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
     protected = run.network.protections.values()
     client = run.client(
-        op.name, durable=True, tentative=any(one.failure != "block" for one in protected)
+        op.name, durable=True, tentative=any(one.on_failure != "block" for one in protected)
     )
     wants_all = getattr(op.sink, "tentative", False)
 

@@ -27,7 +27,7 @@ from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError, InputError
-from holdfast.model.fragments import fragment_of, fragments, is_pair
+from holdfast.model.fragments import fragment_of, fragments, is_pair, recovery_of
 from holdfast.model.identity import identity_of
 from holdfast.model.loading import load
 from holdfast.model.partitions import one_of_each, physical
@@ -133,8 +133,8 @@ class _Host:
 
     def _rebuildable(self, node: str) -> bool:
         """Upstream keeps what an empty node needs, or the other of the pair has its state."""
-        pair = is_pair(self._place.network, fragment_of(node))
-        return pair or self._place.options.recovery == "replay"
+        network, part = self._place.network, fragment_of(node)
+        return is_pair(network, part) or recovery_of(network, part, self._place.options) == "replay"
 
 
 if __name__ == "__main__":

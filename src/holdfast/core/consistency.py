@@ -124,8 +124,8 @@ class Consistency:
     def mode(self, at: int) -> FailurePolicy | None:
         """What becomes of buckets that cannot be stable; None: they wait."""
         if self.state is not OutputState.STABILIZATION or self.sunion.lacks_since_start:
-            return self.policy.failure
-        healing = self.policy.stabilization
+            return self.policy.on_failure
+        healing = self.policy.while_correcting
         return None if healing == "suspend" or self.promises.covered(at) else healing
 
     def answers(self, at: int) -> bool:

@@ -49,7 +49,7 @@ def path_state(
     plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int
 ) -> PathState:
     policy = plan.policy
-    patience_us = None if policy.failure == "block" else policy.patience_us
+    patience_us = None if policy.on_failure == "block" else policy.patience_us
     sunion = SUnion(plan.inputs, patience_us, policy.own_us)
     if resumed is not None:
         sunion.resume(resumed[0])

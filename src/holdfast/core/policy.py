@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from holdfast.frozen import dataclass
 from holdfast.model.network import Network
-from holdfast.model.protection import FailurePolicy, HealingPolicy, Reconcile
+from holdfast.model.protection import CorrectionPolicy, FailurePolicy, Reconcile
 from holdfast.model.trees import patience
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    failure: FailurePolicy = "block"
-    stabilization: HealingPolicy = "suspend"
+    on_failure: FailurePolicy = "block"
+    while_correcting: CorrectionPolicy = "suspend"
     reconcile: Reconcile = "checkpoint"
     #: How long a bucket may be held that came straight from a source, and one of which all that was
     #: spent upstream.
@@ -27,8 +27,8 @@ def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Pol
     protection, known = network.protection(fragment), patience(network)[fragment]
     if known is None:
         return Policy()
-    spare_us = int((1 - protection.alpha) * known.own_us) + network.width_us
+    spare_us = int((1 - protection.wait_share) * known.own_us) + network.width_us
     return Policy(
-        protection.failure, protection.stabilization, protection.reconcile,
+        protection.on_failure, protection.while_correcting, protection.reconcile,
         max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
     )  # fmt: skip

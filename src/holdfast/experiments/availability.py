@@ -94,7 +94,11 @@ def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:
     window = merged.map("ts", key="n % 100").window("2s", slide=f"{BUCKET_MS}ms")
     net.output("counts", window.group_by("key").agg(n=hf.count()))
     net.protect(
-        "main", replicas=replicas, failure="process", stabilization="process", x=f"{X_MS}ms"
+        "main",
+        replicas=replicas,
+        on_failure="process",
+        while_correcting="process",
+        max_delay=f"{X_MS}ms",
     )
     return net, made
 

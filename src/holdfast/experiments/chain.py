@@ -21,6 +21,7 @@ from rich.table import Table
 import holdfast as hf
 from holdfast.clock import now_us
 from holdfast.experiments.failing import CUT, Breakable, Numbered, Seen, Watch, fail
+from holdfast.model.protection import CorrectionPolicy, FailurePolicy
 from holdfast.runtime.running import Run
 from holdfast.streams.delivery import Peer
 from holdfast.verify.chaos.proxy import Proxies
@@ -29,7 +30,7 @@ X_S, FAILURE_S = 3.0, 15.0
 BUCKET_MS = 500
 RATE = 3_000
 #: Failure policy, policy while it is corrected.
-POLICIES = {
+POLICIES: dict[str, tuple[FailurePolicy, CorrectionPolicy]] = {
     "process+process": ("process", "process"),
     "delay+delay": ("delay", "delay"),
     "process+suspend": ("process", "suspend"),
@@ -46,7 +47,7 @@ WARM_S = 25.0
 
 
 def network(policy: str, depth: int) -> tuple[hf.Network, list[Numbered]]:
-    failure, stabilization = POLICIES[policy]
+    on_failure, while_correcting = POLICIES[policy]
     net = hf.Network("chain", bucket=f"{BUCKET_MS}ms")
     made = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
     sources = [
@@ -60,7 +61,12 @@ def network(policy: str, depth: int) -> tuple[hf.Network, list[Numbered]]:
         stream = stream.on(f"n{number}").filter("n >= 0")
     net.output("merged", stream)
     for number in range(1, depth + 1):
-        net.protect(f"n{number}", failure=failure, stabilization=stabilization, x=f"{X_S:g}s")
+        net.protect(
+            f"n{number}",
+            on_failure=on_failure,
+            while_correcting=while_correcting,
+            max_delay=f"{X_S:g}s",
+        )
     return net, made
 
 

@@ -131,7 +131,7 @@ def merging(
             f"{window_ms}ms", slide=f"{min(window_ms, 1_000)}ms"
         )
         net.output("counts", window.group_by("key").agg(n=hf.count()))
-    net.protect("main", alpha=ALPHA, **protection)
+    net.protect("main", wait_share=ALPHA, **protection)
     return net, made
 
 

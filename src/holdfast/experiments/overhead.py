@@ -34,7 +34,7 @@ def _cpu_s() -> float:
 def measure(policy: str, seconds: float, warm_s: float) -> float:
     """Milliseconds of processor time per bucket."""
     net, _ = merging(
-        RATE, window_ms=1_000, failure=policy, stabilization="process", x="3s"
+        RATE, window_ms=1_000, on_failure=policy, while_correcting="process", max_delay="3s"
     )  # fmt: skip
     with (
         Run(net, options=hf.Options(archive=False)) as run,

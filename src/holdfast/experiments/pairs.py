@@ -37,6 +37,7 @@ from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets, flux
 from holdfast.model.fragments import pairs_of
 from holdfast.model.layout import EDGE
 from holdfast.runtime.rolling_restart import position
+from holdfast.runtime.run_status import node_status
 from holdfast.runtime.running import Run
 from holdfast.verify.audit import audit
 
@@ -286,7 +287,9 @@ class _Story:
     def _caught_up(self, names: list[str]) -> bool:
         """They are where their partners are."""
         for name in names:
-            mine, other = (position(self._run.asked(n)) for n in (name, self._partners[name]))
+            mine, other = (
+                position(node_status(self._run, n)) for n in (name, self._partners[name])
+            )
             if mine is None or other is None or mine < other - 1:
                 return False
         return True

@@ -79,7 +79,9 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     for number, (failure, healing) in enumerate(POLICIES):
         policy = f"{failure}+{healing}"
-        network, made = merging(RATE, failure=failure, stabilization=healing, x=f"{X_S:.0f}s")
+        network, made = merging(
+            RATE, on_failure=failure, while_correcting=healing, max_delay=f"{X_S:.0f}s"
+        )
 
         def said(met: Failure, policy: str = policy) -> None:
             say(

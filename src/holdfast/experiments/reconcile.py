@@ -60,7 +60,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         for kind in KINDS:
             network, made = merging(
                 point.rows_per_s, window_ms=point.window_ms,
-                failure="process", stabilization="suspend", reconcile=kind, x=X,
+                on_failure="process", while_correcting="suspend", reconcile=kind, max_delay=X,
             )  # fmt: skip
             warm_s = WARM_AGAIN_S if runs else WARM_S / (2 if quick else 1)
             found, seen = failures(

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 import holdfast as hf
+from holdfast.model.protection import Replication
 
 PARTITIONS = 4
 APPS = 10
@@ -42,9 +43,9 @@ def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.T
     return out, held.take(pa.array(np.sort(order[last & ~ends[order]])))
 
 
-def network(read: str | None) -> hf.Network:
+def network(replication: Replication | None) -> hf.Network:
     """As pairs, as two clusters, or (None) without protection."""
-    net = hf.Network(f"sessions-{read or 'plain'}", bucket=f"{BUCKET_MS}ms", partitions=1)
+    net = hf.Network(f"sessions-{replication or 'plain'}", bucket=f"{BUCKET_MS}ms", partitions=1)
     packets = net.source(
         "packets", "ts timestamp, src long, dst long, app int, ends boolean", time="ts",
         clock="manual",
@@ -58,9 +59,9 @@ def network(read: str | None) -> hf.Network:
     by_source = ended.on("stats", by=["app", "src"], partitions=PARTITIONS)
     stats = by_source.window(f"{BUCKET_MS}ms").group_by("app", "src")
     net.output("stats", stats.agg(longest=hf.max("dur"), mean=hf.avg("dur"), ended=hf.count()))
-    if read is not None:
+    if replication is not None:
         for fragment in ("sessions", "stats"):
-            net.protect(fragment, replicas=2, read=read)
+            net.protect(fragment, replicas=2, replication=replication)
     return net
 
 

@@ -49,7 +49,7 @@ def network() -> hf.Network:
         for i in (1, 2, 3)
     ]
     net.output("merged", net.union(*taps).filter("value >= 0"), contract=hf.Contract(within="5s"))
-    net.protect("main", replicas=2, failure="process", stabilization="process")
+    net.protect("main", replicas=2, on_failure="process", while_correcting="process")
     return net
 
 

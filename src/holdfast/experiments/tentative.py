@@ -38,8 +38,8 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for policy in ("delay", "process"):
         for held_s in QUICK_HELD_S if quick else HELD_S:
             network, made = merging(
-                RATE, failure=policy, stabilization="suspend",
-                x=f"{round(1_000 * held_s / ALPHA)}ms",
+                RATE, on_failure=policy, while_correcting="suspend",
+                max_delay=f"{round(1_000 * held_s / ALPHA)}ms",
             )  # fmt: skip
             found, seen = failures(
                 network, [FAILURE_S] * repeats, warm_s=WARM_AGAIN_S if runs else WARM_S

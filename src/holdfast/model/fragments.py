@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.config import Options, RecoveryPolicy
+from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.wellformed import topological
@@ -76,7 +78,23 @@ def partners_of(network: Network, node: str) -> tuple[str, ...]:
 
 
 def is_pair(network: Network, fragment: str) -> bool:
-    return network.protection(fragment).read == "pairs"
+    return network.protection(fragment).replication == "pairs"
+
+
+def recovery_of(network: Network, fragment: str, options: Options) -> RecoveryPolicy:
+    """What upstream logs retain for the replicas of a fragment, where they are no pair."""
+    return network.protection(fragment).recovery or options.recovery
+
+
+def check_recovery(network: Network, options: Options) -> None:
+    """Raise InputError where a fragment recovers from checkpoints that are never written."""
+    parts = {part.name for part in fragments(network)}
+    wanting = [name for name in parts if recovery_of(network, name, options) == "checkpoint"]
+    if wanting and options.checkpoint_buckets == 0:
+        raise InputError(
+            f"recovery='checkpoint' of fragment {min(wanting)!r} needs checkpoint_buckets >= 1, "
+            "found 0, which writes none"
+        )
 
 
 def pairs_of(network: Network) -> dict[str, str]:
@@ -103,7 +121,7 @@ def makers_of(network: Network, stream: str, reader: str) -> tuple[str, ...]:
     makers = producers_of(network)[stream]
     home = home_of(reader, makers)
     apart = fragment_of(reader) in network.protections and (
-        network.protection(fragment_of(reader)).read == "clusters"
+        network.protection(fragment_of(reader)).replication == "clusters"
     )
     return (home,) if apart and home is not None else makers
 

@@ -27,7 +27,7 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
     if standby and not pairs_of(network):
         raise InputError(
             "standby: only nodes of pairs can be moved to another host, and there are none; "
-            "protect a fragment with read='pairs', or leave it out"
+            "protect a fragment with replication='pairs', or leave it out"
         )
     # Those that stand by come last: there may be more or fewer another time.
     found: dict[str, list[str]] = {EDGE: []} if network.logical is not network else {}
@@ -44,7 +44,7 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
             )
         place = partition[1] if (partition := partition_of(network, part)) else order
         # In clusters, each copy of the dataflow has hosts of its own.
-        apart = hosts // len(names) if network.protection(part).read == "clusters" else None
+        apart = hosts // len(names) if network.protection(part).replication == "clusters" else None
         for copy, name in enumerate(names):
             at = (place + copy) % hosts if apart is None else copy * apart + place % apart
             found[f"host-{at + 1}"].append(name)

@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from holdfast.config import duration_text, duration_us
+from holdfast.config import RecoveryPolicy, duration_text, duration_us
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.contract import Contract
-from holdfast.model.protection import Protection
+from holdfast.model.protection import (
+    CorrectionPolicy,
+    FailurePolicy,
+    Protection,
+    Reconcile,
+    Replication,
+)
 from holdfast.model.pyspark_names import missing
 from holdfast.model.schema import ddl_of
 
@@ -140,11 +146,46 @@ class Network:
             )
         )
 
-    def protect(self, fragment: str = "main", **how: Any) -> None:
-        """Say how a fragment meets failures; `how` are the options of `Protection`."""
+    def protect(
+        self,
+        fragment: str = "main",
+        *,
+        replicas: int = 1,
+        replication: Replication = "switch",
+        on_failure: FailurePolicy = "block",
+        while_correcting: CorrectionPolicy = "process",
+        max_delay: str | None = None,
+        wait_share: float = 0.9,
+        reconcile: Reconcile = "checkpoint",
+        recovery: RecoveryPolicy | None = None,
+    ) -> None:
+        """Replicate a fragment, and choose what it does while inputs are missing.
+
+        replicas: copies of the fragment, each on a node of its own; all but one may fail.
+        replication: `"switch"`: consumers switch to another replica; `"pairs"`: two replicas, a
+            lost one is rebuilt from the other; `"clusters"`: two independent dataflows.
+        on_failure: while an input is missing, give no results (`"block"`), hold every bucket for
+            `max_delay` before it becomes tentative (`"delay"`), or only the first (`"process"`).
+        while_correcting: new buckets while tentative results are corrected: `"suspend"`,
+            `"delay"` or `"process"`.
+        max_delay: longest delay the fragment adds, such as `"3s"`; by default its share of the
+            `within` of the outputs downstream.
+        wait_share: share of `max_delay` spent waiting for inputs; the rest is for processing.
+        reconcile: correct from the state before the failure (`"checkpoint"`), or from a state
+            rebuilt from the inputs that still matter (`"undo"`).
+        recovery: what upstream logs retain for a replica that comes back: everything it needs to
+            start empty (`"replay"`), or what its newest checkpoint needs (`"checkpoint"`); by
+            default `Options.recovery`.
+        """
         if fragment in self.protections:
-            raise InputError(f"fragment {fragment!r} is protected twice; say all of it in one call")
-        self.protections[fragment] = Protection(**how)
+            raise InputError(
+                f"protect: fragment {fragment!r} is already protected; put all options in one call"
+            )
+        self.protections[fragment] = Protection(
+            replicas=replicas, replication=replication, on_failure=on_failure,
+            while_correcting=while_correcting, max_delay=max_delay, wait_share=wait_share,
+            reconcile=reconcile, recovery=recovery,
+        )  # fmt: skip
 
     def protection(self, fragment: str) -> Protection:
         return self.protections.get(fragment, _UNPROTECTED)

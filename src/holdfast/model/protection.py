@@ -1,74 +1,83 @@
-"""How a fragment is guarded against failures: by how many replicas, and by what it does with the
-rows it has while others are missing or being corrected (Borealis sections 2.3, 3.3, 3.4)."""
+"""Replication and failure policy of a fragment (Borealis sections 2.3, 3.3 and 3.4; Flux)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from holdfast.config import duration_us
+from holdfast.config import RecoveryPolicy, duration_us
 from holdfast.errors import InputError
 
+Replication = Literal["switch", "pairs", "clusters"]
 FailurePolicy = Literal["block", "delay", "process"]
-HealingPolicy = Literal["suspend", "delay", "process"]
+CorrectionPolicy = Literal["suspend", "delay", "process"]
 Reconcile = Literal["checkpoint", "undo"]
-Reading = Literal["switch", "pairs", "clusters"]
 
 _CHOICES = {
-    "failure": FailurePolicy,
-    "stabilization": HealingPolicy,
+    "replication": Replication,
+    "on_failure": FailurePolicy,
+    "while_correcting": CorrectionPolicy,
     "reconcile": Reconcile,
-    "read": Reading,
+    "recovery": RecoveryPolicy,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What a fragment does when an input is missing, and by how many replicas it is run."""
+    """The options of `Network.protect`, validated."""
 
-    #: Copies of the fragment, each on a node of its own; all but one of them may fail.
+    #: Copies of the fragment, each on a node of its own; all but one may fail.
     replicas: int = 1
-    #: While an input is missing (UP_FAILURE). `block`: nothing tentative is ever given; `delay`:
-    #: each row waits its X first; `process`: only the first rows of a failure do.
-    failure: FailurePolicy = "block"
-    #: For new rows while results are corrected (STABILIZATION); `suspend` until that is done.
-    stabilization: HealingPolicy = "process"
-    #: Results are corrected from the state before the failure, or, with `undo`, from one that is
-    #: rebuilt from the inputs that still matter.
+    #: How the replicas work together. `switch`: each replica recovers on its own, from its storage
+    #: or from upstream; consumers switch between replicas. `pairs` (Flux): two replicas; a lost one
+    #: is rebuilt from its peer, which keeps running. `clusters`: two independent dataflows, one of
+    #: which is useless while any of its nodes is lost; for comparison.
+    replication: Replication = "switch"
+    #: While an input is missing (UP_FAILURE). `block`: no tentative results; `delay`: every bucket
+    #: waits `max_delay`; `process`: only the first bucket of a failure waits.
+    on_failure: FailurePolicy = "block"
+    #: New buckets while results are corrected (STABILIZATION). `suspend`: no results until the
+    #: correction is complete; `delay` and `process`: tentative results, as in `on_failure`.
+    while_correcting: CorrectionPolicy = "process"
+    #: Longest delay the fragment adds, X in Borealis; None: its share of the `within` of the
+    #: outputs downstream.
+    max_delay: str | None = None
+    #: Share of `max_delay` spent waiting for inputs, above 0 and up to 1; the rest is for
+    #: processing. Borealis (section 5) uses 0.9.
+    wait_share: float = 0.9
+    #: State from which results are corrected. `checkpoint`: the state before the failure; `undo`: a
+    #: state rebuilt from the inputs that still matter.
     reconcile: Reconcile = "checkpoint"
-    #: Share of X that is spent on waiting, above 0 and up to 1; the rest is for processing (the
-    #: paper's section 5 takes 0.9).
-    alpha: float = 0.9
-    #: X of this fragment by hand; None: divided from `within` of the outputs downstream.
-    x: str | None = None
-    #: How replicas stand to each other. `switch`: each can come back by itself, from its storage or
-    #: from the sources. `pairs` (Flux): two of them, and one that is lost is made anew from the
-    #: other, which goes on meanwhile. `clusters`: two dataflows that know nothing of each other, of
-    #: which one with a lost node is useless until it has come back and caught up; to compare with.
-    read: Reading = "switch"
+    #: What upstream logs retain for a replica. `replay`: enough to rebuild its state from nothing,
+    #: so that even the loss of its storage is survived. `checkpoint`: what its newest checkpoint
+    #: needs. None: `Options.recovery`. A pair retains what comes after a checkpoint.
+    recovery: RecoveryPolicy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or self.replicas < 1:
-            raise InputError(f"protection replicas={self.replicas}: a whole number, at least 1")
+            raise InputError(f"protect: replicas={self.replicas!r}: expected an integer >= 1")
         for option, choice in _CHOICES.items():
-            if (value := getattr(self, option)) not in get_args(choice):
-                known = ", ".join(map(repr, get_args(choice)))
-                raise InputError(f"protection {option}={value!r}: one of {known}")
-        if self.read != "switch" and self.replicas != 2:
+            value = getattr(self, option)
+            if value not in get_args(choice) and not (option == "recovery" and value is None):
+                choices = ", ".join(map(repr, get_args(choice)))
+                raise InputError(f"protect: {option}={value!r}: expected one of {choices}")
+        if self.replication != "switch" and self.replicas != 2:
             raise InputError(
-                f"protection read={self.read!r}: a pair has replicas=2, not {self.replicas}; with "
-                "more of them use read='switch'"
+                f"protect: replication={self.replication!r} expects replicas=2, found "
+                f"{self.replicas}; for another number use replication='switch'"
             )
-        if self.read != "switch" and self.failure != "block":
+        if self.replication != "switch" and self.on_failure != "block":
             raise InputError(
-                f"protection read={self.read!r}: failure={self.failure!r} is for read='switch'; a "
-                "pair gives stable results or none"
+                f"protect: replication={self.replication!r} gives no tentative results, found "
+                f"on_failure={self.on_failure!r}; for tentative results use replication='switch'"
             )
-        if not 0.0 < self.alpha <= 1.0:
-            raise InputError(f"protection alpha={self.alpha}: must be above 0 and at most 1")
-        if self.x is not None:
-            duration_us(self.x, of="protection x")
+        if not 0.0 < self.wait_share <= 1.0:
+            raise InputError(
+                f"protect: wait_share={self.wait_share}: expected a number above 0 and up to 1"
+            )
+        if self.max_delay is not None:
+            duration_us(self.max_delay, of="protect: max_delay")
 
     @property
-    def x_us(self) -> int | None:
-        return None if self.x is None else duration_us(self.x)
+    def max_delay_us(self) -> int | None:
+        return None if self.max_delay is None else duration_us(self.max_delay)

@@ -136,8 +136,8 @@ def patience(network: Network) -> dict[str, Patience | None]:
     for name in names:
         protection = network.protection(name)
         shares = [within_us // k[output] for output, within_us in promises[name].items()]
-        own[name] = protection.x_us or min(shares, default=None)
-        if protection.failure == "block":
+        own[name] = protection.max_delay_us or min(shares, default=None)
+        if protection.on_failure == "block":
             own[name] = None
     total = {name: x_us or 0 for name, x_us in own.items()}
     ways = longest(network, total)
@@ -188,7 +188,7 @@ def _given(network: Network, op: ops.Operator, parts: list[Kind]) -> Kind:
         return Kind.STABLE
     missing = [part is Kind.BLOCKING for part in parts]
     blocked = all(missing) if isinstance(op, ops.Union) else any(missing)
-    if blocked or network.protection(op.fragment).failure == "block":
+    if blocked or network.protection(op.fragment).on_failure == "block":
         return Kind.BLOCKING
     return Kind.TENTATIVE
 

@@ -242,11 +242,13 @@ def _protections(network: Network) -> list[str]:
                 f"protect({name!r}): no operator runs in this fragment; name another (there are: "
                 f"{known}), or move a stream to it with .on({name!r})"
             )
-        elif protection.failure != "block" and protection.x is None and not promises[name]:
+        elif (
+            protection.on_failure != "block" and protection.max_delay is None and not promises[name]
+        ):
             found.append(
-                f"protect({name!r}): failure={protection.failure!r} needs to know how long to wait "
-                "for a missing input, and no output downstream promises a delay; give one a "
-                "Contract(within='5s'), or give the fragment its own with protect(..., x='2s')"
+                f"protect({name!r}): on_failure={protection.on_failure!r} needs a longest delay, "
+                "and no output downstream promises one; give an output a Contract(within='5s'), or "
+                "the fragment protect(..., max_delay='2s')"
             )
     return found
 
@@ -261,14 +263,15 @@ def _patience(network: Network) -> list[str]:
     found = []
     least_us = 3 * network.width_us // 2
     for name, known in patience(network).items():
-        alpha = network.protection(name).alpha
+        alpha = network.protection(name).wait_share
         if known is not None and alpha * known.own_us < least_us:
             smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
             found.append(
-                f"protect({name!r}): X = {duration_text(known.own_us)} is too short for buckets of "
-                f"{duration_text(network.width_us)}: results would turn tentative without any "
-                f"failure; the smallest X that works is {duration_text(smallest_us)}: promise more "
-                "(within, divided by the fragments on the way), set x, or make the buckets shorter"
+                f"protect({name!r}): a max_delay of {duration_text(known.own_us)} is too short for "
+                f"buckets of {duration_text(network.width_us)}: results would turn tentative "
+                f"without any failure; the smallest that works is {duration_text(smallest_us)}: "
+                "raise `within` (divided among the fragments on the way) or max_delay, or make the "
+                "buckets shorter"
             )
     return found
 

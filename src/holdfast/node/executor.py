@@ -19,7 +19,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
-from holdfast.model.fragments import Fragment, Path, is_pair
+from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
 from holdfast.node import postponing
 from holdfast.node.comparison import Comparison, digest_of
@@ -118,14 +118,14 @@ class Performer:
             self._plans.values(),
             me=name,
             resumed=resumed,
-            recovery="pairs" if pair else options.recovery,
+            recovery="pairs" if pair else recovery_of(engine.network, fragment.name, options),
             checkpoint_buckets=options.checkpoint_buckets,
             group_buckets_max=options.group_buckets_max,
             group_rows_max=options.group_rows_max,
             buffer_buckets=options.buffer_buckets,
         )
         #: What is tentative is wanted of the inputs, too.
-        self.tentative = engine.network.protection(fragment.name).failure != "block"
+        self.tentative = engine.network.protection(fragment.name).on_failure != "block"
         #: Last stable bucket of each input that is in the index; None: nothing yet.
         self._received: dict[str, int | None] = dict.fromkeys(fragment.inputs)
         for output in fragment.outputs:

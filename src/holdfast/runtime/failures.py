@@ -246,7 +246,7 @@ class Failures:
             return failure
         inputs = self._inputs[fragment_of(node)]
         gone = [why for name in inputs if (why := self._gone(name, node, tentative, known))]
-        without = tentative and self._network.protection(fragment_of(node)).failure != "block"
+        without = tentative and self._network.protection(fragment_of(node)).on_failure != "block"
         return gone[0] if gone and not (without and len(gone) < len(inputs)) else None
 
     def _ended(self, node: str) -> Failure | None:

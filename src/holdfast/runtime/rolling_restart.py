@@ -16,6 +16,7 @@ from holdfast.clock import monotonic_us
 from holdfast.core.membership import process_of
 from holdfast.errors import HoldfastError, IdentityMismatch, InputError
 from holdfast.model.fragments import pairs_of
+from holdfast.runtime.run_status import node_status
 from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart, Restarted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Rolling:
         reached = {}
         # One that hangs is not asked: it does not answer.
         for name in names if run.controller.speaks(host, monotonic_us()) else ():
-            both = [position(run.asked(one)) for one in {name, partners.get(name, name)}]
+            both = [position(node_status(run, one)) for one in {name, partners.get(name, name)}]
             if begun := [at for at in both if at is not None]:
                 reached[name] = max(begun)
         self._before[host] = (epochs, reached)
@@ -77,7 +78,7 @@ class Rolling:
             if process_of(host) not in away:
                 self._raise_refused(host, away)
             return False
-        now = {name: position(self._run.asked(name)) for name in reached}
+        now = {name: position(node_status(self._run, name)) for name in reached}
         return all(at is not None and at >= reached[name] for name, at in now.items())
 
     def _raise_refused(self, host: str, away: Sequence[str]) -> None:

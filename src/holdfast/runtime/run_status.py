@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import HoldfastError
+from holdfast.streams.calls import GetNodeStatus
+from holdfast.transport.flight import FlightPeer
 
 if TYPE_CHECKING:
     from holdfast.runtime.running import Run
@@ -19,7 +24,7 @@ def status_of(run: Run) -> dict[str, Any]:
         hosted += [(name, runs) for name in run.controller.assigned(host)]
     if hosted and run.state != "stopped":
         with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
-            told = pool.map(run.asked, [name for name, _ in hosted])
+            told = pool.map(partial(node_status, run), [name for name, _ in hosted])
             nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
     return {
         "network": run.network.name,
@@ -54,3 +59,17 @@ def status_of(run: Run) -> dict[str, Any]:
         "differs": run.parts.differs(),
         "stopped": run.parts.stopped(),
     }
+
+
+def node_status(run: Run, node: str) -> dict[str, Any]:
+    """The status of a node in another process, as the node reports it."""
+    address = run.controller.address(node)
+    if address is None:
+        return {"node": node}
+    try:
+        peer = FlightPeer(address, silence_s=run.options.silence_s)
+        status = peer.call(GetNodeStatus()).body
+        peer.close()
+        return status
+    except HoldfastError as err:
+        return {"node": node, "failure": str(err)}

@@ -34,7 +34,6 @@ from holdfast.edge.client import Client
 from holdfast.edge.feeds import run_clock
 from holdfast.edge.source import Source
 from holdfast.errors import (
-    HoldfastError,
     InputError,
     NodeFailed,
     RowsNotDurable,
@@ -43,6 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.model.fragments import (
     Fragment,
+    check_recovery,
     fragments,
     makers_of,
     pairs_of,
@@ -65,7 +65,6 @@ from holdfast.runtime.run_status import status_of
 from holdfast.storage import Log
 from holdfast.storage.root import StorageRoot
 from holdfast.streams.calls import (
-    GetNodeStatus,
     GetProducers,
     GetStatus,
     Locate,
@@ -85,19 +84,25 @@ _log = logging.getLogger("holdfast.running")
 NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
 STOPPED = "stopped; start another one with hf.run(...) on the same storage"
 State = Literal["new", "starting", "running", "stopped"]
+Deployment = Literal["local", "processes"]
 #: A node process that has not reported by then has a problem.
 READY_S = 180.0
 
 
 class Run:
-    """A running network. Made by `run()`; a context manager that stops everything."""
+    """A running network: `with hf.run(net, storage="data") as run: ...`
+
+    `storage` is the folder of the logs, where a later run continues; by default a temporary one.
+    `app`: where each of the `processes` finds the network, `"path.py"` or `"module:network"`.
+    `accept_versions`: continue on a storage that other library versions have written.
+    """
 
     def __init__(
         self,
         network: Network,
         *,
         storage: str | None = None,
-        deployment: str = "local",
+        deployment: Deployment = "local",
         options: Options | None = None,
         app: str | None = None,
         accept_versions: bool = False,
@@ -113,6 +118,7 @@ class Run:
             raise InputError("hosts: everything runs in one process; use deployment='processes'")
         network.check()
         network = physical(network)
+        check_recovery(network, options or Options())
         #: Of what this process runs; taken before any function of the application is called.
         self.identity = identity_of(network)
         self._accept_versions = accept_versions
@@ -318,19 +324,6 @@ class Run:
         self._check_started()
         return status_of(self)
 
-    def asked(self, node: str) -> dict[str, Any]:
-        """What a node in another process says of itself."""
-        address = self.controller.address(node)
-        if address is None:
-            return {"node": node}
-        try:
-            peer = FlightPeer(address, silence_s=self.options.silence_s)
-            told = peer.call(GetNodeStatus()).body
-            peer.close()
-            return told
-        except HoldfastError as err:
-            return {"node": node, "failure": str(err)}
-
     def raise_failure(self) -> None:
         """Raise what stopped an output, if anything did."""
         for op in self.network.outputs:
@@ -492,7 +485,4 @@ class Run:
         return Location(address)
 
 
-def run(network: Network, **how: Any) -> Run:
-    """A run of `network`, to be used with `with`. Takes storage, deployment, options, app and
-    accept_versions (go on with a storage that other library versions have written)."""
-    return Run(network, **how)
+run = Run

@@ -25,7 +25,9 @@ def union_of_two(replicas: int, bucket: str = "100ms", x: str = "1500ms") -> Net
     net = Network("lab", bucket=bucket)
     both = net.union(*sources(net, 2)).apply(small)
     net.output("merged", both, contract=Contract(within="3s"))
-    net.protect("main", replicas=replicas, failure="process", stabilization="process", x=x)
+    net.protect(
+        "main", replicas=replicas, on_failure="process", while_correcting="process", max_delay=x
+    )
     return net
 
 

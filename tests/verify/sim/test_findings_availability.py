@@ -178,7 +178,7 @@ def three_fragments() -> Network:
     merged = net.union(left.on("end"), right.on("end")).apply(even)
     net.output("merged", merged, contract=Contract(within="6s"))
     for fragment in ("left", "right", "end"):
-        net.protect(fragment, failure="delay", stabilization="delay")
+        net.protect(fragment, on_failure="delay", while_correcting="delay")
     return net
 
 
@@ -230,7 +230,7 @@ def test_a9_an_x_that_cannot_work_is_refused_with_one_that_does() -> None:
     third = first.on("second").apply(even).on("third").apply(even)
     net.output("merged", third, contract=Contract(within="1500ms"))  # 500 ms for each
     for fragment in ("first", "second", "third"):
-        net.protect(fragment, failure="process", stabilization="process")
+        net.protect(fragment, on_failure="process", while_correcting="process")
     try:
         net.check()
         why = ""
@@ -322,7 +322,7 @@ def test_a12_a_function_that_fails_on_partial_input_stops_nobody(lab: Lab) -> No
     def network() -> Network:
         net = Network("lab", bucket="500ms")
         net.output("merged", net.union(*sources(net, 2)).apply(picky))
-        net.protect("main", failure="process", stabilization="process", x="1500ms")
+        net.protect("main", on_failure="process", while_correcting="process", max_delay="1500ms")
         return net
 
     outcome = lab.run(

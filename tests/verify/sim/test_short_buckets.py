@@ -23,7 +23,9 @@ def network(replicas: int) -> Network:
     net = Network("lab", bucket="20ms")
     both = net.union(*sources(net, 2)).apply(small)
     net.output("windows", windows(both, "1s", "20ms"), contract=Contract(within="4s"))
-    net.protect("main", replicas=replicas, failure="process", stabilization="process", x="1s")
+    net.protect(
+        "main", replicas=replicas, on_failure="process", while_correcting="process", max_delay="1s"
+    )
     return net
 
 

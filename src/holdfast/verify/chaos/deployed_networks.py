@@ -66,6 +66,8 @@ _outputs(chain, _kept.on("second"))
 
 pair = hf.Network("pair", bucket="200ms")
 _outputs(pair, pair.union(*_taps(pair)).filter("x % 10 <> 0"))
-pair.protect("main", replicas=2, failure="process", stabilization="process", x="1500ms")
+pair.protect(
+    "main", replicas=2, on_failure="process", while_correcting="process", max_delay="1500ms"
+)
 
 NETWORKS: Mapping[str, hf.Network] = {net.name: net for net in (single, chain, pair)}

@@ -9,6 +9,7 @@ from holdfast.model.fragments import (
     fragments,
     is_pair,
     pairs_of,
+    recovery_of,
 )
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
@@ -100,7 +101,9 @@ class Cast:
         return NodeProcess(host, self._wiring, part, name, self.options, self.history)
 
     def _rebuildable(self, name: str) -> bool:
-        return is_pair(self.network, fragment_of(name)) or self.options.recovery == "replay"
+        part = fragment_of(name)
+        replays = recovery_of(self.network, part, self.options) == "replay"
+        return is_pair(self.network, part) or replays
 
     def _took(self, node: NodeProcess) -> None:
         """The node of that name is this one now."""

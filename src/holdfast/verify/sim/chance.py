@@ -13,6 +13,7 @@ from holdfast.config import Options
 from holdfast.model.fragments import fragments, replicas_of
 from holdfast.model.layout import EDGE, layout_of
 from holdfast.model.network import Network
+from holdfast.model.protection import FailurePolicy
 from holdfast.verify.scenario import Scenario
 from holdfast.verify.sim.draws import Targets, beside_of, fault_of, hosts_fail, lasting_of
 from holdfast.verify.sim.hardships import HOURS, hardships_of, hour_of
@@ -118,14 +119,17 @@ def protect(network: Network, seed: int) -> None:
     if network.protections or not seed or chance.random() < 0.2:
         return
     x, most = chance.choice(["850ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
-    blocks = ["block"] if chance.random() < 0.3 else []
+    blocks: list[FailurePolicy] = ["block"] if chance.random() < 0.3 else []
+    # Where nobody's storage is deleted, some fragments may be able to do without theirs.
+    mixed = random.Random(f"recovery/{seed}")
     three = FAULTS_2 and random.Random(f"three/{seed}").random() < 0.25
     for fragment in fragments(network):
         network.protect(
             fragment.name,
-            failure=chance.choice(["process", "delay", *blocks]),
-            stabilization=chance.choice(["suspend", "delay", "process"]),
+            on_failure=chance.choice(["process", "delay", *blocks]),
+            while_correcting=chance.choice(["suspend", "delay", "process"]),
             reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
-            x=x,
+            max_delay=x,
             replicas=max(chance.randint(1, most), 3 if three else 1),
+            recovery="replay" if mixed.random() < 0.2 else None,
         )

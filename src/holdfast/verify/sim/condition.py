@@ -38,7 +38,7 @@ class Condition:
         #: How much later than others an input may come without any bucket turning tentative, for
         #: readers that do not block: X without what is kept for computing, and without the bucket.
         self._bears_us = {
-            name: int(network.protection(name).alpha * known.own_us) - width_us - STEP_US
+            name: int(network.protection(name).wait_share * known.own_us) - width_us - STEP_US
             for name, known in patience(network).items()
             if known is not None
         }

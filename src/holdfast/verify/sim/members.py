@@ -13,7 +13,7 @@ from holdfast.config import Options
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
-from holdfast.model.fragments import producers_of, readers_of
+from holdfast.model.fragments import producers_of, readers_of, recovery_of
 from holdfast.model.layout import Layout
 from holdfast.model.network import Network
 from holdfast.model.trees import tolerances
@@ -253,10 +253,12 @@ class Member(Server):
 def kept_for_ever(network: Network, options: Options) -> set[str]:
     """Streams of which everything is kept, as promised: with `replay`, what an empty node needs to
     rebuild state that is not convergent is all of its input since the start."""
-    if options.recovery == "checkpoint":
-        return set()
     found: set[str] = set()
-    waiting = [op for op in network.operators if not op.convergent]
+    waiting = [
+        op
+        for op in network.operators
+        if not op.convergent and recovery_of(network, op.fragment, options) == "replay"
+    ]
     while waiting:
         for up in waiting.pop().inputs:
             if up is not None and up.name not in found:

@@ -143,7 +143,9 @@ def pair() -> Network:
     both = net.union(*_sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "1s", "500ms"), contract=Contract(within="3s"))
     net.output("totals", _totals(both))
-    net.protect("main", replicas=2, failure="process", stabilization="process", x="1500ms")
+    net.protect(
+        "main", replicas=2, on_failure="process", while_correcting="process", max_delay="1500ms"
+    )
     return net
 
 
@@ -152,7 +154,9 @@ def hours() -> Network:
     net = Network("hours", bucket="5s")
     both = net.union(*_sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "10s", "5s"), contract=Contract(within="30s"))
-    net.protect("main", replicas=2, failure="process", stabilization="process", x="15s")
+    net.protect(
+        "main", replicas=2, on_failure="process", while_correcting="process", max_delay="15s"
+    )
     return net
 
 
@@ -173,7 +177,7 @@ def pairs(lower: int, upper: int) -> Network:
     upper_end = _windows(running.on("upper", by="key", partitions=upper), "1s", "500ms")
     net.output("windows", upper_end, contract=Contract(within="4s"))
     for fragment in ("lower", "upper"):
-        net.protect(fragment, replicas=2, read="pairs")
+        net.protect(fragment, replicas=2, replication="pairs")
     return physical(net)
 
 

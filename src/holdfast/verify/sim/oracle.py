@@ -75,8 +75,8 @@ class Oracle:
         self._uncovered = {name: 1 + n for name, n in longest(cast.network, blocks).items()}
         self._depth = {name: us // STEP_US for name, us in steps_us.items()}
         self._suspends = any(
-            self._network.protection(part.name).failure != "block"
-            and self._network.protection(part.name).stabilization == "suspend"
+            self._network.protection(part.name).on_failure != "block"
+            and self._network.protection(part.name).while_correcting == "suspend"
             for part in parts
         )
         self._detect_us = detect_us(cast.network)
@@ -101,7 +101,7 @@ class Oracle:
         """In a failure a fragment that delays always waits: for its X, and for that of those before
         it where it reads a source beside them."""
         known = self._patience
-        delays = any(self._network.protection(name).failure == "delay" for name in known)
+        delays = any(self._network.protection(name).on_failure == "delay" for name in known)
         waits = delays and kind is Kind.TENTATIVE
         return {name: x.own_us if waits and x else 0 for name, x in known.items()}
 
@@ -305,7 +305,7 @@ class Oracle:
         inputs = {name: self._best(node, name, known, ready_at) for name in path.inputs}
         if all(kind is Kind.STABLE for kind in inputs.values()):
             return Kind.STABLE
-        if self._network.protection(fragment_of(node.name)).failure == "block":
+        if self._network.protection(fragment_of(node.name)).on_failure == "block":
             return Kind.BLOCKING
         there = [name for name, kind in inputs.items() if kind is not Kind.BLOCKING]
         if all(self._has_ended(name) for name in there):

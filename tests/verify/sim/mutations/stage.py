@@ -29,7 +29,9 @@ def row_of_two() -> Network:
     lower = net.union(upper.on("lower"), s3.on("lower")).apply(even)
     net.output("merged", lower, contract=Contract(within="4s"))
     for name in ("upper", "lower"):
-        net.protect(name, replicas=2, failure="process", stabilization="process", x="1500ms")
+        net.protect(
+            name, replicas=2, on_failure="process", while_correcting="process", max_delay="1500ms"
+        )
     return net
 
 
@@ -37,7 +39,9 @@ def suspending() -> Network:
     """One fragment, twice, that answers nothing new while it corrects itself."""
     net = Network("suspending", bucket="500ms")
     net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
-    net.protect("main", replicas=2, failure="process", stabilization="suspend", x="1500ms")
+    net.protect(
+        "main", replicas=2, on_failure="process", while_correcting="suspend", max_delay="1500ms"
+    )
     return net
 
 
@@ -46,7 +50,13 @@ def undoing() -> Network:
     net = Network("undoing", bucket="500ms")
     both = net.union(*sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "2s", "1s"), contract=Contract(within="3s"))
-    net.protect("main", failure="process", stabilization="process", reconcile="undo", x="1500ms")
+    net.protect(
+        "main",
+        on_failure="process",
+        while_correcting="process",
+        reconcile="undo",
+        max_delay="1500ms",
+    )
     return net
 
 
@@ -59,7 +69,7 @@ def picky() -> Network:
     net = Network("picky", bucket="500ms")
     both = net.union(*sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "1s", "500ms").apply(some), contract=Contract(within="3s"))
-    net.protect("main", failure="process", stabilization="process", x="1500ms")
+    net.protect("main", on_failure="process", while_correcting="process", max_delay="1500ms")
     return net
 
 
@@ -67,7 +77,7 @@ def delaying() -> Network:
     """Every bucket that lacks something waits as long as it may, which no other event ends."""
     net = Network("delaying", bucket="500ms")
     net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
-    net.protect("main", failure="delay", stabilization="delay", x="1200ms")
+    net.protect("main", on_failure="delay", while_correcting="delay", max_delay="1200ms")
     return net
 
 
@@ -80,7 +90,7 @@ def three_fragments() -> Network:
     merged = net.union(left.on("end"), right.on("end")).apply(even)
     net.output("merged", merged, contract=Contract(within="6s"))
     for fragment in ("left", "right", "end"):
-        net.protect(fragment, failure="delay", stabilization="delay")
+        net.protect(fragment, on_failure="delay", while_correcting="delay")
     return net
 
 
@@ -189,7 +199,7 @@ def failing() -> Network:
 
     net = Network("failing", bucket="500ms")
     net.output("merged", net.union(*sources(net, 2)).apply(strict))
-    net.protect("main", failure="process", stabilization="process", x="1500ms")
+    net.protect("main", on_failure="process", while_correcting="process", max_delay="1500ms")
     return net
 
 

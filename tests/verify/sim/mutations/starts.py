@@ -279,7 +279,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutation("behave in a failure as in a correction", "available", "standing", scene="suspending")
 def _(patch: pytest.MonkeyPatch) -> None:
     def mode(self: Consistency, at: int) -> Any:
-        healing = self.policy.stabilization
+        healing = self.policy.while_correcting
         return None if healing == "suspend" else healing
 
     patch.setattr(Consistency, "mode", mode)
@@ -290,7 +290,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.node.executor.policy_of
 
     def blocking(*how: Any) -> Policy:
-        return replace(original(*how), failure="block")
+        return replace(original(*how), on_failure="block")
 
     patch.setattr(holdfast.node.executor, "policy_of", blocking)
 

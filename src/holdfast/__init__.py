@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from holdfast.model.contract import Contract
     from holdfast.model.network import Network, Stream
     from holdfast.model.protection import Protection
-    from holdfast.runtime.running import Run, run
+    from holdfast.runtime.launch import run
+    from holdfast.runtime.running import Run
 
 __version__ = "0.1.0"
 
@@ -52,7 +53,8 @@ _MODULES = {
     "model.contract": ("Contract",),
     "model.network": ("Network", "Stream"),
     "model.protection": ("Protection",),
-    "runtime.running": ("Run", "run"),
+    "runtime.launch": ("run",),
+    "runtime.running": ("Run",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.cli.show import show_status
+from holdfast.cli.status_view import show_status
 from holdfast.edge.source import Source
 from holdfast.model.network import Network
 from holdfast.runtime.folders import source_folder
@@ -66,11 +66,11 @@ def test_no_dead_letters_and_no_such_source_are_told_apart(
 def test_status_counts_them(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     late(source, 7)
     told = {
-        "network": "net", "deployment": "local", "sources": {"tap": source.status()},
-        "nodes": [], "hosts": {}, "contracts": {}, "failures": [], "unhealthy": [],
-        "stopped": {},
+        "network": "net", "deployment": "local", "bucket_us": 500_000,
+        "sources": {"tap": source.status()}, "nodes": [], "hosts": {}, "contracts": {},
+        "failures": [], "unhealthy": [], "stopped": {},
     }  # fmt: skip
     show_status(told, as_json=False)
     out = capsys.readouterr().out
     (row,) = [line for line in out.splitlines() if "tap" in line]
-    assert [cell.strip() for cell in row.split("│")[3:7]] == ["0", "7", "0", "7"]
+    assert row.split()[-4:] == ["0", "7", "0", "7"]

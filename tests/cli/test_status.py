@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.show import show_status
+from holdfast.cli.status_view import show_status
 
 STATUS: dict[str, Any] = {
     "network": "netmon",

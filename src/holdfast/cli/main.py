@@ -298,7 +298,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     from holdfast.cli.find import running
-    from holdfast.cli.show import show_status
+    from holdfast.cli.status_view import show_status
     from holdfast.streams.calls import GetStatus
 
     told = running(_folder(args)).call(GetStatus()).body

@@ -31,6 +31,7 @@ def status_of(run: Run) -> dict[str, Any]:
         "deployment": run.deployment,
         "state": run.state,
         "pid": os.getpid(),
+        "bucket_us": run.network.width_us,
         "sources": {name: source.status() for name, source in run.sources.items()},
         "nodes": nodes,
         "hosts": {host: run.controller.assigned(host) for host in run.processes},

@@ -90,12 +90,7 @@ READY_S = 180.0
 
 
 class Run:
-    """A running network: `with hf.run(net, storage="data") as run: ...`
-
-    `storage` is the folder of the logs, where a later run continues; by default a temporary one.
-    `app`: where each of the `processes` finds the network, `"path.py"` or `"module:network"`.
-    `accept_versions`: continue on a storage that other library versions have written.
-    """
+    """A running network, made by `hf.run`; a context manager that stops everything."""
 
     def __init__(
         self,
@@ -483,6 +478,3 @@ class Run:
         if address is not None and ask.reader is not None:
             address = self.route(ask.reader, ask.producer, address)
         return Location(address)
-
-
-run = Run

@@ -1,0 +1,229 @@
+"""`holdfast status` for people: how far every source, node and output is, in wall-clock time, and
+what needs attention. Readable at 80 columns; `--json` has everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from holdfast.cli.show import contract_word
+from holdfast.clock import now_us
+
+DAY_S = 86_400.0
+#: An ended stream is complete up to a bucket after all others.
+ENDED = 2**60
+_COLORS = {"STABLE": "green", "UP_FAILURE": "red"}
+
+
+def show_status(status: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, indent=2))
+        return
+    view = _View(status)
+    console = Console()
+    console.print(view.headline(), highlight=False, soft_wrap=True)
+    for table in (view.sources(), view.nodes(), view.outputs()):
+        if table.row_count:
+            console.print()
+            console.print(table)
+    for number, line in enumerate(view.notices()):
+        if number == 0:
+            console.print()
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+class _View:
+    def __init__(self, status: dict[str, Any]) -> None:
+        self._status = status
+        self._width_us = status.get("bucket_us")
+        ends = [self._end_s(source["complete_upto"]) for source in status["sources"].values()]
+        newest_s = max((end for end in ends if end is not None), default=None)
+        now_s = now_us() / 1e6
+        #: Lag is behind the clock, or, where old rows are replayed, behind the newest source.
+        replayed = newest_s is not None and abs(now_s - newest_s) > DAY_S
+        self._now_s = newest_s if newest_s is not None and replayed else now_s
+        self._unhealthy = {part["part"]: part for part in status.get("unhealthy", ())}
+
+    def headline(self) -> str:
+        status = self._status
+        parts = [status.get("state", "running"), f"deployment {status['deployment']}"]
+        if "pid" in status:
+            parts.append(f"pid {status['pid']}")
+        now = datetime.fromtimestamp(now_us() / 1e6).astimezone()
+        parts.append(f"{now:%Y-%m-%d %H:%M:%S %Z}")
+        return f"network [bold]{status['network']}[/bold]: {', '.join(parts)}"
+
+    def sources(self) -> Table:
+        table = _table("source", "complete up to", ">lag", ">rows", ">late", ">future", ">dead")
+        for name, source in self._status["sources"].items():
+            counts = ("rows", "late_rows", "future_rows", "dead_letter_rows")
+            table.add_row(
+                name,
+                *self._position(source["complete_upto"]),
+                *(str(source[key]) for key in counts),
+            )
+        return table
+
+    def nodes(self) -> Table:
+        nodes = self._status["nodes"]
+        several = any(len(node.get("paths", ())) > 1 for node in nodes)
+        shared = any(node.get("host", node["node"]) != node["node"] for node in nodes)
+        table = _table(
+            *(["host"] if shared else []), "node", *(["path"] if several else []), ">pid", "state",
+            "results up to", ">lag", "waiting for",
+        )  # fmt: skip
+        for node in nodes:
+            first = [node["host"]] if shared else []
+            pid = str(node.get("pid") or "-")
+            if not node.get("paths"):
+                absent = f"[red]{self._absent(node)}[/red]"
+                row = [
+                    *first,
+                    node["node"],
+                    *(["-"] if several else []),
+                    pid,
+                    absent,
+                    "-",
+                    "-",
+                    "-",
+                ]
+                table.add_row(*row)
+            for name, path in node.get("paths", {}).items():
+                table.add_row(
+                    *first, node["node"], *([name] if several else []), pid, _state(path),
+                    *self._position(path["position"]), ", ".join(path["waiting_for"]) or "-",
+                )  # fmt: skip
+                if path["tentative_upto"] is not None:
+                    upto, lag = self._position(path["tentative_upto"])
+                    blank = [""] * (len(first) + 2 + several)
+                    table.add_row(*blank, "tentative", upto, lag, "")
+        return table
+
+    def outputs(self) -> Table:
+        table = _table("output", "client up to", ">delay", ">breaks", "contract")
+        for name, contract in self._status["contracts"].items():
+            upto, _ = self._position(contract["position"])
+            delay = "-" if contract["delay_ms"] is None else _seconds(contract["delay_ms"] / 1_000)
+            within = contract["within"]
+            promise = f"within {within}: " if within else ""
+            color = "" if contract["kept"] else "[red]"
+            table.add_row(
+                name, upto, delay, str(contract["breaks"]),
+                f"{color}{promise}{escape(contract_word(contract))}",
+            )  # fmt: skip
+        return table
+
+    def notices(self) -> Iterator[str]:
+        """What needs attention, one line each."""
+        status = self._status
+        for name, source in status["sources"].items():
+            if source["restamped_rows"]:
+                yield (
+                    f"[yellow]source {name}: {source['restamped_rows']} late rows were given a new "
+                    "time (late='restamp')[/yellow]"
+                )
+            if source["clock_steps"] or abs(source["clock_apart_ms"]) > 100:
+                yield (
+                    f"[yellow]source {name}: the system clock was stepped {source['clock_steps']} "
+                    f"times; the source clock is {source['clock_apart_ms'] / 1_000:.1f} s ahead of "
+                    "it[/yellow]"
+                )
+        for host, process in status.get("processes", {}).items():
+            if not status["hosts"][host]:
+                yield f"host {host}: standby, pid {process['pid']}"
+            if process["restarts"]:
+                yield f"host {host}: {_times(process['restarts'], 'restart')}"
+        for part in status.get("unhealthy", ()):
+            yield _unhealthy(part)
+        for node, differences in status.get("differs", {}).items():
+            for text in differences:
+                yield f"[red]node {node}: replicas differ:[/red] {escape(text)}"
+        for output, why in status.get("stopped", {}).items():
+            reason = escape(why)
+            yield f"[bold red]output {output} stopped, no replica is left:[/bold red] {reason}"
+        for failure in status["failures"]:
+            stops = ", ".join(failure["outputs"])
+            what = "failed" if failure["permanent"] else "failed and is retried"
+            color = "red" if failure["permanent"] else "yellow"
+            needed = f" (needed by {stops})" if stops else ""
+            yield escape(f"{failure['node']} {what}{needed}: {failure['message']}").join(
+                (f"[{color}]", f"[/{color}]")
+            )
+        failed = {failure["node"] for failure in status["failures"]} | {*self._unhealthy}
+        for node in status["nodes"]:
+            if node.get("failure") and node.get("paths") and node["node"] not in failed:
+                yield f"[red]node {node['node']} stopped:[/red] {escape(node['failure'])}"
+
+    # -- cells ------------------------------------------------------------------------------------
+
+    def _absent(self, node: dict[str, Any]) -> str:
+        """Why a node reports no position."""
+        for name in (node["node"], node.get("host", "")):
+            if name in self._unhealthy:
+                return str(self._unhealthy[name]["state"])
+        return "no answer" if node.get("failure") else "starting"
+
+    def _end_s(self, bucket: int | None) -> float | None:
+        if bucket is None or self._width_us is None or abs(bucket) >= ENDED:
+            return None
+        return float((bucket + 1) * self._width_us / 1e6)
+
+    def _position(self, bucket: int | None) -> tuple[str, str]:
+        """The end of a bucket as a time of day, and how long ago that is."""
+        if bucket is not None and bucket >= ENDED:
+            return "ended", "-"
+        end_s = self._end_s(bucket)
+        if end_s is None:
+            return "-", "-"
+        end = datetime.fromtimestamp(end_s).astimezone()
+        digits = 1 if (self._width_us or 0) % 100_000 == 0 else 3
+        text = f"{end:%H:%M:%S}.{end.microsecond:06d}"[: 9 + digits]
+        today = abs(now_us() / 1e6 - end_s) < DAY_S
+        return text if today else f"{end:%Y-%m-%d} {text}", _seconds(self._now_s - end_s)
+
+
+def _table(*columns: str) -> Table:
+    """`>`: right-aligned."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
+        )
+    return table
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3_600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.0f} h"
+
+
+def _state(path: dict[str, Any]) -> str:
+    color = _COLORS.get(path["state"], "yellow")
+    return f"[{color}]{path['state']}[/{color}]"
+
+
+def _unhealthy(part: dict[str, Any]) -> str:
+    """State, since when, what follows, why, and what to do."""
+    color = "red" if part["out"] else "yellow"
+    state = [f"{part['state']} for {part['for_ms'] / 1_000:.0f} s"]
+    if part["failures"] > 1:
+        state.append(f"{part['failures']} failures in a row")
+    if part["retry_in_ms"] is not None:
+        state.append(f"next try in {part['retry_in_ms'] / 1_000:.0f} s")
+    where = f" on {part['host']}" if part["what"] == "node" else ""
+    text = escape(f"{part['reason'].rstrip('.')}. To do: {part['remedy']}")
+    return f"[{color}]{part['what']} {part['part']}{where} {', '.join(state)}[/{color}]: {text}"

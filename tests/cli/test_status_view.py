@@ -1,0 +1,176 @@
+"""What `holdfast status` shows of a run, on a terminal of 80 columns. No JVM."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from holdfast.cli.status_view import show_status
+
+WIDTH_US = 500_000
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def now() -> int:
+    """The bucket that ended last."""
+    return int(time.time() * 1e6) // WIDTH_US - 1
+
+
+def at(bucket: int) -> str:
+    return f"{datetime.fromtimestamp((bucket + 1) * WIDTH_US / 1e6):%H:%M:%S.%f}"[:-5]
+
+
+def status(**more: Any) -> dict[str, Any]:
+    body = {
+        "network": "netmon", "deployment": "processes", "pid": 4711, "bucket_us": WIDTH_US,
+        "sources": {}, "nodes": [], "hosts": {"main": ["main"], "spare": []}, "contracts": {},
+        "failures": [],
+        "processes": {
+            "main": {"pid": 4712, "restarts": 1}, "spare": {"pid": 4713, "restarts": 0}
+        },
+    }  # fmt: skip
+    return body | more
+
+
+def source(upto: int | None) -> dict[str, Any]:
+    return {
+        "complete_upto": upto, "rows": 1_234_567, "late_rows": 12, "future_rows": 0,
+        "dead_letter_rows": 12, "restamped_rows": 0, "clock_steps": 0, "clock_apart_ms": 0.0,
+    }  # fmt: skip
+
+
+def node(name: str, pid: int, **paths: dict[str, Any]) -> dict[str, Any]:
+    return {"node": name, "host": name, "pid": pid, "failure": None, "paths": paths}
+
+
+def path(state: str, position: int, tentative: int | None = None, *waiting: str) -> dict[str, Any]:
+    return {
+        "state": state, "position": position, "tentative_upto": tentative, "waiting_for": [*waiting]
+    }  # fmt: skip
+
+
+def contract(**more: Any) -> dict[str, Any]:
+    kept = {
+        "position": now(), "delay_ms": 312.0, "within": "3s", "kept": True, "breaks": 0,
+        "worst_ms": 0.0, "broken_for_ms": None, "waiting_for": [], "lost_buckets": 0,
+        "breaks_of": {"within": 0, "loss": 0}, "not_judged": None,
+    }  # fmt: skip
+    return kept | more
+
+
+def shown(body: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    show_status(body, as_json=False)
+    return capsys.readouterr().out
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The words of the first line that begins with each name."""
+    rows: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if words := line.split():
+            rows.setdefault(words[0], words)
+    return rows
+
+
+def test_processes_are_shown_with_their_pids(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(status(nodes=[node("main", 4712)]), capsys)
+    assert text.startswith("network netmon: running, deployment processes, pid 4711, ")
+    assert "host main: 1 restart\n" in text
+    assert "host spare: standby, pid 4713" in text
+
+
+def test_positions_are_times_of_day_and_nothing_is_cut_off_at_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = now()
+    body = status(
+        sources={"tap-of-berlin": source(last), "gone": source(last - 40)},
+        nodes=[
+            node("main", 4712, top=path("UP_FAILURE", last - 40, last - 1, "gone")),
+            node("main@2", 4713, top=path("STABILIZATION", last - 40)),
+            node("main@3", 4714, top=path("STABLE", last)),
+        ],
+        contracts={
+            "top": contract(kept=False, breaks=1, broken_for_ms=2_500.0, waiting_for=["gone"])
+        },
+    )
+    text = shown(body, capsys)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "…" not in text
+    rows = rows_of(text)
+    assert rows["gone"][1] == at(last - 40) and rows["gone"][3] == "s"
+    assert 20 <= float(rows["gone"][2]) < 22
+    assert rows["main"][1:4] == ["4712", "UP_FAILURE", at(last - 40)] and rows["main"][-1] == "gone"
+    assert rows["tentative"][1] == at(last - 1)
+    assert rows["main@2"][2] == "STABILIZATION" and rows["main@3"][2:4] == ["STABLE", at(last)]
+    assert rows["top"][1:4] == [at(last), "0.3", "s"]
+    assert "within 3s: BROKEN for 2.5s" in " ".join(text.split())
+
+
+def test_several_paths_and_shared_hosts_fit_too(capsys: pytest.CaptureFixture[str]) -> None:
+    last = now()
+    paths = {"windows": path("STABLE", last), "totals": path("STABILIZATION", last - 3)}
+    nodes = [node(f"sums.{n}", 1_234_567, **paths) | {"host": f"h{n}"} for n in range(3)]
+    text = shown(status(nodes=nodes), capsys)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.count("STABILIZATION") == 3 and text.count(at(last - 3)) == 3
+
+
+def test_a_node_without_a_position_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    grpc = "Flight error: gRPC returned unavailable error, with message: failed to connect"
+    part = {
+        "part": "main", "what": "host", "host": "main", "state": "restarting", "kind": "killed",
+        "reason": "the process was ended by SIGKILL", "failures": 1, "remedy": "none",
+        "quarantined": False, "out": False, "final": False, "for_ms": 400, "retry_in_ms": 1_000,
+    }  # fmt: skip
+    nodes = [
+        {"node": "main", "host": "main", "pid": None, "failure": grpc},
+        {"node": "main@2", "host": "main@2", "pid": 4713, "failure": grpc},
+        {"node": "main@3", "host": "main@3", "pid": 4714},
+    ]
+    text = shown(status(nodes=nodes, unhealthy=[part]), capsys)
+    rows = rows_of(text)
+    assert rows["main"][1:3] == ["-", "restarting"]
+    assert rows["main@2"][1:4] == ["4713", "no", "answer"]
+    assert rows["main@3"][1:3] == ["4714", "starting"]
+    assert "gRPC" not in text
+    assert "host main restarting for 0 s, next try in 1 s: the process was ended by" in text
+
+
+def test_a_replay_of_old_rows_lags_behind_the_newest_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(
+        status(
+            sources={"old": source(1_000), "ended": source(2**61)},
+            nodes=[node("main", 4712, top=path("STABLE", 990))],
+        ),
+        capsys,
+    )
+    rows = rows_of(text)
+    assert rows["old"][1].startswith("19") and rows["old"][3:5] == ["0.0", "s"]
+    assert rows["main"][5:7] == ["5.0", "s"]
+    assert rows["ended"][1:3] == ["ended", "-"]
+
+
+def test_failures_are_shown_once_with_what_depends_on_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "path 'out', buckets 1 to 1: KeyError: 'page', at /srv/app.py:7 in parse"
+    failure = {
+        "node": "main", "outputs": ["out", "other"], "message": text, "permanent": True,
+        "user_location": "/srv/app.py:7 in parse", "at": 0,
+    }  # fmt: skip
+    again = failure | {"node": "second", "outputs": [], "permanent": False}
+    body = status(failures=[failure, again], nodes=[{"node": "main", "failure": text}])
+    lines = shown(body, capsys)
+    assert f"main failed (needed by out, other): {text}\n" in lines
+    assert f"second failed and is retried: {text}\n" in lines
+    assert lines.count("KeyError") == 2

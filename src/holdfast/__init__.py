@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.launch import run
     from holdfast.runtime.running import Run
 
-__version__ = "0.1.0"
+__version__ = "0.5.0.dev0"
 
 __all__ = [
     "Contract", "CorrectedTable", "Generate", "HoldfastError", "Network", "NetworkError",

@@ -16,7 +16,7 @@ from holdfast.clock import monotonic_us
 from holdfast.cluster import supervisor
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
-from holdfast.core import silence
+from holdfast.core import watchdog
 from holdfast.core.quarantine import EXIT_CODES, POLICIES
 
 LIMIT_S = 30.0
@@ -158,8 +158,8 @@ def test_processes_are_killed_at_once_also_those_that_do_not_want_to_end(story: 
 def test_a_host_that_hangs_is_reported_killed_and_started_again(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_US", 1_000_000)
-    monkeypatch.setattr(silence, "HUNG_US", 3_000_000)
+    monkeypatch.setattr(watchdog, "REPORT_US", 1_000_000)
+    monkeypatch.setattr(watchdog, "KILL_US", 3_000_000)
     story.host.start()
     story.until("started", story.runs)
     story.host.heard()

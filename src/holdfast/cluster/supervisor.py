@@ -5,7 +5,7 @@ started again, and when it is quarantined, `core.quarantine` decides; here are a
 it when it is time to, and one per process that waits for its end. None of them dies of what the
 operating system refuses: that is a failure of the host, and tried again like any other.
 
-A host that hangs is killed and started again when `core.silence` says so, and so is one that does
+A host that hangs is killed and started again when `core.watchdog` says so, and so is one that does
 not end when it is asked to. One that stands still can also be replaced: its successor starts in a
 folder of its own, because the other still holds the lock of its own and may wake up. Then it finds
 out by itself that it was replaced, and ends.
@@ -30,7 +30,7 @@ import psutil
 
 from holdfast.clock import monotonic_us, now_us
 from holdfast.config import Options
-from holdfast.core import silence
+from holdfast.core import watchdog
 from holdfast.core.quarantine import (
     Asked,
     Condition,
@@ -46,7 +46,7 @@ from holdfast.core.quarantine import (
     kind_of_exit,
     reason_of,
 )
-from holdfast.core.silence import Silence
+from holdfast.core.watchdog import Watchdog
 
 _log = logging.getLogger("holdfast.supervise")
 #: A process that was asked to end is started again after so long.
@@ -104,8 +104,8 @@ class HostProcess:
         self._nodes = os.path.join(storage, "nodes")
         self._number = self._newest()
         self._ended, self._reported = ended, reported
-        self._core, self._silence = Quarantine(), Silence()
-        #: Why it was killed for its silence.
+        self._core, self._watchdog = Quarantine(), Watchdog()
+        #: Why it was killed for its watchdog.
         self._hung: str | None = None
         #: Guards all of the state; notified when something may be due.
         self._changed = threading.Condition(threading.RLock())
@@ -136,15 +136,15 @@ class HostProcess:
     def condition(self) -> Condition | None:
         """Why it is not well; None: it is."""
         with self._changed:
-            since, kill_at = self._silence.since, self._silence.kill_at
-            if self._silence.silent and since is not None and kill_at is not None:
+            since, kill_at = self._watchdog.last_heartbeat, self._watchdog.kill_at
+            if self._watchdog.hung and since is not None and kill_at is not None:
                 reason = self._silent_text(monotonic_us() - since)
                 return Condition.silent(since, kill_at, reason)
             return self._core.condition
 
     def heard(self) -> None:
         """A heartbeat of the host."""
-        self._listen(silence.Heard(monotonic_us()))
+        self._listen(watchdog.HeartbeatReceived(monotonic_us()))
 
     def progressed(self, position: int) -> None:
         """The nodes of the host are so far."""
@@ -194,7 +194,7 @@ class HostProcess:
             if self._process is not None and self._process.poll() is None:
                 self._former.append(self._process)
             self._process = None
-            self._silence.handle(silence.Gone())
+            self._watchdog.handle(watchdog.Stopped())
             self._number += 1
             now = monotonic_us()
             self._handle(Ended(now, again_at=now))
@@ -257,18 +257,18 @@ class HostProcess:
                 if self._stopping:
                     return
             self._handle(Tick(monotonic_us()))
-            self._listen(silence.Tick(monotonic_us()))
+            self._listen(watchdog.Tick(monotonic_us()))
             self._kill_unwilling()
 
-    def _listen(self, event: silence.Event) -> None:
+    def _listen(self, event: watchdog.Event) -> None:
         with self._changed:
-            actions = self._silence.handle(event)
+            actions = self._watchdog.handle(event)
             pid = self.pid
             for action in actions:
-                if isinstance(action, silence.Kill) and pid is not None:
+                if isinstance(action, watchdog.Kill) and pid is not None:
                     self._hung = f"{self._silent_text(action.silent_us)}, and was killed"
                     _signal(pid, signal.SIGKILL)
-        if any(not isinstance(action, silence.Kill) for action in actions):
+        if any(not isinstance(action, watchdog.Kill) for action in actions):
             self._report(self.condition)
 
     def _kill_unwilling(self) -> None:
@@ -339,7 +339,7 @@ class HostProcess:
             return [Failed(monotonic_us(), kind_of(err), f"it was not started: {reason_of(err)}")]
         self._process = process
         self._hung = None
-        self._silence.handle(silence.Started(monotonic_us()))
+        self._watchdog.handle(watchdog.Started(monotonic_us()))
         self.restarts += bool(self.pids)
         self.pids.append(process.pid)
         self._thread(lambda: self._watch(process, out, since), f"watch-{self.host}")
@@ -369,7 +369,7 @@ class HostProcess:
             self.exits.append(Exit(now_us(), process.pid, code, replaced, said))
             asked, hung = self._asked, self._hung
             if not replaced:
-                self._silence.handle(silence.Gone())
+                self._watchdog.handle(watchdog.Stopped())
         if replaced:
             _log.info("host %s: the instance that was replaced ended (%s)", self.host, said)
             return

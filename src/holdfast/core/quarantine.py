@@ -100,7 +100,7 @@ POLICIES: Mapping[Kind, Policy] = {
         "it is started again by itself. If nobody killed it, the machine is short of memory: lower "
         "Options.memory (`--memory`) or the number of hosts",
     ),
-    # Alive, and without heartbeats for so long that it was killed (`core.silence`).
+    # Alive, and without heartbeats for so long that it was killed (`core.watchdog`).
     "hung": Policy(
         100_000, 30 * S, 4,
         "it is killed and started again by itself. If it happens again, look for swapping, a disk "

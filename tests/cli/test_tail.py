@@ -22,7 +22,7 @@ from tests.transport.test_contract import SCHEMA, correct, guess, put
 LIMIT_S = 20.0
 
 
-class Maker:
+class Producer:
     """A run of which one node makes `s`, and may be replaced."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,10 +54,10 @@ class Maker:
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Iterator[Maker]:
-    maker = Maker(tmp_path)
-    yield maker
-    maker.end()
+def producer(tmp_path: Path) -> Iterator[Producer]:
+    producer = Producer(tmp_path)
+    yield producer
+    producer.end()
 
 
 class Printed(io.StringIO):
@@ -86,9 +86,9 @@ class Printed(io.StringIO):
 
 
 class Tailing(threading.Thread):
-    def __init__(self, maker: Maker, monkeypatch: pytest.MonkeyPatch, buckets: int) -> None:
+    def __init__(self, producer: Producer, monkeypatch: pytest.MonkeyPatch, buckets: int) -> None:
         super().__init__(daemon=True)
-        self._folder, self._buckets = str(maker.folder), buckets
+        self._folder, self._buckets = str(producer.folder), buckets
         self.out, self.err = Printed(), Printed()
         monkeypatch.setattr(sys, "stdout", self.out)
         monkeypatch.setattr(sys, "stderr", self.err)
@@ -106,15 +106,17 @@ class Tailing(threading.Thread):
         assert not self.is_alive()
 
 
-def test_it_goes_on_with_whoever_comes_after(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(maker.log, 0)
-    tailing = Tailing(maker, monkeypatch, buckets=3)
+def test_it_continues_with_a_restarted_producer(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(producer.log, 0)
+    tailing = Tailing(producer, monkeypatch, buckets=3)
     tailing.out.shows(0)
-    maker.die()
-    maker.come_up()
-    put(maker.log, 1)
+    producer.die()
+    producer.come_up()
+    put(producer.log, 1)
     tailing.out.shows(1)
-    put(maker.log, 2)
+    put(producer.log, 2)
     tailing.ends()
     assert (
         tailing.out.buckets() == [0, 1, 2]
@@ -124,32 +126,32 @@ def test_it_goes_on_with_whoever_comes_after(maker: Maker, monkeypatch: pytest.M
 
 
 def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(maker.log, 0)
-    tailing = Tailing(maker, monkeypatch, buckets=2)
+    put(producer.log, 0)
+    tailing = Tailing(producer, monkeypatch, buckets=2)
     tailing.out.shows(0)
-    maker.die()
-    maker.come_up()
-    maker.server.stop()  # nobody reads meanwhile
+    producer.die()
+    producer.come_up()
+    producer.server.stop()  # nobody reads meanwhile
     for bucket in (1, 2, 3):
-        put(maker.log, bucket)
-    maker.log.trim("s", 2)
-    maker.server = FlightServer(maker.service)
+        put(producer.log, bucket)
+    producer.log.trim("s", 2)
+    producer.server = FlightServer(producer.service)
     tailing.ends()
     assert tailing.out.buckets() == [0, 3]
     assert tailing.err.getvalue() == "buckets 1 to 2 were deleted before they could be shown\n"
 
 
 def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(maker.log, 0)
-    guess(maker.log, 1, 2, 1, 2)
-    tailing = Tailing(maker, monkeypatch, buckets=5)
+    put(producer.log, 0)
+    guess(producer.log, 1, 2, 1, 2)
+    tailing = Tailing(producer, monkeypatch, buckets=5)
     tailing.out.shows(2)
-    correct(maker.log, 1)
-    guess(maker.log, 3, 3, 3)
+    correct(producer.log, 1)
+    guess(producer.log, 3, 3, 3)
     tailing.ends()
     firsts = [" ".join(line.split()[:2]) for line in tailing.out.getvalue().splitlines()
               if line.endswith("value=0")]  # fmt: skip
@@ -157,50 +159,52 @@ def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
 
 
 def test_a_tentative_bucket_that_is_empty_after_all_is_said_to_be(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(maker.log, 0)
-    guess(maker.log, 1, 2, 1, 2)
-    tailing = Tailing(maker, monkeypatch, buckets=5)
+    put(producer.log, 0)
+    guess(producer.log, 1, 2, 1, 2)
+    tailing = Tailing(producer, monkeypatch, buckets=5)
     tailing.out.shows(2)
-    correct(maker.log, 1, 2)  # bucket 1 has no rows
+    correct(producer.log, 1, 2)  # bucket 1 has no rows
     tailing.ends()
     lines = tailing.out.getvalue().splitlines()
     corrected = lines[lines.index(next(line for line in lines if line.startswith("2 TENT"))) :]
     assert any(line.startswith("1 STABLE") for line in corrected)
 
 
-def test_it_ends_with_the_run(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(maker.log, 0)
-    tailing = Tailing(maker, monkeypatch, buckets=2)
+def test_it_ends_with_the_run(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(producer.log, 0)
+    tailing = Tailing(producer, monkeypatch, buckets=2)
     tailing.out.shows(0)
-    (maker.folder / "run.json").unlink()
-    maker.server.stop()
+    (producer.folder / "run.json").unlink()
+    producer.server.stop()
     tailing.ends()
     assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)
 
 
-def test_a_name_that_is_not_known(maker: Maker) -> None:
+def test_a_name_that_is_not_known(producer: Producer) -> None:
     with pytest.raises(InputError, match=r"there is no output 'nope' \(outputs: s\)"):
-        tail(str(maker.folder), "nope", False, 1, False)
+        tail(str(producer.folder), "nope", False, 1, False)
 
 
-def test_it_waits_while_the_run_is_starting(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    maker.reported = False
-    tailing = Tailing(maker, monkeypatch, buckets=1)
+def test_it_waits_while_the_run_is_starting(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer.reported = False
+    tailing = Tailing(producer, monkeypatch, buckets=1)
     tailing.err.says("waiting for 's': the run is starting")
-    put(maker.log, 0)
-    maker.reported = True
+    put(producer.log, 0)
+    producer.reported = True
     tailing.ends()
     assert tailing.out.buckets() == [0] and tailing.failure is None
 
 
 def test_it_does_not_wait_for_a_run_that_has_ended(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker.reported = False
-    tailing = Tailing(maker, monkeypatch, buckets=1)
+    producer.reported = False
+    tailing = Tailing(producer, monkeypatch, buckets=1)
     tailing.err.says("waiting for")
-    (maker.folder / "run.json").unlink()
+    (producer.folder / "run.json").unlink()
     tailing.ends()
     assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)

@@ -11,7 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.cluster import host_main
 from holdfast.cluster.controller import Controller, process_of
-from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.controller_service import ControllerService
 from holdfast.core.quarantine import EXIT_CODES
 from holdfast.errors import IdentityMismatch, InputError
 from holdfast.model.identity import identity_of
@@ -35,7 +35,7 @@ def test_a_host_with_another_query_gets_no_epoch_and_the_rest_goes_on(tmp_path: 
     layout: Layout = {"main": ("main",), "main@2": ("main@2",)}
     controller = Controller(log, layout=layout, identity=identity_of(network()))
     service = Service()
-    Presiding(controller, service, ["out"])
+    ControllerService(controller, service, ["out"])
 
     def ask(host: str, net: hf.Network) -> int:
         process = process_of(host)
@@ -68,7 +68,7 @@ def test_a_process_that_does_not_say_what_it_is_gets_no_epoch(tmp_path: Path) ->
     log = Log.open(str(tmp_path), "controller", fsync="never")
     service = Service()
     layout: Layout = {"main": ("main",)}
-    Presiding(Controller(log, layout=layout, identity=identity_of(network())), service, [])
+    ControllerService(Controller(log, layout=layout, identity=identity_of(network())), service, [])
     chief = InProcess(service)
     with pytest.raises(InputError, match="expected the identity of host 'main'"):
         chief.call(NextEpoch(process_of("main")))

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
-from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.controller_service import ControllerService
 from holdfast.storage import Log
 from holdfast.streams.calls import Instance, Register
 from holdfast.streams.serving import Service
@@ -51,7 +51,7 @@ class Pair:
             log, {"a": "b", "b": "a"}, monotonic_us(), layout, silence_us=SILENCE_US
         )
         self.service = Service()
-        self.presiding = Presiding(self.controller, self.service, [])
+        self.controller_service = ControllerService(self.controller, self.service, [])
 
     def heartbeat(self, host: str) -> None:
         node = Instance(host, "there", epoch=1)
@@ -83,7 +83,7 @@ def test_a_host_that_hangs_as_the_clock_is_stepped_is_dead_after_the_silence(
             machine.set()
 
     machine.each = each
-    pair.presiding.judge(machine, EVERY_S)
+    pair.controller_service.judge(machine, EVERY_S)
     assert dead_us and dead_us[0] - hung_us <= SILENCE_US + 3 * 1e6 * EVERY_S
     assert pair.controller.standings()["b"].lives
 
@@ -105,4 +105,4 @@ def test_no_step_of_the_clock_kills_anybody(tmp_path: Path, machine: Machine) ->
             machine.set()
 
     machine.each = each
-    pair.presiding.judge(machine, EVERY_S)
+    pair.controller_service.judge(machine, EVERY_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.controller import Controller
-from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.controller_service import ControllerService
 from holdfast.errors import InputError
 from holdfast.storage import Log
 from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 @pytest.fixture
 def chief(log: Log) -> InProcess:
     service = Service(readers={"out": {"r", "b"}, "inner": {"a"}})
-    Presiding(Controller(log, PARTNERS, 0, LAYOUT), service, ["out"])
+    ControllerService(Controller(log, PARTNERS, 0, LAYOUT), service, ["out"])
     return InProcess(service)
 
 

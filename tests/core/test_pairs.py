@@ -57,8 +57,8 @@ def test_where_it_begins_is_said_at_once() -> None:
 def test_alone_it_keeps_a_checkpoint_and_what_comes_after_it() -> None:
     does, _ = started()
     does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
-    assert does.handle(core.Alone(0, True)) == [core.Checkpoint("out", 4)]
-    assert does.handle(core.Alone(0, True)) == []  # said with every sign of life
+    assert does.handle(core.Unpaired(0, True)) == [core.Checkpoint("out", 4)]
+    assert does.handle(core.Unpaired(0, True)) == []  # said with every sign of life
     does.handle(core.CheckpointDone(0, "out", 4, 5))
     does.handle(core.BoundaryArrived(0, "a", 6, ()))
     done = does.handle(core.StepDone(0, "out", 6, needs_from=7, horizon=6))
@@ -75,8 +75,8 @@ def test_with_checkpoints_both_may_stop_and_come_back() -> None:
 
 def test_with_a_partner_again_it_needs_no_checkpoint() -> None:
     does, _ = started()
-    does.handle(core.Alone(0, True))
-    does.handle(core.Alone(0, False))
+    does.handle(core.Unpaired(0, True))
+    does.handle(core.Unpaired(0, False))
     done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
     assert acknowledged(done) == [(4, 4)]
     assert not [a for a in done if isinstance(a, core.Checkpoint)]
@@ -84,7 +84,7 @@ def test_with_a_partner_again_it_needs_no_checkpoint() -> None:
 
 def test_alone_it_keeps_one_now_and_then() -> None:
     does, _ = started(checkpoint_buckets=2)
-    does.handle(core.Alone(0, True))
+    does.handle(core.Unpaired(0, True))
     done = does.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
     assert core.Checkpoint("out", 4) in done
 
@@ -107,9 +107,9 @@ def test_what_moves_survives_the_wire() -> None:
 
 
 def test_each_reads_within_its_own_dataflow() -> None:
-    makers = ("m.0", "m.0@2")
-    assert home_of("r.1", makers) == "m.0"
-    assert home_of("r.1@2", makers) == "m.0@2"
+    producers = ("m.0", "m.0@2")
+    assert home_of("r.1", producers) == "m.0"
+    assert home_of("r.1@2", producers) == "m.0@2"
     assert home_of("r.1", ("source",)) is None
 
 

@@ -64,7 +64,7 @@ def test_borealis_3_2_an_input_never_heard_of_blocks() -> None:
     sunion = SUnion(["s1", "s2", "s3"])
     sunion.boundary("s1", 9)
     sunion.boundary("s2", 9)
-    assert sunion.whole_upto() is None
+    assert sunion.all_complete_upto() is None
     assert sunion.waiting_for() == ["s3"]
 
 

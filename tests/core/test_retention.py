@@ -151,7 +151,7 @@ class Pair:
         if self.standings[other.name].lives and self.standings[name].lives and other.memory:
             known = self.standings[name]
             self.standings[name] = Standing(known.epoch, known.epoch, known.released)
-            self._tell(other, core.Alone(0, True))
+            self._tell(other, core.Unpaired(0, True))
 
     def release(self, name: str) -> None:
         known, other = self.standings[name], self._other(name)
@@ -217,7 +217,7 @@ class Pair:
         self.standings[copy.name] = Standing(copy.epoch, known.dead, known.released)
         for one in (copy, self._other(copy.name)):
             gone = self.standings[self._other(one.name).name].gone
-            self._tell(one, core.Alone(0, gone))
+            self._tell(one, core.Unpaired(0, gone))
         self._tell(copy, core.Began(0))
         self._tell(copy, core.InputOpened(0, "s", 0, self.trimmed_upto))
         self._tell(copy, core.BoundaryArrived(0, "s", self.closed_upto))

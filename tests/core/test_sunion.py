@@ -100,9 +100,9 @@ def test_what_is_known_already_is_held_no_longer_and_no_shorter() -> None:
 def test_after_a_restart_what_comes_is_new_only_beyond_the_checkpoint() -> None:
     sunion = SUnion(["s1", "s2"], patience_us=1_000, own_us=300)
     sunion.resume(9)
-    assert sunion.whole_upto() == 9
+    assert sunion.all_complete_upto() == 9
     sunion.boundary("s1", 7, at=100)  # the log is told from further back
-    assert (sunion.whole_upto(), sunion.next_expiry(9, 100)) == (9, None)
+    assert (sunion.all_complete_upto(), sunion.next_expiry(9, 100)) == (9, None)
     sunion.boundary("s1", 12, at=200)
     assert sunion.waiting_for() == ["s2"] and sunion.next_expiry(9, 200) == 1_200
 

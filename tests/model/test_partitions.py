@@ -43,8 +43,8 @@ def test_every_partition_is_a_fragment_of_its_own() -> None:
     assert len(parts["stats.2"].inputs) == 2  # from every partition before it
     assert parts["egress"].outputs == ("stats",)
     assert [made.protection(f"sessions.{n}").replicas for n in (0, 1)] == [2, 2]
-    makers, readers = producers_of(made), readers_of(made)
-    assert makers["packets.to-sessions.0"] == ("ingress",)
+    producers, readers = producers_of(made), readers_of(made)
+    assert producers["packets.to-sessions.0"] == ("ingress",)
     assert readers["packets.to-sessions.0"] == ["sessions.0", "sessions.0@2"]
     assert readers["stats"] == ["client-stats"]
 

@@ -181,14 +181,14 @@ def test_long_repairs_are_not_for_the_simple_formula() -> None:
 def test_the_dice_agree_with_living_through_it(placement: Placement, constant_repair: bool) -> None:
     """Lives of four nodes, event by event, which is possible where they are short."""
     random, repair_s = Random(1), 0.2
-    partners = [{1}, {0}, {3}, {2}] if placement == "mirrored" else [{1, 3}, {0, 2}] * 2
+    peers = [{1}, {0}, {3}, {2}] if placement == "mirrored" else [{1, 3}, {0, 2}] * 2
 
     def life_s() -> float:
         until = [random.expovariate(1) for _ in range(4)]
         down: set[int] = set()
         while True:
             node = min(range(4), key=until.__getitem__)
-            if node not in down and partners[node] & down:
+            if node not in down and peers[node] & down:
                 return until[node]
             down ^= {node}
             repair = repair_s if constant_repair else random.expovariate(1 / repair_s)

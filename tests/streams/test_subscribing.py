@@ -116,11 +116,11 @@ class Reader:
         self._news: queue.Queue[Delivery | BaseException] = queue.Queue()
         self.deliveries = 0
         #: A replica that comes back is connected to anew.
-        makers = {
+        producers = {
             name: (lambda replica=replica: replica.connect()) for name, replica in replicas.items()
         }
         self.subscriber = Subscriber(
-            "s", "reader", self.subscription, makers, self.stop,
+            "s", "reader", self.subscription, producers, self.stop,
             switched=lambda replica, us: self.switches.put(replica),
         )  # fmt: skip
         if position is not None:

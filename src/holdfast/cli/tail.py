@@ -21,7 +21,7 @@ from holdfast.clock import monotonic_us
 from holdfast.edge.client import RETRY_S, BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
 from holdfast.streams.calls import GetProducers, Locate
-from holdfast.streams.subscribing import Makers, Subscriber
+from holdfast.streams.subscribing import Connections, Subscriber
 from holdfast.transport.flight import FlightPeer
 
 #: Whoever has not been heard of for so long is not waited for.
@@ -33,11 +33,11 @@ NO_WIDTH = 0
 
 
 def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: bool) -> int:
-    makers = _makers(storage, stream)
-    newest = _newest(storage, makers, stream)
+    producers = _producers(storage, stream)
+    newest = _newest(storage, producers, stream)
     seen = 0
     start = None if oldest or newest is None else newest + 1
-    for table, info in _Looking(storage, stream, makers, start):
+    for table, info in _Looking(storage, stream, producers, start):
         for row in table.to_pylist():
             print(_line(info, row, as_json), flush=True)
         if info.replaces and not info.rows:
@@ -52,8 +52,10 @@ def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: 
 class _Looking:
     """Iterates over what comes until the stream or the run is over."""
 
-    def __init__(self, storage: str, stream: str, makers: Makers, start: int | None) -> None:
-        self._storage, self._stream, self._makers = storage, stream, makers
+    def __init__(
+        self, storage: str, stream: str, producers: Connections, start: int | None
+    ) -> None:
+        self._storage, self._stream, self._producers = storage, stream, producers
         # It is not told whom it reads, so nobody is told how far it is.
         self._client = Client(stream, {}, NO_WIDTH, from_bucket=start, tentative=True)
         self._subscriber: Subscriber | None = None
@@ -65,11 +67,11 @@ class _Looking:
     def __iter__(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
         oldest = False
         while not (self._stop.is_set() or self._client.ended):
-            subscription = self._client.subscription(tuple(self._makers))
+            subscription = self._client.subscription(tuple(self._producers))
             wanted = subscription.at
             subscription.at = None if oldest else wanted
             self._subscriber = Subscriber(
-                self._stream, "tail", subscription, self._makers, self._stop
+                self._stream, "tail", subscription, self._producers, self._stop
             )
             try:
                 for delivery in self._subscriber.deliveries():
@@ -98,7 +100,7 @@ class _Looking:
                 self._stop.set()
 
 
-def _makers(storage: str, stream: str) -> Makers:
+def _producers(storage: str, stream: str) -> Connections:
     """Sources, and with one process everything, are with the run itself."""
     told = running(storage).call(GetProducers(stream))
     if not told.known:
@@ -109,18 +111,18 @@ def _makers(storage: str, stream: str) -> Makers:
     }
 
 
-def _connect(storage: str, maker: str) -> FlightPeer:
-    address = running(storage).call(Locate(maker)).address
+def _connect(storage: str, producer: str) -> FlightPeer:
+    address = running(storage).call(Locate(producer)).address
     if address is None:
-        raise TransportError(f"node {maker!r} has not reported yet")
+        raise TransportError(f"node {producer!r} has not reported yet")
     return FlightPeer(address)
 
 
-def _newest(storage: str, makers: Makers, stream: str) -> int | None:
+def _newest(storage: str, producers: Connections, stream: str) -> int | None:
     """How far the stream is; None if it begins only now, because the run is starting."""
     waited = False
     heard_us = monotonic_us()
-    while (found := _found(makers, stream)) is None:
+    while (found := _found(producers, stream)) is None:
         if not waited:
             print(f"waiting for {stream!r}: the run is starting", file=sys.stderr, flush=True)
         waited = True
@@ -133,8 +135,8 @@ def _newest(storage: str, makers: Makers, stream: str) -> int | None:
     return None if waited else found
 
 
-def _found(makers: Makers, stream: str) -> int | None:
-    for connect in makers.values():
+def _found(producers: Connections, stream: str) -> int | None:
+    for connect in producers.values():
         with suppress(TransportError):
             for info in connect().streams():
                 if info.name == stream:

@@ -47,7 +47,7 @@ class Controller:
     def __init__(
         self,
         log: Log,
-        partners: Mapping[str, str] | None = None,
+        peers: Mapping[str, str] | None = None,
         at: int = 0,
         layout: Layout | None = None,
         identity: Identity | None = None,
@@ -70,7 +70,7 @@ class Controller:
         self._hosts = tuple(layout or ())
         self._nodes = {name for names in (layout or {}).values() for name in names}
         self._members = Membership(
-            partners or {}, layout or {}, at, silence_us, rejoin_us=rejoin_us, stall_us=stall_us
+            peers or {}, layout or {}, at, silence_us, rejoin_us=rejoin_us, stall_us=stall_us
         )
         if layout:
             self._check_hosts(layout)

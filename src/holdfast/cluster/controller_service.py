@@ -26,7 +26,7 @@ from holdfast.streams.serving import Service
 _log = logging.getLogger("holdfast.controller")
 
 
-class Presiding:
+class ControllerService:
     """Threads call it in production, the simulator in virtual time."""
 
     def __init__(

@@ -31,8 +31,8 @@ from holdfast.model.fragments import (
     fragment_of,
     fragments,
     is_pair,
-    makers_of,
-    partners_of,
+    peers_of,
+    producers_for,
     readers_of,
 )
 from holdfast.model.identity import identity_of
@@ -169,19 +169,19 @@ class Hosted:
         for stream, readers in readers_of(network).items():
             if stream in self.fragment.outputs:
                 self._service.readers[stream] = {
-                    reader for reader in readers if name in makers_of(network, stream, reader)
+                    reader for reader in readers if name in producers_for(network, stream, reader)
                 }
         upstream = {
-            stream: {m: partial(self._connect, m) for m in makers_of(network, stream, name)}
+            stream: {m: partial(self._connect, m) for m in producers_for(network, stream, name)}
             for stream in self.fragment.inputs
         }
-        partners = {p: partial(self._connect, p) for p in partners_of(network, name)}
+        peers = {p: partial(self._connect, p) for p in peers_of(network, name)}
         if self.pair and epoch > 1:
-            self._held = log = self._catch_up(epoch, log, upstream, tuple(partners))
+            self._held = log = self._catch_up(epoch, log, upstream, tuple(peers))
         engine = Engine(
             network, place.sessions, os.path.join(str(log.root), "state"), compiled=place.compiled
         )
-        node = Node(name, self.fragment, engine, log, self._service, upstream, options, partners)
+        node = Node(name, self.fragment, engine, log, self._service, upstream, options, peers)
         node.answer_calls()
         self._service.handle(
             GetNodeStatus, lambda _: NodeStatus(node.status() | {"moved": self._moved})
@@ -190,18 +190,18 @@ class Hosted:
         node.start()
         self._server = FlightServer(self._service, options.host, 0)
 
-    def _connect(self, maker: str, *, catching_up: bool = False) -> FlightPeer:
+    def _connect(self, producer: str, *, catching_up: bool = False) -> FlightPeer:
         options, known = self._place.options, self._known
         try:
-            address = self._place.chief.call(Locate(maker, self.name, catching_up)).address
+            address = self._place.chief.call(Locate(producer, self.name, catching_up)).address
             if address is None:
-                raise TransportError(f"node {maker!r} has not reported yet")
-            known[maker] = address
+                raise TransportError(f"node {producer!r} has not reported yet")
+            known[producer] = address
         except TransportError:
-            if maker not in known:  # who is read does not depend on the controller
+            if producer not in known:  # who is read does not depend on the controller
                 raise
         return FlightPeer(
-            known[maker], silence_s=options.silence_s, by_reference=options.by_reference
+            known[producer], silence_s=options.silence_s, by_reference=options.by_reference
         )
 
     # -- catch-up ---------------------------------------------------------------------------------
@@ -211,14 +211,14 @@ class Hosted:
         epoch: int,
         log: Log,
         upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]],
-        partners: Sequence[str],
+        peers: Sequence[str],
     ) -> Log:
         """One of a pair comes back: with the state of its peer, or with what is on its disk."""
         folder = os.path.join(self._folder, "state")
         own = own_paths(log, self.fragment.paths, lambda version: check_files(version, folder))
         self._caught_up = rebuild = Rebuild(
             self.name, epoch, self.fragment.paths, log, own, upstream,
-            {peer: partial(self._connect, peer, catching_up=True) for peer in partners},
+            {peer: partial(self._connect, peer, catching_up=True) for peer in peers},
             self._staging, self._open_in, listen_on=self._place.options.host, stop=self._stop,
         )  # fmt: skip
         if rebuild.run().source != "peer":

@@ -64,8 +64,8 @@ class Rebuild:
         self._translation = Translation(name, paths, staging)
         self._own, self._open_log, self._staging = own, open_log, staging
         self._producers, self._peers, self._stop = producers, peers, stop
-        makers = {stream: tuple(found) for stream, found in producers.items()}
-        self._core = CatchUp(name, tuple(peers), makers, own_paths)
+        names = {stream: tuple(connects) for stream, connects in producers.items()}
+        self._core = CatchUp(name, tuple(peers), names, own_paths)
         self._happened: queue.Queue[Happening] = queue.Queue()
         self._wakes: list[int] = []
         self._connections: dict[str, FlightPeer] = {}

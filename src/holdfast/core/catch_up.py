@@ -103,7 +103,7 @@ class CatchUp:
     ) -> None:
         self.name, self._peers = name, tuple(peers)
         #: Who makes each input.
-        self._producers = {stream: tuple(makers) for stream, makers in producers.items()}
+        self._producers = {stream: tuple(names) for stream, names in producers.items()}
         self._own = dict(own)
         self.phase = Phase.WAITING
         self.round = 0
@@ -192,8 +192,8 @@ class CatchUp:
     def _hold_all(self) -> list[Action]:
         return [
             Hold(self.round, stream, producer)
-            for stream, makers in self._producers.items()
-            for producer in makers
+            for stream, names in self._producers.items()
+            for producer in names
         ]
 
     def _hold_answered(self, event: HoldAnswered) -> list[Action]:
@@ -208,8 +208,8 @@ class CatchUp:
             return []
         unheld = [stream for stream in self._producers if not self._held(stream)]
         if unheld:
-            makers = ", ".join(dict.fromkeys(m for s in unheld for m in self._producers[s]))
-            return self._wait(event.at, f"no producer of {unheld[0]} holds it yet ({makers})")
+            names = ", ".join(dict.fromkeys(m for s in unheld for m in self._producers[s]))
+            return self._wait(event.at, f"no producer of {unheld[0]} holds it yet ({names})")
         self._move(Phase.ASKING)
         return [AskState(self.round, self._peer)]
 
@@ -228,17 +228,17 @@ class CatchUp:
             case Waits():
                 why = f"{self._peer} waits for state itself"
                 if own:
-                    return self._come_up_alone(why)
+                    return self._start_unpaired(why)
                 if own is False and all(self._said.get(p) == Waits(own=False) for p in self._peers):
                     return self._give_up(self._lost(why, at))
             case BeganEmpty():
                 why = f"{self._peer} began without state"
                 if own:
-                    return self._come_up_alone(why)
+                    return self._start_unpaired(why)
             case NotReady() | Unreachable():
                 why = answer.why
                 if own and self._refusals + 1 >= REFUSALS:
-                    return self._come_up_alone(why)
+                    return self._start_unpaired(why)
             case _:
                 assert_never(answer)
         self._refusals += 1
@@ -280,7 +280,7 @@ class CatchUp:
         self._move(Phase.OVER)
         return [ComeUp(source, why)]
 
-    def _come_up_alone(self, why: str) -> list[Action]:
+    def _start_unpaired(self, why: str) -> list[Action]:
         source = "own" if any(path.version for path in self._own.values()) else "empty"
         return self._come_up(source, why)
 

@@ -111,9 +111,9 @@ class Consistency:
         assert self.position is not None
         return self.position if self.running_upto is None else self.running_upto
 
-    def may_redo(self, whole: int, stable: int) -> bool:
+    def may_redo(self, complete: int, stable: int) -> bool:
         """Whether the stable line may go on while inputs are still missing."""
-        return not self.forgotten or whole - stable >= self.piece_buckets
+        return not self.forgotten or complete - stable >= self.piece_buckets
 
     def worth_restarting(self, stable: int) -> bool:
         """Whether the line should start again from the stable state before it goes on."""

@@ -68,7 +68,7 @@ class Lag:
     silence_us: int
     _copies: dict[str, _Copy] = field(default_factory=dict)
 
-    def heard(self, name: str, partner: str, epoch: int, positions: Positions, at: int) -> None:
+    def heard(self, name: str, peer: str, epoch: int, positions: Positions, at: int) -> None:
         """A heartbeat. A gap between two of them does not count as standing still: whoever was not
         heard of may have moved."""
         known = self._copies.get(name)
@@ -87,14 +87,14 @@ class Lag:
                 known.delays_us.append(at - behind.moved_at)
                 behind.moved_at = at
         known.positions, known.heard_at = positions, at
-        other = self._copies.get(partner)
+        other = self._copies.get(peer)
         if other is not None:
             self._compare(known, other, at)
             self._compare(other, known, at)
 
-    def stalled(self, name: str, partner: str) -> str | None:
+    def stalled(self, name: str, peer: str) -> str | None:
         """Why the copy is to be evicted; None: it is not."""
-        mine, other = self._copies.get(name), self._copies.get(partner)
+        mine, other = self._copies.get(name), self._copies.get(peer)
         if mine is None or other is None:
             return None
         patience_us = max(self.stall_us, *(2 * us for us in (*mine.delays_us, *other.delays_us)), 0)
@@ -104,7 +104,7 @@ class Lag:
             if stood_us >= patience_us:
                 return (
                     f"alive but makes no progress: path {path!r} has stood at bucket {position} "
-                    f"for {stood_us / 1e6:.1f} s, {partner} is at {theirs}"
+                    f"for {stood_us / 1e6:.1f} s, {peer} is at {theirs}"
                 )
             if position is None or theirs is None:
                 continue
@@ -112,7 +112,7 @@ class Lag:
             if far and mine.heard_at - behind.nearer_at >= patience_us:
                 return (
                     f"alive but falls behind: path {path!r} is at bucket {position}, where "
-                    f"{partner} was {late_us / 1e6:.1f} s ago, which is at {theirs}"
+                    f"{peer} was {late_us / 1e6:.1f} s ago, which is at {theirs}"
                 )
         return None
 

@@ -171,7 +171,7 @@ class Membership:
 
     def __init__(
         self,
-        partners: Mapping[str, str],
+        peers: Mapping[str, str],
         layout: Mapping[str, Sequence[str]],
         at: int,
         silence_us: int,
@@ -182,7 +182,7 @@ class Membership:
         """A copy that was dead for `rejoin_us` is not reckoned with any more; one that has made no
         progress for `stall_us` is evicted, None: never."""
         #: The other one of each that is one of a pair (Flux section 2.2).
-        self._partners = dict(partners)
+        self._peers = dict(peers)
         self._hosts = tuple(layout)
         self._host_of = {name: host for host, names in layout.items() for name in names}
         self.detector = FailureDetector(silence_us, at)
@@ -232,16 +232,16 @@ class Membership:
         if self.refuses(beat.name, beat.epoch):
             return []
         self.detector.heard(beat.name, beat.at)
-        if self._lag is not None and beat.name in self._partners:
-            partner = self._partners[beat.name]
-            self._lag.heard(beat.name, partner, beat.epoch, beat.positions, beat.at)
+        if self._lag is not None and beat.name in self._peers:
+            peer = self._peers[beat.name]
+            self._lag.heard(beat.name, peer, beat.epoch, beat.positions, beat.at)
         newer = beat.epoch > self.epoch(beat.name)
         return [Registered(beat.name, beat.epoch)] if newer else []
 
     def _tick(self, at: int) -> list[Record]:
         self.detector.tick(at)
         known = self.standings()
-        lost_now = lost(self._partners, known, self.detector, at)
+        lost_now = lost(self._peers, known, self.detector, at)
         dead = [Dead(name, known[name].epoch) for name in lost_now]
         dead += self._evict(known, lost_now, at)
         gone = {*dead_of(known), *(record.name for record in dead)}
@@ -258,12 +258,12 @@ class Membership:
             return []
         gone = set(lost_now)
         found: list[Dead] = []
-        for name, partner in self._partners.items():
-            if gone & {name, partner} or not all(
-                known[one].lives and self.detector.speaks(one, at) for one in (name, partner)
+        for name, peer in self._peers.items():
+            if gone & {name, peer} or not all(
+                known[one].lives and self.detector.speaks(one, at) for one in (name, peer)
             ):
                 continue
-            if (why := self._lag.stalled(name, partner)) is not None:
+            if (why := self._lag.stalled(name, peer)) is not None:
                 gone.add(name)
                 found.append(Dead(name, known[name].epoch, why))
         return found
@@ -276,8 +276,8 @@ class Membership:
             for name, us in dead_us.items()
             if us >= self._rejoin_us
             and known[name].released < known[name].dead
-            and known[self._partners[name]].lives
-            and self.detector.speaks(self._partners[name], at)
+            and known[self._peers[name]].lives
+            and self.detector.speaks(self._peers[name], at)
         ]
 
     # -- questions --------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Membership:
         """Of all that are one of a pair: the same for everybody who asks, and never going back."""
         self._standings = self._standings or {
             name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
-            for name in self._partners
+            for name in self._peers
         }
         return dict(self._standings)
 
@@ -311,7 +311,7 @@ class Membership:
 
 
 def lost(
-    partners: Mapping[str, str],
+    peers: Mapping[str, str],
     standings: Mapping[str, Standing],
     detector: FailureDetector,
     at: int,
@@ -319,13 +319,13 @@ def lost(
     """Who is dead now: has not been heard of for so long, while its partner lives and speaks. If
     nobody does, it is the listener that was cut off; so never both of a pair."""
     found: list[str] = []
-    for name, partner in partners.items():
-        alive = standings[partner].lives and partner not in found
+    for name, peer in peers.items():
+        alive = standings[peer].lives and peer not in found
         if (
             standings[name].lives
             and alive
             and detector.silent(name, at)
-            and detector.speaks(partner, at)
+            and detector.speaks(peer, at)
         ):
             found.append(name)
     return found

@@ -122,11 +122,11 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class Unpaired:
     """Of a pair: the partner is gone, or there is one again."""
 
     at: int
-    alone: bool
+    unpaired: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Tick:
 
 Event = (
     Began | InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged
-    | TentativeDone | Asked | Answered | Alone | Tick
+    | TentativeDone | Asked | Answered | Unpaired | Tick
 )  # fmt: skip
 
 # -- actions ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Policy:
     peers: tuple[str, ...] = ()
 
 
-def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Policy:
+def policy_of(network: Network, fragment: str, peers: tuple[str, ...]) -> Policy:
     """How long buckets are held is counted from their beginning: they are one width old when the
     first of them comes."""
     protection, known = network.protection(fragment), patience(network)[fragment]
@@ -30,5 +30,5 @@ def policy_of(network: Network, fragment: str, partners: tuple[str, ...]) -> Pol
     spare_us = int((1 - protection.wait_share) * known.own_us) + network.width_us
     return Policy(
         protection.on_failure, protection.while_correcting, protection.reconcile,
-        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), partners,
+        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), peers,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """A node's decisions: which buckets to run, what to keep, what to tell upstream. Pure.
 
-Events in, actions out; the shell performs the actions in order. Per path: wait for whole buckets
+Events in, actions out; the shell performs the actions in order. Per path: wait for complete buckets
 (`SUnion`), run them in groups, append the results, checkpoint every n buckets, and say upstream up
 to which bucket input was *received* and up to which it is *no longer needed*. Only the second
 position lets anybody delete (ARCHITECTURE.md). What goes on without complete buckets, and how it is
@@ -28,7 +28,6 @@ from holdfast.core.moves import (
     Acknowledge,
     Acknowledged,
     Action,
-    Alone,
     Answered,
     Ask,
     Asked,
@@ -51,6 +50,7 @@ from holdfast.core.moves import (
     StepDone,
     TentativeDone,
     Tick,
+    Unpaired,
     Wake,
 )
 from holdfast.core.path_state import PathState, path_state
@@ -84,7 +84,7 @@ class Progress:
         self.buffer_buckets = buffer_buckets
         self.recovery = recovery
         #: One of a pair whose partner is gone.
-        self.alone = False
+        self.unpaired = False
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         known = resumed or {}
@@ -148,8 +148,8 @@ class Progress:
                 path = self.paths[event.path]
                 path.consistency.promises.answered(event, path.sunion.newest(), path.reached)
                 return self._next(path, event.at)
-            case Alone():
-                return self._alone(event.alone)
+            case Unpaired():
+                return self._unpaired(event.unpaired)
             case Tick():
                 self._alarm.rang()
                 begun = [path for path in self.paths.values() if path.position is not None]
@@ -238,7 +238,7 @@ class Progress:
         actions: list[Action] = []
         every = self.checkpoint_buckets
         if self.recovery == "pairs":
-            every = every or (PAIR_CHECKPOINT_BUCKETS if self.alone else 0)
+            every = every or (PAIR_CHECKPOINT_BUCKETS if self.unpaired else 0)
         last = path.durable[0] if path.durable else path.origin - 1
         if every and event.hi - last >= every:
             actions.append(Checkpoint(event.path, event.hi))
@@ -274,11 +274,11 @@ class Progress:
         reached = path.reached if answer == "answering" else None
         return [Reply(event.ticket, answer, reached), *self._next(path, event.at)]
 
-    def _alone(self, alone: bool) -> list[Action]:
+    def _unpaired(self, unpaired: bool) -> list[Action]:
         """The partner is gone, or there is one again. Who is alone keeps what it knows on disk:
         that is all there is of it."""
-        before, self.alone = self.alone, alone
-        if not alone or before:
+        before, self.unpaired = self.unpaired, unpaired
+        if not unpaired or before:
             return []
         return [
             Checkpoint(name, path.position)
@@ -303,15 +303,15 @@ class Progress:
 
     def _next_stable(self, path: PathState, at: int) -> list[Action]:
         """The next group: all complete buckets, as far as the limits of one job go."""
-        whole = path.sunion.whole_upto()
-        if path.running_upto is not None or path.ended or whole is None:
+        complete = path.sunion.all_complete_upto()
+        if path.running_upto is not None or path.ended or complete is None:
             return []
         assert path.position is not None
-        consistency, ended = path.consistency, whole >= FOREVER
+        consistency, ended = path.consistency, complete >= FOREVER
         if ended:
             assert path.ended_upto is not None
-            whole = max(path.ended_upto, path.horizon)
-        if whole <= path.position:
+            complete = max(path.ended_upto, path.horizon)
+        if complete <= path.position:
             if ended:
                 path.ended = True
                 return [End(path.plan.name)]
@@ -320,8 +320,8 @@ class Progress:
                 over = consistency.position is None
                 return self._change(path, OutputState.STABLE if over else OutputState.UP_FAILURE)
             return []
-        complete, whole = whole, min(whole, self._room_upto(path))
-        if whole <= path.position:
+        upto = min(complete, self._room_upto(path))
+        if upto <= path.position:
             return []
         actions: list[Action] = []
         if consistency.state is OutputState.UP_FAILURE:
@@ -329,15 +329,15 @@ class Progress:
                 if not self._may_correct(path, at):
                     return []
                 actions += self._change(path, OutputState.STABILIZATION)
-            elif not consistency.may_redo(whole, path.position):
+            elif not consistency.may_redo(upto, path.position):
                 return []
         lo, rebuild_from = path.position + 1, None
         if consistency.forgotten:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
-        hi, rows, buckets, last = whole, 0, 0, None
+        hi, rows, buckets, last = upto, 0, 0, None
         for bucket, count in path.waiting:  # an entry for each input
-            if bucket > whole:
+            if bucket > upto:
                 break
             rows, buckets, last = rows + count, buckets + (bucket != last), bucket
             too_many = buckets > self.group_buckets_max or rows > self.group_rows_max
@@ -356,9 +356,9 @@ class Progress:
 
     def _is_corrected(self, path: PathState) -> bool:
         """Every bucket that was given tentatively is complete (REC_REQUEST)."""
-        whole = path.sunion.whole_upto()
-        assert whole is not None
-        return min(whole, self._room_upto(path)) >= path.consistency.reached
+        complete = path.sunion.all_complete_upto()
+        assert complete is not None
+        return min(complete, self._room_upto(path)) >= path.consistency.reached
 
     def _may_correct(self, path: PathState, at: int) -> bool:
         """Peers have a say in when this replica corrects itself: one of them goes on answering."""
@@ -416,10 +416,10 @@ class Progress:
         after = consistency.position
         if after is None:
             # A path that never was stable has nothing to go on from.
-            whole = path.sunion.whole_upto()
-            if path.running_upto is not None or whole is None:
+            complete = path.sunion.all_complete_upto()
+            if path.running_upto is not None or complete is None:
                 return []
-            if whole > path.position and not path.passed_over:
+            if complete > path.position and not path.passed_over:
                 return []
             after = path.position
         overtaken = path.running_upto is not None and path.running_upto >= after
@@ -479,7 +479,7 @@ class Progress:
         keep_from = min(path.needs_from, path.position + 1)
         if path.consistency.position is not None:
             keep_from = min(keep_from, path.consistency.needs_from)
-        if self.recovery == "pairs" and not (self.alone or self.checkpoint_buckets):
+        if self.recovery == "pairs" and not (self.unpaired or self.checkpoint_buckets):
             return keep_from - 1
         if self.recovery in ("checkpoint", "pairs"):
             keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)

@@ -176,7 +176,7 @@ class SUnion:
         complete, tentative = self.complete_upto[stream], self.tentative_upto.get(stream)
         return tentative if tentative is not None else complete
 
-    def whole_upto(self) -> int | None:
+    def all_complete_upto(self) -> int | None:
         """Last bucket that is complete on every input; None while an input is unknown."""
         known = [upto for upto in self.complete_upto.values() if upto is not None]
         return min(known) if len(known) == len(self.complete_upto) else None
@@ -186,8 +186,8 @@ class SUnion:
         unknown = sorted(stream for stream, upto in self.complete_upto.items() if upto is None)
         if unknown:
             return unknown
-        whole = self.whole_upto()
-        return sorted(stream for stream, upto in self.complete_upto.items() if upto == whole)
+        oldest = self.all_complete_upto()
+        return sorted(stream for stream, upto in self.complete_upto.items() if upto == oldest)
 
     def missing(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
         """What the buckets `lo` to `hi` lack, from all the way up; and how partial they are at

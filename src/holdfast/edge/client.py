@@ -27,7 +27,7 @@ from holdfast.errors import HoldfastError, InputError, TransportError
 from holdfast.model.schema import arrow_schema
 from holdfast.storage import Counter, Ended, Log
 from holdfast.streams.delivery import Delivery
-from holdfast.streams.subscribing import Makers, Subscriber
+from holdfast.streams.subscribing import Connections, Subscriber
 from holdfast.types import SegmentId, Stability, StreamInfo
 
 #: Before the first bucket.
@@ -66,7 +66,7 @@ class Client:
     def __init__(
         self,
         output: str,
-        makers: Makers,
+        producers: Connections,
         width_us: int,
         *,
         log: Log | None = None,
@@ -78,7 +78,7 @@ class Client:
     ) -> None:
         self.output, self.width_us = output, width_us
         self.name = name or f"client-{output}"
-        self._makers = makers
+        self._producers = producers
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
@@ -147,7 +147,7 @@ class Client:
             return
         while not (self.ended or self._stop.is_set()):
             subscriber = Subscriber(
-                self.output, self.name, self.subscription(tuple(self._makers)), self._makers,
+                self.output, self.name, self.subscription(tuple(self._producers)), self._producers,
                 self._stop, lost=self._lost, switched=self._switched,
             )  # fmt: skip
             self.advanced = subscriber.advanced

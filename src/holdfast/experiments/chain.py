@@ -102,8 +102,8 @@ class Chain(Breakable):
             link.heal()
         self.back_at_us[stream] = now_us()
 
-    def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
-        return Run.peer_of(self, stream, reader, maker)
+    def peer_of(self, stream: str, reader: str, producer: str) -> Peer:
+        return Run.peer_of(self, stream, reader, producer)
 
     def stop(self) -> None:
         super().stop()

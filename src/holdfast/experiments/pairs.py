@@ -159,7 +159,7 @@ class _Story:
         self, run: Run, keys: int, rows: int, quick: bool, say: Callable[[str], None]
     ) -> None:
         self._run, self._say = run, say
-        self._partners = pairs_of(run.network)
+        self._peers = pairs_of(run.network)
         self._reader, self._load = _Reader(run), _Load(run, keys, rows)
         self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
         self._quick = quick
@@ -287,9 +287,7 @@ class _Story:
     def _caught_up(self, names: list[str]) -> bool:
         """They are where their partners are."""
         for name in names:
-            mine, other = (
-                position(node_status(self._run, n)) for n in (name, self._partners[name])
-            )
+            mine, other = (position(node_status(self._run, n)) for n in (name, self._peers[name]))
             if mine is None or other is None or mine < other - 1:
                 return False
         return True

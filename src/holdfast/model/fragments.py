@@ -72,7 +72,7 @@ def fragment_of(node: str) -> str:
     return node.partition("@")[0]
 
 
-def partners_of(network: Network, node: str) -> tuple[str, ...]:
+def peers_of(network: Network, node: str) -> tuple[str, ...]:
     """The other replicas of what a node runs."""
     return tuple(name for name in replicas_of(network, fragment_of(node)) if name != node)
 
@@ -105,25 +105,25 @@ def pairs_of(network: Network) -> dict[str, str]:
         if is_pair(network, fragment.name)
         for name in replicas_of(network, fragment.name)
     ]
-    return {name: partners_of(network, name)[0] for name in names}
+    return {name: peers_of(network, name)[0] for name in names}
 
 
-def home_of(reader: str, makers: Sequence[str]) -> str | None:
+def home_of(reader: str, producers: Sequence[str]) -> str | None:
     """Of the makers of a stream, the one in the same dataflow as its reader."""
     copy = reader.partition("@")[2]
-    found = [maker for maker in makers if maker.partition("@")[2] == copy]
-    return found[0] if len(found) == 1 and len(makers) > 1 else None
+    found = [producer for producer in producers if producer.partition("@")[2] == copy]
+    return found[0] if len(found) == 1 and len(producers) > 1 else None
 
 
-def makers_of(network: Network, stream: str, reader: str) -> tuple[str, ...]:
+def producers_for(network: Network, stream: str, reader: str) -> tuple[str, ...]:
     """From whom a reader may read a stream. Copies of a dataflow in clusters stay among themselves
     (Flux section 4.2)."""
-    makers = producers_of(network)[stream]
-    home = home_of(reader, makers)
+    producers = producers_of(network)[stream]
+    home = home_of(reader, producers)
     apart = fragment_of(reader) in network.protections and (
         network.protection(fragment_of(reader)).replication == "clusters"
     )
-    return (home,) if apart and home is not None else makers
+    return (home,) if apart and home is not None else producers
 
 
 def producers_of(network: Network) -> dict[str, tuple[str, ...]]:

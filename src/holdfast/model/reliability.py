@@ -78,7 +78,7 @@ class Units:
     opens: npt.NDArray[np.bool_]
     #: Two rows. A unit that fails while one of its two partners is down ends it all; its own number
     #: stands for no partner.
-    partners: npt.NDArray[np.int64]
+    peers: npt.NDArray[np.int64]
     #: Turning the ring of units changes nothing; else swapping pairs of them does not.
     ring: bool
 
@@ -101,8 +101,8 @@ def units_of(layout: Layout, scheme: Scheme, *, both_fail: bool = True) -> Units
     primary = np.full(count, True) if ring else own % 2 == 0
     of_primary = (own - 1) % count if ring else own & ~1
     of_secondary = (own + 1) % count if ring else own | 1
-    partners = np.stack([of_primary, of_secondary if both_fail else own])
-    return Units(mttf_s, repair_s, primary | both_fail, partners, ring)
+    peers = np.stack([of_primary, of_secondary if both_fail else own])
+    return Units(mttf_s, repair_s, primary | both_fail, peers, ring)
 
 
 def paper_mttf_s(layout: Layout, scheme: Scheme) -> float:
@@ -116,10 +116,7 @@ def limit_mttf_s(units: Units) -> float:
     """What the exact value tends to as repairs get short: each way for one unit to fail, and a
     given partner of it during the repair, happens with the rate repair / mttf^2."""
     ways = {
-        (int(first), then)
-        for row in units.partners
-        for then, first in enumerate(row)
-        if first != then
+        (int(first), then) for row in units.peers for then, first in enumerate(row) if first != then
     }
     return units.mttf_s**2 / (units.repair_s * len(ways))
 
@@ -143,7 +140,7 @@ def exact_mttf_s(units: Units) -> float | None:
                 back = _alike(units, {*state} - {unit})
                 rows.append((number, levels[-2][back], 1 / units.repair_s))
             for unit in {*range(units.count)} - {*state}:
-                if {*units.partners[:, unit].tolist()} & {*state}:
+                if {*units.peers[:, unit].tolist()} & {*state}:
                     deadly[number] += 1 / units.mttf_s
                 elif units.opens[unit]:
                     more = following.setdefault(
@@ -242,7 +239,7 @@ def _cycles(
     while going.size:
         rows = np.arange(len(going))
         down = np.isfinite(left_s)
-        threatened = ~down & (down[:, units.partners[0]] | down[:, units.partners[1]])
+        threatened = ~down & (down[:, units.peers[0]] | down[:, units.peers[1]])
         harmless = ~down & ~threatened & units.opens
         choices = harmless.sum(axis=1)
         fails_s = np.full(len(going), np.inf)

@@ -72,9 +72,9 @@ class Performer:
         *,
         inputs: InputIndex,
         clock: Callable[[], int],
-        partners: tuple[str, ...] = (),
+        peers: tuple[str, ...] = (),
     ) -> None:
-        self._partners = partners
+        self._peers = peers
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.inputs = inputs
         self._carrier, self._clock = carrier, clock
@@ -88,7 +88,7 @@ class Performer:
         #: What tentative runs under way began from: a line may be over while one still runs.
         self._read: dict[tuple[str, int], Version] = {}
         self.lender = Lender(name, fragment, log, service, carrier.post)
-        self.comparison = Comparison(name, fragment, log, carrier, 1 + len(partners))
+        self.comparison = Comparison(name, fragment, log, carrier, 1 + len(peers))
         #: Digests of buckets that were computed again.
         self._recomputed: dict[Recomputation, str] = {}
         #: Paths whose stable version was not kept: it is rebuilt when needed.
@@ -113,7 +113,7 @@ class Performer:
         self._plans = {path.name: self._plan(path) for path in fragment.paths}
         resumed = self._recover()
         # Alone in its process it is not one of a pair.
-        pair = bool(partners) and is_pair(engine.network, fragment.name)
+        pair = bool(peers) and is_pair(engine.network, fragment.name)
         self.core = Progress(
             self._plans.values(),
             me=name,
@@ -144,7 +144,7 @@ class Performer:
         extent = -(-path.extent_us() // self.width_us) + stateful
         network = self.engine.network
         trees = {output: tree_of(path, output, network) for output in path.outputs}
-        policy = policy_of(network, self.fragment.name, self._partners)
+        policy = policy_of(network, self.fragment.name, self._peers)
         return core.PathPlan(
             path.name, path.inputs, path.outputs, path.convergent, extent, policy, trees
         )
@@ -375,7 +375,7 @@ class Performer:
     @property
     def _compares(self) -> bool:
         """There are other replicas, and always new checkpoints to compute from what they doubt."""
-        return bool(self._partners and self.core.checkpoint_buckets)
+        return bool(self._peers and self.core.checkpoint_buckets)
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:
         """Versions nothing can go back to give their files back."""
@@ -436,7 +436,7 @@ class Performer:
                     self._service.states[output] = action.state
                 _log.info("node %s: %s is %s", self.name, action.path, action.state)
             case core.Ask():
-                self._carrier.ask(postponing.question(action, self.name), self._partners)
+                self._carrier.ask(postponing.question(action, self.name), self._peers)
             case core.Reply():
                 self._replies.pop(action.ticket)(postponing.reply(action))
             case core.Wake():

@@ -68,7 +68,7 @@ from holdfast.streams.calls import (
 )
 from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import Makers, Subscriber
+from holdfast.streams.subscribing import Connections, Subscriber
 
 _log = logging.getLogger("holdfast.node")
 
@@ -83,14 +83,14 @@ class Node:
         engine: Engine,
         log: Log,
         service: Service,
-        upstream: Mapping[str, Makers],
+        upstream: Mapping[str, Connections],
         options: Options,
-        partners: Makers | None = None,
+        peers: Connections | None = None,
         *,
         clock: Callable[[], int] = monotonic_us,
     ) -> None:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
-        self.upstream, self._partners = upstream, partners or {}
+        self.upstream, self._peers = upstream, peers or {}
         self._options, self._service, self._clock = options, service, clock
         self._pair = is_pair(engine.network, fragment.name)
         self._sources = {op.name for op in engine.network.sources}
@@ -111,11 +111,11 @@ class Node:
         self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         #: Questions to peers: one that does not answer holds up no other.
-        self._asking = ThreadPoolExecutor(max(1, 2 * len(self._partners)), "ask")
+        self._asking = ThreadPoolExecutor(max(1, 2 * len(self._peers)), "ask")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
             inputs=InputIndex(os.path.join(str(log.root), "inputs")), clock=clock,
-            partners=tuple(self._partners),
+            peers=tuple(self._peers),
         )  # fmt: skip
         self._subscribers = {stream: self._subscriber(stream) for stream in fragment.inputs}
 
@@ -136,8 +136,8 @@ class Node:
         self._thread(self._loop, "node")
         self.post(core.Began(self._clock()))
         self._thread(self._give_up, "membership")
-        for partner in self._partners:
-            self._thread(partial(self._compare, partner), f"compare-{partner}")
+        for peer in self._peers:
+            self._thread(partial(self._compare, peer), f"compare-{peer}")
         for stream in self.fragment.inputs:
             self._thread(partial(self._subscribe, stream), f"subscribe-{stream}")
 
@@ -177,7 +177,7 @@ class Node:
             "paths": {
                 name: {
                     "position": state.position,
-                    "whole_upto": state.sunion.whole_upto(),
+                    "all_complete_upto": state.sunion.all_complete_upto(),
                     "waiting_for": state.sunion.waiting_for(),
                     "state": state.consistency.state,
                     "tentative_upto": state.consistency.position,
@@ -230,16 +230,16 @@ class Node:
                 # A node is rebuilt; what a source has lost, nobody has.
                 self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
-        makers, options = self.upstream[stream], self._options
-        home = home_of(self.name, tuple(makers)) if self._pair else None
+        producers, options = self.upstream[stream], self._options
+        home = home_of(self.name, tuple(producers)) if self._pair else None
         subscription = Subscription(
-            tuple(makers), self.performer.wanted(stream), self.performer.tentative, home=home,
+            tuple(producers), self.performer.wanted(stream), self.performer.tentative, home=home,
             tolerance_buckets=tolerance_buckets(self.engine.network, self.fragment.name),
             heartbeat_us=int(1e6 * options.heartbeat_s),
             ask_us=int(1e6 * options.silence_s) if home else 0,
         )  # fmt: skip
         return Subscriber(
-            stream, self.name, subscription, makers, self._stop, lost=lost,
+            stream, self.name, subscription, producers, self._stop, lost=lost,
             switched=lambda replica, us: self.switches.append((replica, us)),
         )  # fmt: skip
 
@@ -261,8 +261,8 @@ class Node:
             raise TransportError(f"node {self.name!r} does not answer") from None
 
     def _check_replica(self, name: str) -> None:
-        if name not in self._partners:
-            known = ", ".join(self._partners) or "none"
+        if name not in self._peers:
+            known = ", ".join(self._peers) or "none"
             raise InputError(
                 f"node {self.name!r}: expected one of its replicas ({known}), found {name!r}"
             )
@@ -294,10 +294,10 @@ class Node:
         """What the controller says of those that are one of a pair. Whoever tells sends the
         heartbeats, so nothing here may wait for a disk."""
         self._standings.put(standings)
-        for partner in self._partners:
-            known = standings.get(partner)
-            if known is not None and known.gone is not self.performer.core.alone:
-                self.post(core.Alone(self._clock(), known.gone))
+        for peer in self._peers:
+            known = standings.get(peer)
+            if known is not None and known.gone is not self.performer.core.unpaired:
+                self.post(core.Unpaired(self._clock(), known.gone))
 
     def _give_up(self) -> None:
         """Readers that are dead are not waited for. What cannot be written now is said again."""
@@ -310,15 +310,15 @@ class Node:
             with suppress(LogError, TransportError):
                 self._service.lost(standings, monotonic_us())
 
-    def _compare(self, partner: str) -> None:
+    def _compare(self, peer: str) -> None:
         """Ask again and again what another replica made; the loop compares."""
-        peer: Peer | None = None
+        remote: Peer | None = None
         while not self._stop.wait(COMPARE_US / 1e6):
             try:
-                peer = peer or self._partners[partner]()
-                self.post(DigestsTold(partner, peer.call(GetDigests())))
+                remote = remote or self._peers[peer]()
+                self.post(DigestsTold(peer, remote.call(GetDigests())))
             except HoldfastError:
-                peer = None  # it is away, or somewhere else
+                remote = None  # it is away, or has moved
 
     def _compare_inputs(self, path: str, stream: str) -> None:
         inputs = next(known.inputs for known in self.fragment.paths if known.name == path)
@@ -333,7 +333,7 @@ class Node:
 
     def _ask(self, asked: Postpone, peer: str) -> None:
         try:
-            reply: Postponement | HoldfastError = self._partners[peer]().call(asked)
+            reply: Postponement | HoldfastError = self._peers[peer]().call(asked)
         except HoldfastError as err:
             reply = err
         self.post(Replied(asked, peer, reply))

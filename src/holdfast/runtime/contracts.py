@@ -64,13 +64,13 @@ class Monitor:
     ) -> None:
         self._width_us = network.width_us
         self._sources, self._nodes, self._clients, self._told = sources, nodes, clients, told
-        makers = {
+        producers = {
             stream: (fragment.name, path.name)
             for fragment in fragments
             for path in fragment.paths
             for stream in path.outputs
         }
-        self._outputs = {op.name: _watched(op, *makers[op.name]) for op in network.outputs}
+        self._outputs = {op.name: _watched(op, *producers[op.name]) for op in network.outputs}
         #: The core belongs to the thread that looks; others ask it under this lock.
         self._lock = threading.Lock()
         self._core = core.Monitor(
@@ -166,7 +166,7 @@ class Monitor:
         if logged is not None and logged.complete_upto >= bucket:
             return ["its reader"]
         path = node.status()["paths"][output.path]
-        if path["whole_upto"] is None or path["whole_upto"] < bucket:
+        if path["all_complete_upto"] is None or path["all_complete_upto"] < bucket:
             return list(path["waiting_for"])
         return [f"node {output.fragment}"]
 

@@ -19,7 +19,7 @@ from holdfast.edge.client import Client
 from holdfast.edge.source import Source
 from holdfast.engine.user_errors import location_in, location_of
 from holdfast.errors import HoldfastError, NodeFailed
-from holdfast.model.fragments import fragment_of, fragments, makers_of, producers_of
+from holdfast.model.fragments import fragment_of, fragments, producers_for, producers_of
 from holdfast.model.network import Network
 from holdfast.storage import Log
 
@@ -210,15 +210,15 @@ class Failures:
         return Failure(node, outputs, message, where, now_us(), permanent, cause)
 
     def _members(self, output: str) -> set[str]:
-        producers, found = producers_of(self._network), {f"client {output}"}
+        known, found = producers_of(self._network), {f"client {output}"}
         streams = [output]
         while streams:
             stream = streams.pop()
-            makers = {member(stream)} if stream in self._sources else {*producers[stream]}
-            if not makers <= found:
-                found |= makers
+            producers = {member(stream)} if stream in self._sources else {*known[stream]}
+            if not producers <= found:
+                found |= producers
                 if stream not in self._sources:
-                    streams += self._inputs[fragment_of(producers[stream][0])]
+                    streams += self._inputs[fragment_of(known[stream][0])]
         return found
 
     def _of(self, node: str) -> Failure | None:
@@ -233,12 +233,12 @@ class Failures:
             return None
         if stream in self._sources:
             return self._ended(member(stream))
-        makers = makers_of(self._network, stream, reader)[: 1 if self._local else None]
-        for maker in makers:
-            if maker not in known:
-                known[maker] = self._stopped(maker, tentative, known)
-        why = [failure for maker in makers if (failure := known[maker]) is not None]
-        return max(why, key=lambda failure: failure.at) if len(why) == len(makers) else None
+        producers = producers_for(self._network, stream, reader)[: 1 if self._local else None]
+        for producer in producers:
+            if producer not in known:
+                known[producer] = self._stopped(producer, tentative, known)
+        why = [failure for producer in producers if (failure := known[producer]) is not None]
+        return max(why, key=lambda failure: failure.at) if len(why) == len(producers) else None
 
     def _stopped(self, node: str, tentative: bool, known: Known) -> Failure | None:
         """Why a node gives no results any more: it failed, or something it needs is gone."""

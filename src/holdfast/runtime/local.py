@@ -30,7 +30,7 @@ def start_nodes(run: Run) -> None:
         name = fragment.name
         log = run.open_log(node_folder(storage, name), name, archive=False)
         engine = Engine(network, sessions, os.path.join(str(log.root), "state"), compiled=compiled)
-        upstream = {stream: run.makers(stream, name) for stream in fragment.inputs}
+        upstream = {stream: run.producers(stream, name) for stream in fragment.inputs}
         node = Node(name, fragment, engine, log, run.service, upstream, run.options)
         node.failed = partial(run.failures.report, name)
         run.nodes[name] = node

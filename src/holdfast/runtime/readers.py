@@ -43,7 +43,7 @@ def open_client(
     folder = client_folder(run.storage, output if name is None else f"{output}+{name}")
     log = run.open_log(folder, reader) if keep else None
     client = Client(
-        output, run.makers(output, reader), run.network.width_us, log=log,
+        output, run.producers(output, reader), run.network.width_us, log=log,
         name=reader, tentative=tentative,
         tolerance_buckets=client_tolerance_buckets(run.network, output),
     )  # fmt: skip

@@ -55,11 +55,11 @@ class Rolling:
             raise InputError(f"there is no host {host!r} (hosts: {known})")
         names = run.controller.assigned(host)
         epochs = {name: run.controller.epoch(name) for name in (process_of(host), *names)}
-        partners = pairs_of(run.network)
+        peers = pairs_of(run.network)
         reached = {}
         # One that hangs is not asked: it does not answer.
         for name in names if run.controller.speaks(host, monotonic_us()) else ():
-            both = [position(node_status(run, one)) for one in {name, partners.get(name, name)}]
+            both = [position(node_status(run, one)) for one in {name, peers.get(name, name)}]
             if begun := [at for at in both if at is not None]:
                 reached[name] = max(begun)
         self._before[host] = (epochs, reached)

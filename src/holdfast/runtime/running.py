@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.controller import Controller
-from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.controller_service import ControllerService
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
 from holdfast.core.monitor import Action
@@ -44,8 +44,8 @@ from holdfast.model.fragments import (
     Fragment,
     check_recovery,
     fragments,
-    makers_of,
     pairs_of,
+    producers_for,
     producers_of,
     replicas_of,
 )
@@ -76,7 +76,7 @@ from holdfast.streams.calls import (
 )
 from holdfast.streams.delivery import Peer
 from holdfast.streams.serving import Service
-from holdfast.streams.subscribing import Makers
+from holdfast.streams.subscribing import Connections
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
 
@@ -158,7 +158,8 @@ class Run:
         )
         self.parts = Parts(
             network, self.processes, lambda host: self.controller.assigned(host),
-            lambda host: self._presiding.unhealthy(host), lambda: self._presiding.differs(),
+            lambda host: self._controller_service.unhealthy(host),
+            lambda: self._controller_service.differs(),
             self.failures if deployment == "local" else None,
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)
@@ -222,9 +223,9 @@ class Run:
         self.service.handle(GetStatus, lambda _: RunStatus(self.status()))
         self.service.handle(Retire, lambda ask: Retired(self.retire(ask.source, ask.why)))
         outputs = [op.name for op in self.network.outputs]
-        self._presiding = Presiding(self.controller, self.service, outputs)
-        self._presiding.on_progress = lambda host, at: self.processes[host].progressed(at)
-        self._presiding.on_heartbeat = lambda host: self.processes[host].heard()
+        self._controller_service = ControllerService(self.controller, self.service, outputs)
+        self._controller_service.on_progress = lambda host, at: self.processes[host].progressed(at)
+        self._controller_service.on_heartbeat = lambda host: self.processes[host].heard()
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
@@ -244,7 +245,7 @@ class Run:
                 self._thread(partial(feed.run, source, self._stop), f"feed-{name}", name)
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
-            judge = partial(self._presiding.judge, self._stop, self.options.heartbeat_s)
+            judge = partial(self._controller_service.judge, self._stop, self.options.heartbeat_s)
             self._thread(judge, "controller")
 
     def _start_processes(self) -> None:
@@ -252,7 +253,7 @@ class Run:
         for host in self.layout:
             process = HostProcess(
                 self.app, host, self.storage, self.server.address, self.options,
-                self._presiding.ended,
+                self._controller_service.ended,
             )  # fmt: skip
             self.processes[host] = process
             process.start()
@@ -267,7 +268,7 @@ class Run:
         stopped = self.parts.stopped()
         if len(stopped) == len(self.network.outputs):
             raise SetupError(f"nothing can be computed: {next(iter(stopped.values()))}")
-        return self._presiding.is_up(host) or self.parts.settled(host)
+        return self._controller_service.is_up(host) or self.parts.settled(host)
 
     # -- for the application ----------------------------------------------------------------------
 
@@ -297,21 +298,21 @@ class Run:
         self._check_running()
         return open_client(self, output, tentative=tentative, durable=durable, name=name)
 
-    def makers(self, stream: str, reader: str) -> Makers:
+    def producers(self, stream: str, reader: str) -> Connections:
         """How `reader` reaches each replica of whoever makes a stream."""
         if self.deployment == "local":
             return {stream: partial(self.peer_of, stream, reader, stream)}
-        makers = makers_of(self.network, stream, reader)
-        return {name: partial(self.peer_of, stream, reader, name) for name in makers}
+        producers = producers_for(self.network, stream, reader)
+        return {name: partial(self.peer_of, stream, reader, name) for name in producers}
 
-    def peer_of(self, stream: str, reader: str, maker: str) -> Peer:
-        if self.deployment == "local" or maker in self.sources:
+    def peer_of(self, stream: str, reader: str, producer: str) -> Peer:
+        if self.deployment == "local" or producer in self.sources:
             return InProcess(self.service)
-        address = self.controller.address(maker)
+        address = self.controller.address(producer)
         if address is None:
-            raise TransportError(f"node {maker!r} has not reported yet")
+            raise TransportError(f"node {producer!r} has not reported yet")
         return FlightPeer(
-            self.route(reader, maker, address),
+            self.route(reader, producer, address),
             silence_s=self.options.silence_s, by_reference=self.options.by_reference,
         )  # fmt: skip
 
@@ -358,7 +359,7 @@ class Run:
         for node in self.nodes.values():
             node.stop()
         for host, process in self.processes.items():  # all at the same time
-            process.ask_to_stop(at_once=not self._presiding.is_up(host))
+            process.ask_to_stop(at_once=not self._controller_service.is_up(host))
         for process in self.processes.values():
             process.stop()
         if hasattr(self, "server"):
@@ -467,7 +468,7 @@ class Run:
 
     def _producers_of(self, ask: GetProducers) -> Producers:
         made, outputs = ask.stream in self._producers, tuple(op.name for op in self.network.outputs)
-        names = tuple(self.makers(ask.stream, "")) if made else ()
+        names = tuple(self.producers(ask.stream, "")) if made else ()
         return Producers(names, made or ask.stream in self.service.logs, outputs)
 
     def _locate(self, ask: Locate) -> Location:

@@ -31,7 +31,7 @@ from holdfast.streams.happenings import (
 )
 
 #: How to reach each replica of a producer.
-Makers = Mapping[str, Callable[[], Peer]]
+Connections = Mapping[str, Callable[[], Peer]]
 #: Deliveries of one connection that wait to be taken.
 WAITING = 8
 #: So often it is looked whether to stop.
@@ -55,7 +55,7 @@ class Subscriber:
         stream: str,
         consumer: str,
         subscription: Subscription,
-        makers: Makers,
+        producers: Connections,
         stop: threading.Event,
         *,
         clock: Callable[[], int] = monotonic_us,
@@ -64,12 +64,12 @@ class Subscriber:
     ) -> None:
         self.stream, self.consumer, self.subscription = stream, consumer, subscription
         self._translation = Translation(subscription)
-        self._makers, self._stop, self._clock = makers, stop, clock
+        self._producers, self._stop, self._clock = producers, stop, clock
         self._lost, self._switched = lost, switched
         self._events: queue.Queue[Happening] = queue.Queue()
         self._lines: dict[int, _Line] = {}
         self._peers: dict[str, Peer] = {}
-        self._polling = ThreadPoolExecutor(len(makers), f"{stream}-poll")
+        self._polling = ThreadPoolExecutor(len(producers), f"{stream}-poll")
         self._wakes: list[int] = []
         self._finished = False
         self._full = False
@@ -196,7 +196,7 @@ class Subscriber:
         try:
             peer = self._peers.get(replica)
             if peer is None:
-                peer = self._peers[replica] = self._makers[replica]()
+                peer = self._peers[replica] = self._producers[replica]()
             position = None if poll.position is None else (self.consumer, *poll.position)
             reply: StreamStatus | HoldfastError = peer.call(GetStreamStatus(self.stream, position))
         except HoldfastError as err:
@@ -206,7 +206,7 @@ class Subscriber:
 
     def _read(self, line: _Line, action: core.Connect) -> None:
         try:
-            peer = self._peers.get(action.replica) or self._makers[action.replica]()
+            peer = self._peers.get(action.replica) or self._producers[action.replica]()
             self._peers[action.replica] = peer
             follow = peer.follow(self.stream, action.from_bucket, line.over, action.tentative_after)
             for delivery in follow:

@@ -109,10 +109,10 @@ class Threads:
         def connect(to: str) -> Any:
             return lambda: ScriptedPeer(to, self._replies, self.disk)
 
-        makers = setup["producers"].items()
+        producers = setup["producers"].items()
         self._driver = threads.Rebuild(
             name, setup["epoch"], FRAGMENTS[fragment_of(name)].paths, self._own, {},
-            {stream: {maker: connect(maker) for maker in made_by} for stream, made_by in makers},
+            {stream: {name: connect(name) for name in made_by} for stream, made_by in producers},
             {peer: connect(peer) for peer in setup["peers"]},
             Staging(f"/{name}", self.disk, RowSegments()), lambda folder: self._open(folder, name),
             listen_on="127.0.0.1", stop=threading.Event(), clock=lambda: self.now,

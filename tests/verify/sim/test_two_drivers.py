@@ -91,9 +91,9 @@ class Threads:
         self.subscription.watch(section)
         self._peers = {name: ScriptedPeer() for name in setup["replicas"]}
         self._lines: dict[int, queue.Queue[Any]] = {}
-        makers: Any = {name: (lambda peer=peer: peer) for name, peer in self._peers.items()}
+        producers: Any = {name: (lambda peer=peer: peer) for name, peer in self._peers.items()}
         self._driver = Subscriber(
-            setup["stream"], setup["consumer"], self.subscription, makers, threading.Event(),
+            setup["stream"], setup["consumer"], self.subscription, producers, threading.Event(),
             clock=lambda: self.now,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from holdfast.config import Options
 from holdfast.core import moves as core
 from holdfast.core.progress import Progress
 from holdfast.errors import HoldfastError, TransportError
-from holdfast.model.fragments import fragments, partners_of
+from holdfast.model.fragments import fragments, peers_of
 from holdfast.node import executor
 from holdfast.node.effects import Asked, Event, Finished, Replied
 from holdfast.node.node import Node
@@ -89,12 +89,12 @@ class Threads:
         log.raise_epoch(1)
         engine: Any = EngineTwin(WIRING.network, disk, f"{root}/state")
         nowhere: Any = {stream: {"nobody": None} for stream in FRAGMENT.inputs}
-        partners: Any = {
+        peers: Any = {
             peer: lambda peer=peer: ScriptedPeer(peer, self._replies)
-            for peer in partners_of(WIRING.network, name)
+            for peer in peers_of(WIRING.network, name)
         }
         self._node = Node(
-            name, FRAGMENT, engine, log, self._service, nowhere, Options(), partners,
+            name, FRAGMENT, engine, log, self._service, nowhere, Options(), peers,
             clock=lambda: self.now,
         )  # fmt: skip
         self._node.performer.inputs = MemoryInputs(disk)

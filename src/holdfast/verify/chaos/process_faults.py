@@ -24,11 +24,11 @@ REPLACED_S = 60.0
 
 def links_of(network: Network) -> list[tuple[str, str]]:
     """Who sends rows to whom: sources and nodes to nodes, nodes to clients."""
-    makers = producers_of(network)
+    producers = producers_of(network)
     found = []
     for part in fragments(network):
         for node in replicas_of(network, part.name):
-            found += [(maker, node) for stream in part.inputs for maker in makers[stream]]
+            found += [(producer, node) for stream in part.inputs for producer in producers[stream]]
             if any(op.name in part.outputs for op in network.outputs):
                 found.append((node, CLIENT))
     return list(dict.fromkeys(found))

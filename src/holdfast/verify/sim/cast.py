@@ -39,7 +39,7 @@ class Cast:
         self._parts = {part.name: part for part in fragments(network)}
         layout = layout or layout_of(network, None)
         self.wire.controller = ControllerProcess(
-            world, self.wire, self._wiring.makers, pairs_of(network), options, layout
+            world, self.wire, self._wiring.producers, pairs_of(network), options, layout
         )
         self.sources = [
             SourceProcess(world, self.wire, self._wiring, op, options, history)

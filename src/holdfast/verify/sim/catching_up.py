@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core import transfer as core
 from holdfast.core.catch_up import CatchUp
 from holdfast.errors import HoldfastError, LogError
-from holdfast.model.fragments import partners_of, producers_of
+from holdfast.model.fragments import peers_of, producers_of
 from holdfast.node.effects import StateReleased, StateRenewed
 from holdfast.node.state_transfer import Staging, own_paths
 from holdfast.node.transfer_happenings import (
@@ -44,7 +44,7 @@ class Rebuild:
         engine = EngineTwin(node.network, node.disk, f"/{node.name}/state")
         own = own_paths(node.log, node.fragment.paths, engine.check)
         producers = {stream: made_by[stream] for stream in node.fragment.inputs}
-        self.core = CatchUp(node.name, partners_of(node.network, node.name), producers, own)
+        self.core = CatchUp(node.name, peers_of(node.network, node.name), producers, own)
         self._translation = Translation(node.name, node.fragment.paths, staging)
         #: Where each peer was when it was asked for its state; the rest goes over the same
         #: connection, also while the controller is away.

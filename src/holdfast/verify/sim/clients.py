@@ -26,7 +26,7 @@ class ClientProcess(Member):
     ) -> None:
         super().__init__(world, f"client-{op.name}", wire)
         self.network, self.output, self.history = wiring.network, op.name, history
-        self._makers = wiring.makers[op.name]
+        self._producers = wiring.producers[op.name]
         self._tolerance_buckets = wiring.tolerances[op.fragment]
         self.position: int | None = None
         self.ended = False
@@ -46,7 +46,7 @@ class ClientProcess(Member):
             tolerance_buckets=self._tolerance_buckets,
         )  # fmt: skip
         self.follower = Follower(
-            self, self.wire, self.output, self.client.subscription(self._makers), self._take
+            self, self.wire, self.output, self.client.subscription(self._producers), self._take
         )
         self.client.advanced = self.follower.advanced
         self._note(self.world.now)

@@ -51,21 +51,23 @@ class Condition:
         link = self._cast.wire.link
         return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
 
-    def reaches(self, reader: Server, maker: Server) -> bool:
+    def reaches(self, reader: Server, producer: Server) -> bool:
         """Rows get from the maker to the reader. A link that is only bad may do, and may not: it is
         not counted on."""
-        if not (self.there(maker) and self.linked(reader, maker) and self._finds(reader, maker)):
+        if not (
+            self.there(producer) and self.linked(reader, producer) and self._finds(reader, producer)
+        ):
             return False
         wire = self._cast.wire
-        there, back = wire.link(maker.name, reader.name), wire.link(reader.name, maker.name)
+        there, back = wire.link(producer.name, reader.name), wire.link(reader.name, producer.name)
         return not (self._bad(there, reader) or self._bad(back, reader))
 
-    def _finds(self, reader: Server, maker: Server) -> bool:
+    def _finds(self, reader: Server, producer: Server) -> bool:
         """It knows where the maker is, or can ask (docs/pairs.md, The controller)."""
         controller = self._cast.wire.controller
-        if maker is controller or (self.there(controller) and self.linked(reader, controller)):
+        if producer is controller or (self.there(controller) and self.linked(reader, controller)):
             return True
-        return internals.knows_address(reader, maker)
+        return internals.knows_address(reader, producer)
 
     def _bad(self, link: Link, reader: Server) -> bool:
         if link.damage or link.row_us:

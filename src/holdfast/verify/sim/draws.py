@@ -144,8 +144,8 @@ def hosts_fail(chance: random.Random, targets: Targets, hosts: list[list[str]]) 
         if for_ms == 7_000 and how in ("kill", "wipe") and chance.random() < 0.5:
             # Who is left alone has what it knows on its disk, and comes back with that.
             both = [name for name in targets.nodes if fragment_of(name) == fragment_of(gone[0])]
-            (partner,) = [name for name in both if name != gone[0]]
-            found.append(death(chance, "kill", partner, at_ms + 5_000, chance.choice([50, 900])))
+            (peer,) = [name for name in both if name != gone[0]]
+            found.append(death(chance, "kill", peer, at_ms + 5_000, chance.choice([50, 900])))
         at_ms = back_ms + CAUGHT_UP_MS + chance.randrange(2_000)
     return found
 

@@ -48,14 +48,14 @@ def is_at_bound(process: SourceProcess) -> bool:
     return not info.ended and info.complete_upto >= process.source._room_upto()
 
 
-def knows_address(reader: Server, maker: Server) -> bool:
+def knows_address(reader: Server, producer: Server) -> bool:
     """Of the instance that runs now."""
     if isinstance(reader, NodeProcess):
         followers = list(reader.followers.values()) if reader.is_up else []
     else:
         assert isinstance(reader, ClientProcess)
         followers = [reader.follower] if reader.is_up else []
-    return any(follower._addresses.get(maker.name) == maker.address for follower in followers)
+    return any(follower._addresses.get(producer.name) == producer.address for follower in followers)
 
 
 def is_apart(process: SourceProcess) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from holdfast.cluster.controller import Controller
-from holdfast.cluster.controller_service import Presiding
+from holdfast.cluster.controller_service import ControllerService
 from holdfast.config import Options
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
@@ -61,7 +61,7 @@ class Wiring:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.makers = producers_of(network)
+        self.producers = producers_of(network)
         self.readers = {stream: frozenset(names) for stream, names in readers_of(network).items()}
         self.tolerances = tolerances(network)
 
@@ -74,15 +74,15 @@ class ControllerProcess(Server):
         world: World,
         wire: Wire,
         producers: dict[str, tuple[str, ...]],
-        partners: dict[str, str],
+        peers: dict[str, str],
         options: Options,
         layout: Layout,
     ) -> None:
         super().__init__(world, "controller", wire)
-        self._producers, self._partners = producers, partners
+        self._producers, self._peers = producers, peers
         self._options, self._layout = options, layout
         self.controller: Controller | None = None
-        self._presiding: Presiding | None = None
+        self._controller_service: ControllerService | None = None
 
     def boot(self) -> None:
         try:
@@ -91,11 +91,13 @@ class ControllerProcess(Server):
             self.after(FULL_US, self.boot)
             return
         self.controller = Controller(
-            log, self._partners, self.world.now, self._layout, silence_us=DEAD_US,
+            log, self._peers, self.world.now, self._layout, silence_us=DEAD_US,
             rejoin_us=self._options.rejoin_us, stall_us=self._options.stall_us,
         )  # fmt: skip
-        self._presiding = Presiding(self.controller, self.service, (), lambda: self.world.now)
-        if self._partners:  # nobody else is ever declared dead
+        self._controller_service = ControllerService(
+            self.controller, self.service, (), lambda: self.world.now
+        )
+        if self._peers:  # nobody else is ever declared dead
             self._judge()
 
     def _judge(self) -> None:
@@ -111,7 +113,7 @@ class ControllerProcess(Server):
 
     def forget(self) -> None:
         super().forget()
-        self.controller = self._presiding = None
+        self.controller = self._controller_service = None
 
     def next_epoch(self, name: str, at_least: int) -> int:
         return answered(lambda: self._up().next_epoch(name, at_least))
@@ -127,13 +129,13 @@ class ControllerProcess(Server):
     def heartbeat(self, asked: Register) -> Registration:
         """Of a host."""
         self._up()
-        assert self._presiding is not None
-        presiding = self._presiding
-        return answered(lambda: presiding.register(asked))
+        assert self._controller_service is not None
+        controller_service = self._controller_service
+        return answered(lambda: controller_service.register(asked))
 
     def host_ended(self, host: str) -> None:
-        if self._presiding is not None:
-            self._presiding.ended(host)
+        if self._controller_service is not None:
+            self._controller_service.ended(host)
 
     def _up(self) -> Controller:
         if self.controller is None:

@@ -20,7 +20,7 @@ from holdfast.model.fragments import (
     Fragment,
     home_of,
     is_pair,
-    partners_of,
+    peers_of,
 )
 from holdfast.node.effects import (
     Asked,
@@ -82,7 +82,7 @@ class NodeProcess(Member):
         self._kept_for_ever = kept_for_ever(self.network, options)
         self._watching = 0
         self.pair = is_pair(self.network, fragment.name)
-        self._partners = partners_of(self.network, name)
+        self._peers = peers_of(self.network, name)
         #: A successor runs in its place.
         self.replaced = False
         #: While one of a pair is caught up.
@@ -237,13 +237,13 @@ class NodeProcess(Member):
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
             inputs=MemoryInputs(self.disk), clock=self.monotonic,
-            partners=self._partners,
+            peers=self._peers,
         )  # fmt: skip
         for stream in self.fragment.outputs:
             self.service.readers[stream] = set(self._wiring.readers[stream])
         self.followers = {
             stream: Follower(
-                self, self.wire, stream, self._subscription(stream, self._wiring.makers[stream]),
+                self, self.wire, stream, self._subscription(stream, self._wiring.producers[stream]),
                 self.performer.receive,
             )
             for stream in self.fragment.inputs
@@ -252,22 +252,22 @@ class NodeProcess(Member):
         for follower in self.followers.values():
             follower.connect()
         self.after(SILENCE_US // 2, self._watch)
-        for partner in self._partners:
-            self.after(COMPARE_US, partial(self._compare, partner))
+        for peer in self._peers:
+            self.after(COMPARE_US, partial(self._compare, peer))
 
-    def _compare(self, partner: str) -> None:
+    def _compare(self, peer: str) -> None:
         def again(err: HoldfastError | None = None) -> None:
-            self.after(COMPARE_US, lambda: self._compare(partner))
+            self.after(COMPARE_US, lambda: self._compare(peer))
 
         def told(digests: Digests) -> None:
             again()
-            self.performer.take(DigestsTold(partner, digests))
+            self.performer.take(DigestsTold(peer, digests))
 
-        self._ask_partner(partner, lambda node: node.performer.comparison.digests(), told, again)
+        self._ask_peer(peer, lambda node: node.performer.comparison.digests(), told, again)
 
     def compare_inputs(self, path: str, stream: str) -> None:
         """An input counts once all its producers have answered."""
-        made_by, found = self._wiring.makers, dict[str, dict[str, Window]]()
+        made_by, found = self._wiring.producers, dict[str, dict[str, Window]]()
 
         def ask(name: str, producer: str) -> None:
             def told(digests: Digests) -> None:
@@ -276,7 +276,7 @@ class NodeProcess(Member):
                     if len(found[name]) == len(made_by[name]):
                         self.performer.take(InputDigestsTold(stream, {name: found[name]}))
 
-            self._ask_partner(
+            self._ask_peer(
                 producer, lambda node: node.performer.comparison.digests(), told, lambda err: None
             )
 
@@ -285,10 +285,10 @@ class NodeProcess(Member):
                 if producer != name:  # a source has no replicas
                     ask(name, producer)
 
-    def _subscription(self, stream: str, makers: tuple[str, ...]) -> Subscription:
-        home = home_of(self.name, makers) if self.pair else None
+    def _subscription(self, stream: str, producers: tuple[str, ...]) -> Subscription:
+        home = home_of(self.name, producers) if self.pair else None
         return Subscription(
-            makers, self.performer.wanted(stream), self.performer.tentative, home=home,
+            producers, self.performer.wanted(stream), self.performer.tentative, home=home,
             tolerance_buckets=self._wiring.tolerances[self.fragment.name],
             heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
         )  # fmt: skip
@@ -299,8 +299,8 @@ class NodeProcess(Member):
     def heard(self, standings: dict[str, Standing]) -> None:
         super().heard(standings)
         if self.pair and self.is_up:
-            (partner,) = self._partners
-            self.performer.take(core.Alone(self.monotonic(), standings[partner].gone))
+            (peer,) = self._peers
+            self.performer.take(core.Unpaired(self.monotonic(), standings[peer].gone))
 
     def _watch(self) -> None:
         for follower in self.followers.values():
@@ -357,7 +357,7 @@ class NodeProcess(Member):
 
         for peer in peers:
             told = partial(over, peer)
-            self._ask_partner(peer, lambda node: node.postpone(asked), told, told)
+            self._ask_peer(peer, lambda node: node.postpone(asked), told, told)
 
     def postpone(self, asks: Postpone) -> Postponement:
         """By a peer."""
@@ -367,9 +367,9 @@ class NodeProcess(Member):
             raise TransportError(f"{self.name} does not answer")
         return replies[0]
 
-    def _ask_partner(
+    def _ask_peer(
         self,
-        partner: str,
+        peer: str,
         ask: Callable[[NodeProcess], Any],
         told: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
@@ -379,7 +379,7 @@ class NodeProcess(Member):
                 raise TransportError(f"{node.name} is not up yet")
             return ask(node)
 
-        self.ask_node(partner, asked, told, failed)
+        self.ask_node(peer, asked, told, failed)
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from holdfast.core.lag import AHEAD_BUCKETS
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
-from holdfast.model.fragments import Path, home_of, pairs_of, partners_of, producers_of
+from holdfast.model.fragments import Path, home_of, pairs_of, peers_of, producers_of
 from holdfast.types import OutputState
 from holdfast.verify.history import AtBound, Event, Held, Pending, Reading, Relied
 from holdfast.verify.sim import internals
@@ -34,11 +34,11 @@ class Observer:
     def __init__(self, cast: Cast, condition: Condition, held_buckets: int) -> None:
         self._cast, self._condition = cast, condition
         self._held_buckets = held_buckets
-        makers = producers_of(cast.network)
-        self._makers = {stream: names for stream, names in makers.items() if len(names) > 1}
+        producers = producers_of(cast.network)
+        self._producers = {stream: names for stream, names in producers.items() if len(names) > 1}
         self._pairs = pairs_of(cast.network)
-        self._has_partners = {
-            node.name: bool(partners_of(cast.network, node.name)) for node in cast.nodes
+        self._has_peers = {
+            node.name: bool(peers_of(cast.network, node.name)) for node in cast.nodes
         }
         self._detect_us = detect_us(cast.network)
         #: Of each of a pair that is behind the other one: since when; and how long it was, at most.
@@ -52,7 +52,7 @@ class Observer:
         ] = {}
 
     def look(self, now: int) -> Iterator[Event]:
-        if self._makers:
+        if self._producers:
             yield from self._read(now)
             yield from self._declared(now)
             yield from self._relies(now)
@@ -72,7 +72,7 @@ class Observer:
             asked.add((reader.name, stream))
             replica = internals.read_from(follower) or ""
             home = reader.name in self._pairs and replica == home_of(
-                reader.name, self._makers[stream]
+                reader.name, self._producers[stream]
             )
             bad, within_us = self._bad(reader, stream, replica, home=bool(home))
             yield from self._reads(now, reader.name, stream, replica, bad, within_us)
@@ -91,7 +91,7 @@ class Observer:
         for node in self._cast.nodes:
             if node.is_up and not node.paused and not self._condition.impaired(node):
                 for stream, follower in node.followers.items():
-                    if stream in self._makers and not follower.ended:
+                    if stream in self._producers and not follower.ended:
                         yield node, stream, follower
         for client in self._cast.clients:
             if self._takes(client):
@@ -99,14 +99,14 @@ class Observer:
 
     def _takes(self, client: ClientProcess) -> bool:
         up = client.is_up and not client.paused and not self._condition.impaired(client)
-        return up and client.output in self._makers and not client.ended
+        return up and client.output in self._producers and not client.ended
 
     def _bad(self, reader: Member, stream: str, replica: str, *, home: bool) -> tuple[str, int]:
         """Why a replica is of no use to its reader while another one would be, and how soon it has
         to be left."""
         others = [
             (node, known)
-            for name in self._makers[stream]
+            for name in self._producers[stream]
             if name != replica and self._serves(node := self._node(name), reader)
             if (known := internals.stands(node, stream)) is not None
         ]
@@ -152,8 +152,8 @@ class Observer:
             # It has just started, and counts silence from then on (docs/pairs.md).
             self._controller_life, standings = process.life, {}
         self._compare(now)
-        for name, partner in self._pairs.items():
-            standing, other = standings.get(name), self._node(partner)
+        for name, peer in self._pairs.items():
+            standing, other = standings.get(name), self._node(peer)
             bad, within_us = "", 0
             if standing is not None and standing.lives and self._heard(other, process):
                 bad, within_us = self._gone(self._node(name), other, process)
@@ -168,7 +168,7 @@ class Observer:
         """Heartbeats are sent by its host."""
         return not self._cast.wire.link(node.host.name, controller.name).cut
 
-    def _gone(self, node: NodeProcess, partner: NodeProcess, controller: Server) -> tuple[str, int]:
+    def _gone(self, node: NodeProcess, peer: NodeProcess, controller: Server) -> tuple[str, int]:
         silent_us = DEAD_US + 2 * REGISTER_US
         if not node.alive:
             return "it is dead", silent_us
@@ -178,23 +178,23 @@ class Observer:
             return "it is cut off", silent_us
         if self._condition.stuck(node) and node.name in self._behind_since:
             # A copy is given twice as long as either of the two needed before (docs/pairs.md).
-            needed_us = max(self._delay_us.get(name, 0) for name in (node.name, partner.name))
+            needed_us = max(self._delay_us.get(name, 0) for name in (node.name, peer.name))
             patience_us = max(self._cast.options.stall_us, 2 * needed_us)
             return NO_PROGRESS, patience_us + 2 * REGISTER_US
         return "", 0
 
     def _compare(self, now: int) -> None:
         """Which of a pair is behind the other one, and how long it took to make that good."""
-        for name, partner in self._pairs.items():
-            node, other = self._node(name), self._node(partner)
+        for name, peer in self._pairs.items():
+            node, other = self._node(name), self._node(peer)
             if node.is_up and other.is_up and self._behind(node, other):
                 self._behind_since.setdefault(name, now)
             elif (since := self._behind_since.pop(name, None)) is not None:
                 self._delay_us[name] = max(now - since, self._delay_us.get(name, 0))
 
-    def _behind(self, node: NodeProcess, partner: NodeProcess) -> bool:
+    def _behind(self, node: NodeProcess, peer: NodeProcess) -> bool:
         mine = node.positions()
-        for path, theirs in partner.positions().items():
+        for path, theirs in peer.positions().items():
             reached = mine[path]
             if theirs is not None and (reached is None or theirs - reached >= AHEAD_BUCKETS):
                 return True
@@ -204,7 +204,7 @@ class Observer:
 
     def _relies(self, now: int) -> Iterator[Relied]:
         for node in self._cast.nodes:
-            for path in node.fragment.paths if self._has_partners[node.name] else ():
+            for path in node.fragment.paths if self._has_peers[node.name] else ():
                 yield from self._relies_for(now, node, path, "answers", self._answered(node, path))
                 on = internals.waits_for(node, path) if node.is_up else ()
                 yield from self._relies_for(now, node, path, "correction", on)

@@ -44,7 +44,7 @@ class Oracle:
         #: and corrected what it gave.
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
-        self._makers = producers_of(cast.network)
+        self._producers = producers_of(cast.network)
         self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
         self._paired = set(pairs_of(cast.network))
         self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
@@ -269,25 +269,25 @@ class Oracle:
         self, reader: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
         kinds = [
-            self._made(maker, stream, known, ready_at)
-            for name in self._makers[stream]
-            if self.condition.reaches(reader, maker := self._cast.by_name[name])
+            self._made(producer, stream, known, ready_at)
+            for name in self._producers[stream]
+            if self.condition.reaches(reader, producer := self._cast.by_name[name])
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 
     def _made(
-        self, maker: Server, stream: str, known: dict[str, Kind], ready_at: int | None
+        self, producer: Server, stream: str, known: dict[str, Kind], ready_at: int | None
     ) -> Kind:
-        if self.condition.impaired(maker):
+        if self.condition.impaired(producer):
             return Kind.BLOCKING
-        if isinstance(maker, SourceProcess):
-            there = maker.is_up and not maker.silent
+        if isinstance(producer, SourceProcess):
+            there = producer.is_up and not producer.silent
             # One that is being retired closes nothing until that is done.
-            return Kind.STABLE if there and maker.ending == maker.ended else Kind.BLOCKING
-        assert isinstance(maker, NodeProcess)
-        key = f"{maker.name}/{stream}"
+            return Kind.STABLE if there and producer.ending == producer.ended else Kind.BLOCKING
+        assert isinstance(producer, NodeProcess)
+        key = f"{producer.name}/{stream}"
         if key not in known:
-            known[key] = self._computed(maker, stream, known, ready_at)
+            known[key] = self._computed(producer, stream, known, ready_at)
         return known[key]
 
     def _computed(
@@ -313,8 +313,8 @@ class Oracle:
         return _of(self._tree(path, stream), inputs)
 
     def _has_ended(self, stream: str) -> bool:
-        makers = [self._cast.by_name[name] for name in self._makers[stream]]
-        return all(isinstance(maker, SourceProcess) and maker.ended for maker in makers)
+        producers = [self._cast.by_name[name] for name in self._producers[stream]]
+        return all(isinstance(producer, SourceProcess) and producer.ended for producer in producers)
 
     @cache  # noqa: B019 - lives as long as one run
     def _tree(self, path: Path, stream: str) -> Tree:

@@ -28,14 +28,14 @@ class Vigil:
         # Who is alone keeps inputs until its next checkpoint.
         self._bound = held_buckets + PAIR_CHECKPOINT_BUCKETS
         parts = {part.name: part for part in fragments(cast.network)}
-        makers = producers_of(cast.network)
+        producers = producers_of(cast.network)
         #: Who makes what each of a pair reads.
         self._read = {
-            node.name: [(s, maker) for s in parts[fragment_of(node.name)].inputs
-                        for maker in makers[s]]
+            node.name: [(s, producer) for s in parts[fragment_of(node.name)].inputs
+                        for producer in producers[s]]
             for node in cast.nodes if node.pair
         }  # fmt: skip
-        self._partners = pairs_of(cast.network)
+        self._peers = pairs_of(cast.network)
         #: Whose faults may be a reason to declare one of a pair dead.
         self._reasons = {*self._read, *cast.hosts}
         self._broken: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class Vigil:
             runs_on = isinstance(node, NodeProcess) and node.is_up and node.log.epoch <= known.dead
             if known.dead < before:
                 why = "it was declared dead, and lives again"
-            elif known.dead > before and not self._has_reason(name, self._partners[name], now):
+            elif known.dead > before and not self._has_reason(name, self._peers[name], now):
                 why = "it was declared dead, and nothing was wrong with it"
             elif calm and runs_on:
                 why = "it was declared dead, and runs on"
@@ -113,8 +113,8 @@ class Vigil:
                 continue
             yield Stopped(now, name, "ours", why)
 
-    def _has_reason(self, name: str, partner: str, now: int) -> bool:
-        others = self._reasons - {partner}
+    def _has_reason(self, name: str, peer: str, now: int) -> bool:
+        others = self._reasons - {peer}
         return any(
             now - at < LATELY_US and not others.isdisjoint(re.split("<->|->|,", on))
             for on, at in self._last.items()
@@ -139,14 +139,14 @@ class Vigil:
         kept = {read for name in dead for read in self._read[name]}
         # What one of them was fetching from the other is not kept for it, either.
         kept |= {
-            (stream, self._partners[node.name])
+            (stream, self._peers[node.name])
             for node in self._pairs()
             for stream in node.fragment.outputs
             if node.name in dead
         }
-        for stream, maker in sorted(kept):
-            process = self._cast.by_name[maker]
+        for stream, producer in sorted(kept):
+            process = self._cast.by_name[producer]
             if isinstance(process, Member) and process.is_up and not process.paused:
                 held = process.held(stream)
                 if held is not None and held > self._bound:
-                    yield Outlived(now, f"{maker} log", stream, held)
+                    yield Outlived(now, f"{producer} log", stream, held)

@@ -44,13 +44,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("wait for more than is needed", "delay", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = SUnion.whole_upto
+    original = SUnion.all_complete_upto
 
     def cautious(self: SUnion) -> int | None:
         whole = original(self)
         return whole if whole is None or whole >= FOREVER else whole - 3
 
-    patch.setattr(SUnion, "whole_upto", cautious)
+    patch.setattr(SUnion, "all_complete_upto", cautious)
 
 
 @mutation("compute other bits in another life", "converge", scene="wipes")

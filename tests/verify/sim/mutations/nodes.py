@@ -79,7 +79,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         known = [upto for upto in self.complete_upto.values() if upto is not None]
         return max(known) if len(known) == len(self.complete_upto) else None
 
-    patch.setattr(SUnion, "whole_upto", some)
+    patch.setattr(SUnion, "all_complete_upto", some)
 
 
 @mutation("take the first half of a delivery again", "wrong", "lost", "alive", scene="full_backlog")

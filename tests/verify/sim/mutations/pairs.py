@@ -68,13 +68,13 @@ ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.
 
 @mutation("keep no checkpoint when alone", "paired", "alive", "lost", "wrong", scene="pairs_alone")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = progress.Progress._alone
+    original = progress.Progress._unpaired
 
-    def careless(self: progress.Progress, alone: bool) -> Any:
-        original(self, alone)
+    def careless(self: progress.Progress, unpaired: bool) -> Any:
+        original(self, unpaired)
         return []
 
-    patch.setattr(progress.Progress, "_alone", careless)
+    patch.setattr(progress.Progress, "_unpaired", careless)
     patch.setattr(progress, "PAIR_CHECKPOINT_BUCKETS", 10_000)
 
 
@@ -83,11 +83,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._needed
 
     def generous(self: progress.Progress, path: Any) -> int:
-        alone, self.alone = self.alone, False
+        unpaired, self.unpaired = self.unpaired, False
         try:
             return original(self, path)
         finally:
-            self.alone = alone
+            self.unpaired = unpaired
 
     patch.setattr(progress.Progress, "_needed", generous)
 
@@ -97,8 +97,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    def harsh(partners: Any, standings: Any, detector: Any, at: int) -> list[str]:
-        silent = [name for name in partners if detector.silent(name, at)]
+    def harsh(peers: Any, standings: Any, detector: Any, at: int) -> list[str]:
+        silent = [name for name in peers if detector.silent(name, at)]
         return [name for name in silent if standings[name].lives]
 
     patch.setattr(membership, "lost", harsh)

@@ -129,7 +129,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutation("wait for the peer for ever", "alive", "lost", "paired", scene="pairs_one_disk")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(catch_up, "REFUSALS", 10**9)
-    patch.setattr(CatchUp, "_come_up_alone", lambda self, why: self._wait(0, why, 10**9))
+    patch.setattr(CatchUp, "_start_unpaired", lambda self, why: self._wait(0, why, 10**9))
 
 
 @mutation(
@@ -202,14 +202,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Lag.stalled
-    patch.setattr(Lag, "stalled", lambda self, name, partner: original(self, partner, name))
+    patch.setattr(Lag, "stalled", lambda self, name, peer: original(self, peer, name))
 
 
 @mutation(
     "evict nobody that makes no progress", "detected", "available", "bounded", scene="pairs_hang"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lag, "stalled", lambda self, name, partner: None)
+    patch.setattr(Lag, "stalled", lambda self, name, peer: None)
 
 
 @mutation("evict whoever has nothing to do", "alive", scene="pairs_idle")

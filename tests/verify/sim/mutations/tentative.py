@@ -79,7 +79,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self.inputs = held
 
     patch.setattr(Best, "best", Best.files, raising=False)
-    patch.setattr(SUnion, "whole_upto", soon)
+    patch.setattr(SUnion, "all_complete_upto", soon)
     patch.setattr(Performer, "step", on_what_is_there)
 
 

@@ -83,7 +83,7 @@ ALLOWED = {
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
     "tests/storage/test_log_store.py: is too long": "one short scenario after another",
     "tests/core/test_consistency.py: is too long": "one short scenario after another",
-    "tests/core/test_promises.py: is too long": "one short scenario after another",
+    "tests/core/test_correction_leases.py: is too long": "one short scenario after another",
 }
 
 #: What breaks a rule and should not, and why it still does.

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.core import subscription, transfer
+from holdfast.core import catch_up_events, subscription
 from tests.test_tidy import ROOT, Module, Problem, Rule, judge, snippet
 
 
@@ -26,7 +26,7 @@ DRIVERS = (
 )  # fmt: skip
 #: Modules beside the drivers in their rooms that judge: they hold a run against the bounds.
 JUDGES = {f"holdfast.verify.sim.{name}" for name in (
-    "condition", "internals", "observer", "oracle", "placement", "vigil",
+    "condition", "inspection", "observer", "oracle", "pair_observer", "placement_observer",
 )}  # fmt: skip
 #: What is no policy, and why. None of it may be compared with anything.
 NOT_POLICY = {
@@ -50,9 +50,9 @@ NOT_POLICY = {
 #: Where machines with two drivers are told what happened: their events are made nowhere else, so
 #: that threads and virtual time cannot differ in it. `test_two_*drivers` hold them against that.
 TRANSLATIONS = {
-    "holdfast.streams.happenings": events_of(subscription),
-    "holdfast.node.transfer_happenings": events_of(transfer),
-    "holdfast.node.postponing": {"moves.Asked", "moves.Answered"},
+    "holdfast.streams.subscription_events": events_of(subscription),
+    "holdfast.node.transfer_events": events_of(catch_up_events),
+    "holdfast.node.correction_requests": {"progress_events.Asked", "progress_events.Answered"},
 }
 #: States on which only `core` acts.
 STATES = ("OutputState", "PathState", "Phase")
@@ -151,8 +151,8 @@ BAD = [
     (
         drivers_import_no_policy,
         "node/x.py",
-        "from holdfast.core.promises import STALLED_US",
-        "promises.STALLED_US",
+        "from holdfast.core.correction_leases import STALLED_US",
+        "correction_leases.STALLED_US",
     ),
     (
         drivers_import_no_policy,
@@ -187,21 +187,21 @@ BAD = [
     (
         drivers_share_their_translation,
         "cluster/x.py",
-        "from holdfast.core import transfer as core\nx = core.FetchFailed(1)",
-        "transfer.FetchFailed",
+        "from holdfast.core import catch_up_events as core\nx = core.FetchFailed(1)",
+        "catch_up_events.FetchFailed",
     ),
     (
         drivers_share_their_translation,
         "verify/sim/x.py",
-        "from holdfast.core.moves import Answered",
-        "moves.Answered",
+        "from holdfast.core.progress_events import Answered",
+        "progress_events.Answered",
     ),
 ]
 GOOD = [
     (
         drivers_import_no_policy,
         "node/x.py",
-        "from holdfast.core import moves as core\n"
+        "from holdfast.core import progress_events as core\n"
         "from holdfast.core.hosts import HEARTBEAT_US, Host\nx = core.Tick(1)",
     ),
     (
@@ -218,7 +218,7 @@ GOOD = [
     (
         drivers_share_their_translation,
         "cluster/x.py",
-        "from holdfast.core import transfer as core\nx: core.Event\ny = core.Hold(1)",
+        "from holdfast.core import catch_up_events as core\nx: core.Event\ny = core.Hold(1)",
     ),
 ]
 

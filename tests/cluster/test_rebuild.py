@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cluster.rebuild import Rebuild
-from holdfast.core.transfer import ComeUp, Piece
+from holdfast.core.catch_up_events import ComeUp, Piece
 from holdfast.engine.state import Chunk, Version
 from holdfast.errors import LogError, StaleEpoch, StateLost, TransportError
 from holdfast.model.fragments import fragments

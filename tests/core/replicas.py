@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from holdfast.core.moves import (
+from holdfast.core.correction_leases import Answer
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Action,
     Answered,
     Ask,
@@ -25,9 +28,6 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
-from holdfast.core.promises import Answer
 from holdfast.types import OutputState
 from tests.core.transcripts import done, guessed, plan_of, stable
 

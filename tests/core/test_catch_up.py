@@ -17,7 +17,7 @@ from holdfast.core.catch_up import (
     CatchUp,
     Phase,
 )
-from holdfast.core.transfer import (
+from holdfast.core.catch_up_events import (
     LEASE_US,
     RENEW_US,
     Action,

@@ -18,7 +18,9 @@ from holdfast.core.consistency import (
     RETRY_US_MAX,
     Consistency,
 )
-from holdfast.core.moves import (
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Acknowledge,
     Acknowledged,
     Action,
@@ -34,8 +36,6 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
 from holdfast.core.sunion import WHOLE, Partial, SUnion
 from holdfast.errors import ProtocolViolation
 from holdfast.model.trees import AllOf, AnyOf, Tree

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.consistency import MOVES
-from holdfast.core.moves import (
+from holdfast.core.correction_leases import Answer
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Acknowledge,
     Acknowledged,
     Action,
@@ -37,9 +40,6 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
-from holdfast.core.promises import Answer
 from holdfast.model.trees import AllOf, AnyOf, Tree
 from holdfast.types import OutputState
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.controller import Controller
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
+from holdfast.core.catch_up_events import LEASE_US, Held, NotOpen
 from holdfast.core.membership import Standing
 from holdfast.core.progress import Progress
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
-from holdfast.core.transfer import LEASE_US, Held, NotOpen
 from holdfast.errors import TransportError
 from holdfast.model.fragments import home_of
 from holdfast.storage import Boundary, Log

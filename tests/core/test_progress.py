@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.moves import (
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Acknowledge,
     Acknowledged,
     Asked,
@@ -31,8 +33,6 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial, SUnion
 from holdfast.errors import ProtocolViolation
 from holdfast.model.trees import AnyOf

@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
+from holdfast.core.catch_up_events import LEASE_US
 from holdfast.core.membership import Standing
 from holdfast.core.progress import Progress
 from holdfast.core.retention import Position, position_of_gone
 from holdfast.core.sunion import FOREVER
-from holdfast.core.transfer import LEASE_US
 
 PLAN = core.PathPlan("out", ("s",), ("out",), convergent=False, extent=2)
 NAMES = ("a", "a@2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.moves import BoundaryArrived, Run, RunTentative, Tick, Wake
+from holdfast.core.progress_events import BoundaryArrived, Run, RunTentative, Tick, Wake
 from holdfast.core.sunion import WHOLE, Partial, SUnion
 from tests.core.transcripts import (
     DELAY,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.core.moves import (
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Acknowledge,
     Action,
     BoundaryArrived,
@@ -22,8 +24,6 @@ from holdfast.core.moves import (
     TentativeDone,
     Tick,
 )
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.model.trees import AnyOf, Tree
 from holdfast.types import OutputState

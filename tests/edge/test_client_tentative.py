@@ -11,8 +11,8 @@ import pytest
 from holdfast.core.subscription import Begin, Connect, Delivered, Subscription, Take, Taken
 from holdfast.edge.client import BucketInfo, Client
 from holdfast.storage import Added, Boundary, Ended, Log, Record, Tentative
-from holdfast.streams.happenings import selected
 from holdfast.streams.serving import Service
+from holdfast.streams.subscription_events import selected
 from holdfast.transport.in_process import InProcess
 from holdfast.types import SegmentId, Stability
 

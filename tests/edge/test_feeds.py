@@ -23,7 +23,7 @@ from holdfast.errors import InputError
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.storage.disk import AppendFile, OsDisk
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 WIDTH_US = 1_000
 TIME = pa.timestamp("us", tz="UTC")

@@ -18,7 +18,7 @@ from holdfast.errors import InputError, StorageFull
 from holdfast.model.network import Network
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log, read_only
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 S = 1_000_000
 MIN, HOUR, DAY = 60 * S, 3_600 * S, 86_400 * S

@@ -23,7 +23,7 @@ from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
 from holdfast.transport.in_process import InProcess
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 WIDTH = 1_000
 SCHEMA = "ts timestamp, key string, value double"

@@ -14,15 +14,15 @@ from holdfast.clock import monotonic_us
 from holdfast.config import Options
 from holdfast.errors import InputError
 from holdfast.model.fragments import fragments
-from holdfast.node.effects import StateRenewed
 from holdfast.node.node import Node
+from holdfast.node.node_events import StateRenewed
 from holdfast.storage import Log
 from holdfast.streams.calls import GetState, Postpone, Request
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
-from holdfast.verify.sim.engine_twin import EngineTwin
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_engine import EngineTwin
 
 
 class Served:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.consistency import RETRY_US, RETRY_US_MAX
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
@@ -18,15 +18,15 @@ from holdfast.errors import ProtocolViolation, StorageFull
 from holdfast.model.contract import Contract
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
-from holdfast.node.effects import Asked, Event, Finished, Work
 from holdfast.node.executor import Performer
+from holdfast.node.node_events import Asked, Event, Finished, Work
 from holdfast.storage import Log
 from holdfast.streams.calls import Postpone, Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.types import OutputState, Segment, SegmentId, Stability, StreamInfo
-from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_engine import EngineTwin, MemoryInputs
 from holdfast.verify.sim.tables import Rows, RowSegments
 
 MS = 1_000

@@ -15,8 +15,8 @@ from holdfast.node.node import Node
 from holdfast.storage import Boundary, Log
 from holdfast.storage.disk import OS_DISK, AppendFile, OsDisk
 from holdfast.streams.serving import Service
-from holdfast.verify.sim.engine_twin import EngineTwin
 from holdfast.verify.sim.networks import pairs
+from holdfast.verify.sim.simulated_engine import EngineTwin
 
 LIMIT_S = 10.0
 

@@ -21,7 +21,7 @@ from holdfast.streams.calls import GetState, Moving, OfferedState, StateFile
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.types import Segment, SegmentId, Stability
-from holdfast.verify.sim.memory_disk import Crashed, MemoryDisk
+from holdfast.verify.sim.simulated_disk import Crashed, MemoryDisk
 from holdfast.verify.sim.tables import Rows, RowSegments
 
 network = hf.Network("net", bucket="100ms")

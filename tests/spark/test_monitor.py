@@ -16,7 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.cli.show import contract_word
 from holdfast.clock import now_us
-from holdfast.core.monitor import Action, Broken, Kept
+from holdfast.core.contract_monitor import Action, Broken, Kept
 from holdfast.engine.session import Sessions
 from holdfast.errors import InputError, SetupError
 from holdfast.runtime.folders import node_folder

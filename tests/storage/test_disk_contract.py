@@ -24,7 +24,7 @@ from holdfast.storage import Counter, Ended, Log, Note, Token, Trim, read_only
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import make_folder
 from holdfast.types import Segment, SegmentId, Stability
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 Rows = Callable[..., pa.Table]
 SCHEMA = "ts timestamp, src string, bytes bigint"

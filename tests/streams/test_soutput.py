@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.core.moves import Run, RunTentative
+from holdfast.core.progress_events import Run, RunTentative
 from holdfast.core.sunion import Partial
 from holdfast.errors import NotDeterministic, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Path
@@ -19,7 +19,7 @@ from holdfast.storage.manifest import HEADER, read_records
 from holdfast.storage.records import decode
 from holdfast.streams.soutput import SOutput
 from holdfast.types import Segment, Stability
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 PATH = Path("p", ("s1", "s2"), ("out", "side"), ())
 SCHEMA = "ts timestamp, value bigint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.checkers.standing import newest_age_us
+from holdfast.verify.checkers.freshness import newest_age_us
 from holdfast.verify.checkers.story import Story
 from holdfast.verify.history import (
     Broke,

@@ -20,7 +20,7 @@ from holdfast.cli.find import described, running, storage_of
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.show import show_report
 from holdfast.config import Options
-from holdfast.core.monitor import Action, Broken
+from holdfast.core.contract_monitor import Action, Broken
 from holdfast.edge.client import BucketInfo
 from holdfast.errors import IdentityMismatch, InputError, NodeFailed, SetupError, TransportError
 from holdfast.model.identity import differences, identity_of, listed

@@ -23,7 +23,7 @@ from holdfast.errors import InputError
 from holdfast.verify.chaos import find
 from holdfast.verify.checkers import Verdict, verdict_table, write_verdicts
 from holdfast.verify.scenario import Scenario
-from holdfast.verify.sim.chance import scenario_of
+from holdfast.verify.sim.random_scenarios import scenario_of
 from holdfast.verify.sim.simulation import Outcome, shrink, simulate
 from holdfast.verify.sim.world import EPOCH_US
 

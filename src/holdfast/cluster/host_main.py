@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from holdfast.clock import monotonic_us
 from holdfast.cluster.host_loop import HostLoop
-from holdfast.cluster.hosted import Hosted, Place, patiently
+from holdfast.cluster.hosted_node import Hosted, Place, patiently
 from holdfast.config import Options
 from holdfast.core.hosts import Host, StartNode
 from holdfast.core.membership import process_of

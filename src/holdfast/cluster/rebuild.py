@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from holdfast.clock import monotonic_us
-from holdfast.core import transfer as core
+from holdfast.core import catch_up_events as core
 from holdfast.core.catch_up import CatchUp
 from holdfast.errors import HoldfastError, LogError, TransportError
 from holdfast.model.fragments import Path
 from holdfast.node.state_transfer import Staging
-from holdfast.node.transfer_happenings import (
+from holdfast.node.transfer_events import (
     Began,
     Broke,
     FetchEnded,

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import assert_never
 
-from holdfast.core.alarm import Alarm
-from holdfast.core.transfer import (
+from holdfast.core.catch_up_events import (
     RENEW_US,
     Action,
     AskState,
@@ -55,6 +54,7 @@ from holdfast.core.transfer import (
     Waits,
     Wake,
 )
+from holdfast.core.wake_ups import Alarm
 from holdfast.errors import ProtocolViolation
 
 #: Between two rounds, and before a piece is tried again.

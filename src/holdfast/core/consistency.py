@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from holdfast.core.correction_leases import Promises
 from holdfast.core.policy import Policy
-from holdfast.core.promises import Promises
 from holdfast.core.sunion import Partial, SUnion
 from holdfast.errors import ProtocolViolation
 from holdfast.model.protection import FailurePolicy

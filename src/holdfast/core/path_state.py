@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.core.consistency import Consistency
-from holdfast.core.moves import PathPlan
+from holdfast.core.progress_events import PathPlan
 from holdfast.core.sunion import SUnion
 
 

@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
-from holdfast.core.alarm import Alarm
 from holdfast.core.consistency import PIECE_BUCKETS
-from holdfast.core.moves import (
+from holdfast.core.path_state import PathState, path_state
+from holdfast.core.progress_events import (
     Acknowledge,
     Acknowledged,
     Action,
@@ -53,8 +53,8 @@ from holdfast.core.moves import (
     Unpaired,
     Wake,
 )
-from holdfast.core.path_state import PathState, path_state
 from holdfast.core.sunion import FOREVER
+from holdfast.core.wake_ups import Alarm
 from holdfast.errors import ProtocolViolation
 from holdfast.types import OutputState
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.core.catch_up_events import LEASE_US
 from holdfast.core.membership import Standing
 from holdfast.core.sunion import FOREVER
-from holdfast.core.transfer import LEASE_US
 
 
 class Position(NamedTuple):

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import NamedTuple, assert_never
 
-from holdfast.core.alarm import Alarm
 from holdfast.core.replica_selector import LAG_BUCKETS, NOTHING, ReplicaSelector, Status
+from holdfast.core.wake_ups import Alarm
 from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
 from holdfast.frozen import dataclass
 from holdfast.types import OutputState

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from holdfast.clock import monotonic_us
-from holdfast.edge.fitting import fit
+from holdfast.edge.row_conversion import fit
 from holdfast.edge.source import Source
 from holdfast.edge.table_files import read_table
 from holdfast.errors import InputError, StorageDenied, StorageFull

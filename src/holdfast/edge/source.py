@@ -22,8 +22,8 @@ from holdfast.config import duration_text
 from holdfast.core import source_clock, watermark
 from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
 from holdfast.edge.dead_letters import DeadLetters
-from holdfast.edge.fitting import fit
-from holdfast.edge.notices import clock_text, report_text
+from holdfast.edge.row_conversion import fit
+from holdfast.edge.source_messages import clock_text, report_text
 from holdfast.errors import HoldfastError, InputError, LogError, RowsNotDurable, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl

@@ -10,7 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from holdfast.edge.fitting import without_zone
+from holdfast.edge.row_conversion import without_zone
 from holdfast.errors import InputError
 
 #: How much is read to find out whether a file can be.

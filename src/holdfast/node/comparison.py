@@ -24,14 +24,14 @@ from holdfast.core.divergence import (
 from holdfast.engine.state import Version
 from holdfast.errors import Refuted, Trimmed
 from holdfast.model.fragments import Fragment
-from holdfast.node.effects import (
+from holdfast.node.input_index import InputIndex
+from holdfast.node.node_events import (
     Carrier,
     DigestsTold,
     InputDigestsTold,
     Recomputation,
     StepEngine,
 )
-from holdfast.node.input_index import InputIndex
 from holdfast.storage import Log
 from holdfast.streams.calls import Digests
 from holdfast.streams.delivery import Delivery

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
@@ -21,9 +21,10 @@ from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
-from holdfast.node import postponing
+from holdfast.node import correction_requests
 from holdfast.node.comparison import Comparison, digest_of
-from holdfast.node.effects import (
+from holdfast.node.input_index import Best, InputIndex
+from holdfast.node.node_events import (
     Again,
     Arrived,
     Asked,
@@ -43,8 +44,7 @@ from holdfast.node.effects import (
     Woken,
     Work,
 )
-from holdfast.node.input_index import Best, InputIndex
-from holdfast.node.lending import Lender
+from holdfast.node.state_lending import Lender
 from holdfast.storage import Ended, Log
 from holdfast.streams.calls import Postponement
 from holdfast.streams.delivery import Delivery
@@ -280,9 +280,9 @@ class Performer:
                 return self._finished(event.run, event, at)
             case Asked():
                 self._replies[ticket := next(self._tickets)] = event.reply
-                return self.core.handle(postponing.asked(event.asks, at, ticket))
+                return self.core.handle(correction_requests.asked(event.asks, at, ticket))
             case Replied():
-                answered = postponing.answered(event, at)
+                answered = correction_requests.answered(event, at)
                 return [] if answered is None else self.core.handle(answered)
             case StateAsked() | StateRenewed() | StateReleased() | LeaseDue():
                 self.lender.handle(event, at, self.versions, self._forgotten)
@@ -436,9 +436,9 @@ class Performer:
                     self._service.states[output] = action.state
                 _log.info("node %s: %s is %s", self.name, action.path, action.state)
             case core.Ask():
-                self._carrier.ask(postponing.question(action, self.name), self._peers)
+                self._carrier.ask(correction_requests.question(action, self.name), self._peers)
             case core.Reply():
-                self._replies.pop(action.ticket)(postponing.reply(action))
+                self._replies.pop(action.ticket)(correction_requests.reply(action))
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.clock import monotonic_us
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.membership import Standing
 from holdfast.core.subscription import Position, Subscription
@@ -37,7 +37,9 @@ from holdfast.errors import (
 )
 from holdfast.model.fragments import Fragment, home_of, is_pair
 from holdfast.model.trees import tolerance_buckets
-from holdfast.node.effects import (
+from holdfast.node.executor import Performer
+from holdfast.node.input_index import InputIndex
+from holdfast.node.node_events import (
     Asked,
     DigestsTold,
     Event,
@@ -51,9 +53,7 @@ from holdfast.node.effects import (
     StateRenewed,
     Work,
 )
-from holdfast.node.executor import Performer
-from holdfast.node.input_index import InputIndex
-from holdfast.node.lending import offer_of
+from holdfast.node.state_lending import offer_of
 from holdfast.node.state_transfer import Fingerprints
 from holdfast.storage import Log
 from holdfast.streams.calls import (

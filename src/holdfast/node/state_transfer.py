@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast.core.transfer import OwnPath, Piece
+from holdfast.core.catch_up_events import OwnPath, Piece
 from holdfast.engine.state import Version
 from holdfast.errors import LogCorrupted, LogError, TransportError, Trimmed
 from holdfast.model.fragments import Path

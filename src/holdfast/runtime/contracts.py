@@ -1,8 +1,8 @@
 """Watching the promises of the outputs while the network runs, and saying so when one is broken.
 
-One thread looks at how far each output's readers are, tells `core.monitor`, and passes on what it
-decides: to the log, to the program's callbacks, to whoever asks. It looks once per bucket, and
-besides at the very moment when the next bucket would be overdue.
+One thread looks at how far the consumers of each output are, notifies `core.contract_monitor`, and
+passes its decisions to the log, to the program's callbacks and to `status`. The thread looks once
+per bucket, and also at the moment when the next bucket becomes overdue.
 
 Readers are the run's clients. Where none has begun to read, the node's own log stands for them, if
 it is in this process; an output of another process that nobody here reads is not judged: a node
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import now_us
-from holdfast.core import monitor as core
+from holdfast.core import contract_monitor as core
 from holdfast.edge.client import Client
 from holdfast.edge.source import Source
 from holdfast.model.fragments import Fragment

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.edge.source import Source
 from holdfast.errors import SetupError
+from holdfast.runtime.component_health import Parts
 from holdfast.runtime.contracts import Monitor
-from holdfast.runtime.parts import Parts
 from holdfast.types import OutputState
 
 if TYPE_CHECKING:

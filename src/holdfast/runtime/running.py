@@ -29,7 +29,7 @@ from holdfast.cluster.controller import Controller
 from holdfast.cluster.controller_service import ControllerService
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
-from holdfast.core.monitor import Action
+from holdfast.core.contract_monitor import Action
 from holdfast.edge.client import Client
 from holdfast.edge.feeds import run_clock
 from holdfast.edge.source import Source
@@ -53,13 +53,13 @@ from holdfast.model.identity import identity_of
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
+from holdfast.runtime.client_opening import open_client
+from holdfast.runtime.component_health import Parts
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures, member
 from holdfast.runtime.folders import describe, source_folder
 from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
-from holdfast.runtime.parts import Parts
-from holdfast.runtime.readers import open_client
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.runtime.run_status import status_of
 from holdfast.storage import Log

@@ -5,7 +5,7 @@ written beside its place, synced, renamed, and then its folder is synced, becaus
 the folder and not in the file.
 
 Everything here raises `OSError`; `files` turns that into ours. The twin in memory, which can also
-lose power, is `holdfast.verify.sim.memory_disk`; both pass one contract test.
+lose power, is `holdfast.verify.sim.simulated_disk`; both pass one contract test.
 """
 
 from __future__ import annotations

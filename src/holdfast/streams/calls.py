@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from holdfast.core.correction_leases import Answer
 from holdfast.core.divergence import Finding, Window
 from holdfast.core.membership import Standing
-from holdfast.core.promises import Answer
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
 from holdfast.frozen import dataclass

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from holdfast.clock import monotonic_us
+from holdfast.core.catch_up_events import Held, NotOpen
 from holdfast.core.membership import Standing
 from holdfast.core.retention import Position, position_of_gone
-from holdfast.core.transfer import Held, NotOpen
 from holdfast.errors import (
     InputError,
     LogCorrupted,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.core import moves
+from holdfast.core import progress_events
 from holdfast.errors import LogError, NotDeterministic
 from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log, Tentative
@@ -31,7 +31,7 @@ class SOutput:
         self.lines: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def stable(self, run: moves.Run, path: Path, results: Results) -> None:
+    def stable(self, run: progress_events.Run, path: Path, results: Results) -> None:
         """Results and boundaries of all outputs. What had been logged before is compared instead:
         the same bits, or somebody's code is not deterministic."""
         valid_from = self.valid_from[run.path]
@@ -67,7 +67,7 @@ class SOutput:
             raise
         self.log.discard(doomed)
 
-    def tentative(self, run: moves.RunTentative, results: Results) -> None:
+    def tentative(self, run: progress_events.RunTentative, results: Results) -> None:
         """What the stable line has overtaken, or another line replaced, is not given any more."""
         records: list[Any] = []
         written: list[Segment] = []

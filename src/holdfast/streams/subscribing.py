@@ -17,7 +17,7 @@ from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError
 from holdfast.streams.calls import GetStreamStatus, StreamStatus
 from holdfast.streams.delivery import Delivery, Peer
-from holdfast.streams.happenings import (
+from holdfast.streams.subscription_events import (
     Began,
     Broke,
     Came,

@@ -12,7 +12,7 @@ from holdfast.model.contract import Contract
 from holdfast.model.network import Network
 from holdfast.verify.history import Given, Hinted, History
 from holdfast.verify.scenario import Fault, Scenario
-from holdfast.verify.sim import internals
+from holdfast.verify.sim import inspection
 from holdfast.verify.sim.networks import NETWORKS, small
 from holdfast.verify.sim.networks import _sources as sources
 from holdfast.verify.sim.simulation import Outcome, Simulation
@@ -80,7 +80,7 @@ def strike(sim: Simulation, at_us: int, fault: Callable[[str, str], Fault]) -> N
 
     def hit() -> None:
         (client,) = sim.cast.clients
-        answers = internals.read_from(client.follower)
+        answers = inspection.read_from(client.follower)
         others = [node.name for node in sim.cast.nodes if node.name != answers]
         needs(answers and others, "nobody is read, or there is nobody else")
         assert answers is not None

@@ -24,7 +24,7 @@ from holdfast.core.hosts import Host, NodeFailed, NodeProgressed, NodeStopped
 from holdfast.core.subscription import Position, Subscription
 from holdfast.streams.calls import Registration, StreamStatus
 from holdfast.streams.delivery import Delivery
-from holdfast.streams.happenings import (
+from holdfast.streams.subscription_events import (
     Began,
     Broke,
     Came,
@@ -37,10 +37,10 @@ from holdfast.streams.happenings import (
 from holdfast.types import OutputState, StreamInfo
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import host_process
-from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.host_process import HostProcess
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_subscriber import Follower
 from holdfast.verify.sim.simulation import Simulation
 from tests.verify.sim.lab import S, group_steps, union_of_two
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.config import Options
-from holdfast.core import transfer as core
+from holdfast.core import catch_up_events as core
 from holdfast.core.catch_up import CatchUp, Phase
 from holdfast.errors import HoldfastError, LogError, TransportError
-from holdfast.node.transfer_happenings import (
+from holdfast.node.transfer_events import (
     Began,
     FetchEnded,
     Happening,
@@ -23,9 +23,9 @@ from holdfast.node.transfer_happenings import (
 from holdfast.streams import codec
 from holdfast.streams.calls import Holding, OfferedState
 from holdfast.verify.scenario import Fault, Scenario
-from holdfast.verify.sim import catching_up
-from holdfast.verify.sim.catching_up import Rebuild
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim import simulated_catch_up
+from holdfast.verify.sim.simulated_catch_up import Rebuild
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 from holdfast.verify.sim.simulation import Simulation
 from tests.verify.sim.lab import S
 from tests.verify.sim.recording import Line, Section, error_of, error_to_json, watching
@@ -117,7 +117,7 @@ def catch_ups(sections: list[Section]) -> Iterator[None]:
     """Adds a section for every catch-up of `COPIES`."""
     known: dict[int, tuple[CatchUp, Section]] = {}
     came: list[bytes] = []
-    step, handle, put = Rebuild.step, CatchUp.handle, catching_up.put_file
+    step, handle, put = Rebuild.step, CatchUp.handle, simulated_catch_up.put_file
 
     def watched_put(path: str, data: bytes, **how: Any) -> None:
         came.append(data)
@@ -146,7 +146,7 @@ def catch_ups(sections: list[Section]) -> Iterator[None]:
 
     with watching(
         (Rebuild, "step", watched_step), (CatchUp, "handle", watched_handle),
-        (catching_up, "put_file", watched_put),
+        (simulated_catch_up, "put_file", watched_put),
     ):  # fmt: skip
         yield
 

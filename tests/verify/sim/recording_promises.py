@@ -13,11 +13,12 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.progress import Progress
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.model.network import Network
-from holdfast.node.effects import (
+from holdfast.node.executor import Performer
+from holdfast.node.node_events import (
     Arrived,
     Asked,
     DigestsTold,
@@ -26,7 +27,6 @@ from holdfast.node.effects import (
     InputDigestsTold,
     Replied,
 )
-from holdfast.node.executor import Performer
 from holdfast.streams import codec
 from holdfast.streams.calls import Postpone, Postponement
 from holdfast.streams.delivery import Delivery

@@ -24,7 +24,7 @@ from holdfast.storage.files import put_file
 from holdfast.storage.log_state import LogState, fold
 from holdfast.storage.segment import SegmentFile
 from holdfast.types import SegmentId, Stability
-from holdfast.verify.sim.memory_disk import Crashed, MemoryDisk
+from holdfast.verify.sim.simulated_disk import Crashed, MemoryDisk
 
 
 def outcomes(scenario: Callable[[MemoryDisk], object], power: bool = True) -> set[object]:

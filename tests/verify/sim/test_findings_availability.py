@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from holdfast.config import Options, duration_us
-from holdfast.core.moves import (
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     BoundaryArrived,
     Run,
     RunTentative,
@@ -22,7 +23,6 @@ from holdfast.core.moves import (
     Tick,
     Wake,
 )
-from holdfast.core.progress import Progress
 from holdfast.errors import NetworkError
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network

@@ -1,5 +1,5 @@
 """Defects of pairs (Flux) that a review found, each with a run or unit test that showed it. B2 and
-B5 are in tests/node/test_lending.py."""
+B5 are in tests/node/test_state_lending.py."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.storage import Boundary, Log
 from holdfast.streams.serving import Service
 from holdfast.verify.history import Stopped
 from holdfast.verify.scenario import Fault
-from holdfast.verify.sim.chance import options_of
 from holdfast.verify.sim.networks import pairs
+from holdfast.verify.sim.random_scenarios import options_of
 from tests.verify.sim.lab import Lab, S, failed, needs
 
 CHECKPOINTS = Options(checkpoint_buckets=7, recovery="checkpoint")

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.verify.scenario import Fault, Scenario
-from holdfast.verify.sim.chance import options_of
-from holdfast.verify.sim.host_chance import host_scenario_of
+from holdfast.verify.sim.random_host_faults import host_scenario_of
+from holdfast.verify.sim.random_scenarios import options_of
 from holdfast.verify.sim.simulation import Outcome, Simulation, simulate
 
 S = 1_000_000

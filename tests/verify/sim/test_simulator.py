@@ -18,9 +18,9 @@ from holdfast.streams.serving import Service
 from holdfast.verify.chaos import SCENARIOS, find
 from holdfast.verify.history import Given, Reported
 from holdfast.verify.scenario import KINDS, Fault, Scenario, parse_scenario
-from holdfast.verify.sim import chance
-from holdfast.verify.sim.chance import options_of, protect, scenario_of
+from holdfast.verify.sim import random_scenarios
 from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.random_scenarios import options_of, protect, scenario_of
 from holdfast.verify.sim.simulation import shrink, simulate
 from tests.verify.sim.mutations import MUTATIONS
 
@@ -53,11 +53,11 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
     """Byte for byte, with the faults, the history and the verdicts in it."""
     script = (
         "import hashlib\n"
-        "from holdfast.verify.sim import chance\n"
+        "from holdfast.verify.sim import random_scenarios\n"
         "from holdfast.verify.sim.simulation import simulate\n"
         "for seed in (1, 2, 3, 12, 13, 14):\n"
-        "    chance.FAULTS_2 = seed > 8\n"
-        "    o = simulate(chance.scenario_of(seed))\n"
+        "    random_scenarios.FAULTS_2 = seed > 8\n"
+        "    o = simulate(random_scenarios.scenario_of(seed))\n"
         "    text = o.world.transcript() + repr(o.history.events) + repr(o.verdicts)\n"
         "    print(hashlib.sha256(text.encode()).hexdigest())\n"
     )
@@ -173,10 +173,10 @@ def test_every_kind_of_fault_is_drawn_sooner_or_later(monkeypatch: pytest.Monkey
         found = [scenario_of(seed) for seed in range(1, 401)]
         return {fault.do for it in found for fault in it.faults}, {it.network for it in found}
 
-    monkeypatch.setattr(chance, "FAULTS_2", False)
+    monkeypatch.setattr(random_scenarios, "FAULTS_2", False)
     assert drawn() == (set(KINDS) - HARDSHIPS, set(NETWORKS) - {"hours"})
     before = [scenario_of(seed) for seed in range(1, 41)]
-    monkeypatch.setattr(chance, "FAULTS_2", True)
+    monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
     assert drawn() == (set(KINDS), set(NETWORKS))
     after = [scenario_of(seed) for seed in range(1, 41)]
     assert 10 < sum(a == b for a, b in zip(before, after, strict=True)) < 30
@@ -186,7 +186,7 @@ def test_every_kind_of_fault_is_drawn_sooner_or_later(monkeypatch: pytest.Monkey
 def test_a_failure_of_an_hour_is_drawn_in_one_seed_of_a_hundred_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chance, "FAULTS_2", True)
+    monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
     seeds = [scenario_of(seed) for seed in range(1, 2_001)]
     hours = [it for it in seeds if any(fault.for_us == 3_600 * S for fault in it.faults)]
     assert 0 < len(hours) <= len(seeds) / 100
@@ -199,7 +199,7 @@ def test_three_replicas_of_everything_are_drawn(monkeypatch: pytest.MonkeyPatch)
         protect(network, seed)
         return {protection.replicas for protection in network.protections.values()}
 
-    monkeypatch.setattr(chance, "FAULTS_2", True)
+    monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
     assert sum(replicas(seed) == {3} for seed in range(1, 101)) > 10
 
 

@@ -15,21 +15,21 @@ import pytest
 from holdfast.cluster import rebuild as threads
 from holdfast.config import Options
 from holdfast.core.catch_up import CatchUp
-from holdfast.core.transfer import Action, Event
+from holdfast.core.catch_up_events import Action, Event
 from holdfast.errors import HoldfastError, StateLost
 from holdfast.model.fragments import fragment_of, fragments
 from holdfast.node.state_transfer import Staging
-from holdfast.node.transfer_happenings import Began, Happening
+from holdfast.node.transfer_events import Began, Happening
 from holdfast.storage import Log
 from holdfast.storage.files import put_file
 from holdfast.streams.calls import Done, ReleaseState, RenewState
 from holdfast.verify.history import History
-from holdfast.verify.sim import catching_up
+from holdfast.verify.sim import simulated_catch_up
 from holdfast.verify.sim.links import Link
-from holdfast.verify.sim.members import Wiring, memory_log
-from holdfast.verify.sim.memory_disk import MemoryDisk
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_process import Wiring, memory_log
 from holdfast.verify.sim.tables import RowSegments
 from holdfast.verify.sim.world import World
 from tests.verify.sim.recording import FOLDER, Expected, Line, Section, read, write
@@ -218,7 +218,7 @@ class VirtualTime:
         self._node.log.raise_epoch(setup["epoch"])
         self.disk = self._node.disk
         self.core = watched(section)
-        self._driver = catching_up.Rebuild(self._node, self._node._staging)
+        self._driver = simulated_catch_up.Rebuild(self._node, self._node._staging)
         self._driver.core = self.core
 
     def bring(self, line: Line) -> None:

@@ -15,10 +15,10 @@ import pytest
 from holdfast.core.subscription import Action, Connect, Event, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError
 from holdfast.streams.delivery import Delivery
-from holdfast.streams.happenings import Broke, Came, Happening, Moved, Polled, Rang
 from holdfast.streams.subscribing import Subscriber
-from holdfast.verify.sim.follower import Connection, Follower
+from holdfast.streams.subscription_events import Broke, Came, Happening, Moved, Polled, Rang
 from holdfast.verify.sim.links import Link, Server
+from holdfast.verify.sim.simulated_subscriber import Connection, Follower
 from holdfast.verify.sim.world import Process, World
 from tests.verify.sim.recording import (
     FOLDER,

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.progress import Progress
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.model.fragments import fragments, peers_of
 from holdfast.node import executor
-from holdfast.node.effects import Asked, Event, Finished, Replied
 from holdfast.node.node import Node
+from holdfast.node.node_events import Asked, Event, Finished, Replied
 from holdfast.storage import Log
 from holdfast.streams.calls import Postpone, Postponement
 from holdfast.streams.serving import Service
 from holdfast.transport.in_process import InProcess
 from holdfast.verify.history import History
-from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
-from holdfast.verify.sim.members import Wiring, memory_log
-from holdfast.verify.sim.memory_disk import MemoryDisk
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_engine import EngineTwin, MemoryInputs
+from holdfast.verify.sim.simulated_process import Wiring, memory_log
 from holdfast.verify.sim.tables import RowSegments
 from holdfast.verify.sim.world import World
 from tests.verify.sim.recording import FOLDER, Expected, Line, Section, read, write

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import now_us
 from holdfast.config import Options
-from holdfast.core.monitor import Action, Broken
+from holdfast.core.contract_monitor import Action, Broken
 from holdfast.edge.client import Client
 from holdfast.errors import InputError, SetupError
 from holdfast.runtime.running import Run

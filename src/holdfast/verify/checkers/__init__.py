@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.verify.checkers.given import (
+from holdfast.verify.checkers.delivered import (
     contract,
     corrected,
     doubled,
@@ -27,9 +27,9 @@ from holdfast.verify.checkers.given import (
     undone,
     wrong,
 )
-from holdfast.verify.checkers.inside import accepted, alive, converge, held
+from holdfast.verify.checkers.freshness import standing
+from holdfast.verify.checkers.internal import accepted, alive, converge, held
 from holdfast.verify.checkers.replicas import detected, promises
-from holdfast.verify.checkers.standing import standing
 from holdfast.verify.checkers.story import Story
 from holdfast.verify.checkers.timing import (
     available,

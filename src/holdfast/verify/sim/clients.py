@@ -9,9 +9,9 @@ from holdfast.model import operators as ops
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 from holdfast.verify.history import Concluded, Given, Hinted, History, Told
-from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import SILENCE_US, Wire
-from holdfast.verify.sim.members import FOREVER, Member, Wiring
+from holdfast.verify.sim.simulated_process import FOREVER, Member, Wiring
+from holdfast.verify.sim.simulated_subscriber import Follower
 from holdfast.verify.sim.tables import Row
 from holdfast.verify.sim.world import World
 

@@ -8,10 +8,10 @@ from holdfast.model.fragments import Path, fragment_of
 from holdfast.model.network import Network
 from holdfast.model.trees import patience, tolerances
 from holdfast.types import OutputState
-from holdfast.verify.sim import internals
-from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim import inspection
 from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Link, Server
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
 #: On the way through a fragment beside what it may wait: steps, links and a spike or two.
@@ -67,7 +67,7 @@ class Condition:
         controller = self._cast.wire.controller
         if producer is controller or (self.there(controller) and self.linked(reader, controller)):
             return True
-        return internals.knows_address(reader, producer)
+        return inspection.knows_address(reader, producer)
 
     def _bad(self, link: Link, reader: Server) -> bool:
         if link.damage or link.row_us:
@@ -90,7 +90,7 @@ class Condition:
             return "it is slow" if process.slowness > 1.0 else ""
         if not isinstance(process, SourceProcess):
             return ""
-        unsteady = self._cast.world.now < process.unsteady_until and internals.is_apart(process)
+        unsteady = self._cast.world.now < process.unsteady_until and inspection.is_apart(process)
         return "its clock is off" if process.offset_us or unsteady else ""
 
     def caught_up(self, node: NodeProcess, path: Path, now: int) -> bool:
@@ -102,7 +102,7 @@ class Condition:
         if self._caught_up.get(key) == life:
             return True
         if now - since < self._catch_up_us:
-            known = [internals.stands(node, stream) for stream in path.outputs]
+            known = [inspection.stands(node, stream) for stream in path.outputs]
             if any(it is None or it[0] is OutputState.STABILIZATION for it in known):
                 return False
         self._caught_up[key] = life
@@ -114,6 +114,6 @@ class Condition:
             if not node.is_up:
                 return False
             for path in node.fragment.paths:
-                if not (internals.begun(node, path) and self.caught_up(node, path, now)):
+                if not (inspection.begun(node, path) and self.caught_up(node, path, now)):
                     return False
         return all(source.is_up and source.unsteady_until < now for source in self._cast.sources)

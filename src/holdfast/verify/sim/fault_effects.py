@@ -9,12 +9,12 @@ from functools import partial
 
 from holdfast.engine.state import Version
 from holdfast.errors import InputError
-from holdfast.node.effects import Work
+from holdfast.node.node_events import Work
 from holdfast.verify.scenario import KINDS, Fault, Scenario, ends_of
-from holdfast.verify.sim import internals
-from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim import inspection
 from holdfast.verify.sim.links import Link, Server
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
 Heal = Callable[[], None]
@@ -121,7 +121,7 @@ def is_felt(fault: Fault, cast: Cast, over_us: int) -> bool:
         return False
     process = cast.by_name[fault.on]
     unsteady = cast.world.now < process.unsteady_until
-    return unsteady and isinstance(process, SourceProcess) and internals.is_apart(process)
+    return unsteady and isinstance(process, SourceProcess) and inspection.is_apart(process)
 
 
 def _set_clock(process: Server, off_us: int) -> Heal:

@@ -31,9 +31,9 @@ from holdfast.errors import HoldfastError
 from holdfast.streams.calls import Register, Registration
 from holdfast.streams.heartbeats import heartbeat_event
 from holdfast.verify.sim.links import Server, Wire
-from holdfast.verify.sim.members import REGISTER_US
-from holdfast.verify.sim.memory_disk import MemoryDisk
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_process import REGISTER_US
 from holdfast.verify.sim.world import World
 
 #: So long at most until nothing of a node runs any more that was stopped.

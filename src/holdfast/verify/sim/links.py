@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError, TransportError
 from holdfast.streams.serving import Service
-from holdfast.verify.sim.memory_disk import Crashed
+from holdfast.verify.sim.simulated_disk import Crashed
 from holdfast.verify.sim.world import Process, World
 
 if TYPE_CHECKING:
-    from holdfast.verify.sim.follower import Connection
+    from holdfast.verify.sim.simulated_subscriber import Connection
 
 HEARTBEAT_US = 100_000
 SILENCE_US = 1_000_000

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Options
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.lag import Positions
 from holdfast.core.membership import Standing
@@ -22,7 +22,8 @@ from holdfast.model.fragments import (
     is_pair,
     peers_of,
 )
-from holdfast.node.effects import (
+from holdfast.node.executor import Performer
+from holdfast.node.node_events import (
     Asked,
     DigestsTold,
     Event,
@@ -34,17 +35,16 @@ from holdfast.node.effects import (
     StateAsked,
     Work,
 )
-from holdfast.node.executor import Performer
-from holdfast.node.lending import offer_of
+from holdfast.node.state_lending import offer_of
 from holdfast.node.state_transfer import Fingerprints, Staging
 from holdfast.storage import Log
 from holdfast.streams.calls import Digests, Instance, OfferedState, Postpone, Postponement
 from holdfast.verify.history import Held, History, Made
-from holdfast.verify.sim.catching_up import Rebuild
-from holdfast.verify.sim.engine_twin import EngineTwin, MemoryInputs
-from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US
-from holdfast.verify.sim.members import Member, Wiring, kept_for_ever
+from holdfast.verify.sim.simulated_catch_up import Rebuild
+from holdfast.verify.sim.simulated_engine import EngineTwin, MemoryInputs
+from holdfast.verify.sim.simulated_process import Member, Wiring, kept_for_ever
+from holdfast.verify.sim.simulated_subscriber import Follower
 from holdfast.verify.sim.tables import RowSegments
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.model.fragments import Path, home_of, pairs_of, peers_of, producers_of
 from holdfast.types import OutputState
 from holdfast.verify.history import AtBound, Event, Held, Pending, Reading, Relied
-from holdfast.verify.sim import internals
-from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim import inspection
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.condition import Condition, detect_us
-from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import Server
-from holdfast.verify.sim.members import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_process import DEAD_US, REGISTER_US, Member
+from holdfast.verify.sim.simulated_run import Cast
+from holdfast.verify.sim.simulated_subscriber import Follower
 
 #: How much is kept is noted at every so many looks.
 KEPT_LOOKS = 8
@@ -58,7 +58,7 @@ class Observer:
             yield from self._relies(now)
         if self._cast.options.buffer_buckets is not None:
             for source in self._cast.sources:
-                if internals.is_at_bound(source):
+                if inspection.is_at_bound(source):
                     yield AtBound(now, source.name)
         self._looks += 1
         if self._looks % KEPT_LOOKS == 0:
@@ -70,7 +70,7 @@ class Observer:
         asked = {("controller", name) for name in self._pairs}
         for reader, stream, follower in self._followers():
             asked.add((reader.name, stream))
-            replica = internals.read_from(follower) or ""
+            replica = inspection.read_from(follower) or ""
             home = reader.name in self._pairs and replica == home_of(
                 reader.name, self._producers[stream]
             )
@@ -108,7 +108,7 @@ class Observer:
             (node, known)
             for name in self._producers[stream]
             if name != replica and self._serves(node := self._node(name), reader)
-            if (known := internals.stands(node, stream)) is not None
+            if (known := inspection.stands(node, stream)) is not None
         ]
         if not others:
             return "", 0
@@ -122,7 +122,7 @@ class Observer:
             return "it stands still", self._detect_us
         if not self._condition.linked(reader, node):
             return "it is cut off", self._detect_us
-        mine = internals.stands(node, stream)
+        mine = inspection.stands(node, stream)
         if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
@@ -206,12 +206,12 @@ class Observer:
         for node in self._cast.nodes:
             for path in node.fragment.paths if self._has_peers[node.name] else ():
                 yield from self._relies_for(now, node, path, "answers", self._answered(node, path))
-                on = internals.waits_for(node, path) if node.is_up else ()
+                on = inspection.waits_for(node, path) if node.is_up else ()
                 yield from self._relies_for(now, node, path, "correction", on)
 
     def _answered(self, node: NodeProcess, path: Path) -> tuple[str, ...]:
         """Those that a replica counts on to answer while it does not."""
-        return internals.answered_by(node, path) if node.is_up else ()
+        return inspection.answered_by(node, path) if node.is_up else ()
 
     def _relies_for(
         self, now: int, node: NodeProcess, path: Path, what: str, on: tuple[str, ...]
@@ -233,7 +233,7 @@ class Observer:
         if what == "answers" and self._condition.stuck(other):
             return False
         return self._condition.linked(node, other) and not (
-            what == "answers" and internals.answered_by(other, path)
+            what == "answers" and inspection.answered_by(other, path)
         )
 
     # -- how much is kept -------------------------------------------------------------------------
@@ -242,15 +242,15 @@ class Observer:
         for node in self._cast.nodes:
             if not node.is_up:
                 continue
-            for what, stream, buckets in internals.guesses_held(node):
+            for what, stream, buckets in inspection.guesses_held(node):
                 yield Held(now, f"{node.name} {what}", stream, buckets)
-            for what, entries, waiting in internals.to_go_through(node):
+            for what, entries, waiting in inspection.to_go_through(node):
                 most = (self._held_buckets + waiting) * len(node.fragment.inputs)
                 yield Pending(now, node.name, what, entries, most)
             for path, buckets in node.guessed.items():
                 # A tentative line begins again only when as much was corrected as it repeats
                 # (docs/design/0008), so that no bucket is computed more than twice.
-                most = 2 * internals.came_upto(node, path) + self._held_buckets
+                most = 2 * inspection.came_upto(node, path) + self._held_buckets
                 yield Pending(now, node.name, f"the tentative line of {path}", buckets, most)
         most = TIMERS_MAX * max(1, TIMERS_BUCKET_US // self._cast.network.width_us)
         for name, timers in self._cast.world.timers().items():

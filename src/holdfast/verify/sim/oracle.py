@@ -23,12 +23,12 @@ from holdfast.model.fragments import (
 )
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
 from holdfast.verify.history import Deserted, Expected, Owed
-from holdfast.verify.sim import internals
-from holdfast.verify.sim.cast import Cast
+from holdfast.verify.sim import inspection
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.condition import STEP_US, Condition, detect_us
 from holdfast.verify.sim.links import Server
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
 #: Until a failure is noticed and everybody has found another replica, or none.
@@ -205,7 +205,7 @@ class Oracle:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
             for path in part.paths:
-                on = [internals.answered_by(node, path) for node in up]
+                on = [inspection.answered_by(node, path) for node in up]
                 lives = {node.name for node in up}
                 if len(on) > 1 and all(names and lives.issuperset(names) for names in on):
                     found.append(Deserted(now, part.name, path.name))
@@ -237,7 +237,7 @@ class Oracle:
             for stream in process.service.logs:
                 if not process.log.has(stream) or process.log.info(stream).ended:
                     continue
-                had = internals.received_by(process, stream)
+                had = inspection.received_by(process, stream)
                 waited_for = [had.get(who, 0) for who in self._readers[stream] - self._paired]
                 if waited_for and now - min(waited_for) >= bound - LAG_BUCKETS:
                     return True
@@ -296,7 +296,7 @@ class Oracle:
         if not node.is_up:
             return Kind.BLOCKING
         path = next(path for path in node.fragment.paths if stream in path.outputs)
-        if not internals.begun(node, path) and not internals.has_checkpoint(node, path):
+        if not inspection.begun(node, path) and not inspection.has_checkpoint(node, path):
             # It cannot know where an input begins that it has never seen (docs/availability.md,
             # Restarts).
             return Kind.BLOCKING

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from holdfast.config import Options
-from holdfast.core import monitor
+from holdfast.core import contract_monitor
 from holdfast.errors import HoldfastError, InputError, StateLost
 from holdfast.frozen import dataclass
 from holdfast.model import operators as ops
@@ -29,18 +29,18 @@ from holdfast.verify.history import (
 )
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import fault_effects as faults
-from holdfast.verify.sim.cast import Cast
-from holdfast.verify.sim.chance import options_of, protect
 from holdfast.verify.sim.condition import detect_us
-from holdfast.verify.sim.engine_twin import ideal
 from holdfast.verify.sim.fault_effects import spelled_out
 from holdfast.verify.sim.links import SILENCE_US
-from holdfast.verify.sim.members import FOREVER, TRIM_BUCKETS_MAX
 from holdfast.verify.sim.networks import HOSTS, NETWORKS
 from holdfast.verify.sim.observer import Observer
 from holdfast.verify.sim.oracle import Oracle
-from holdfast.verify.sim.placement import Placement
-from holdfast.verify.sim.vigil import Vigil
+from holdfast.verify.sim.pair_observer import Vigil
+from holdfast.verify.sim.placement_observer import Placement
+from holdfast.verify.sim.random_scenarios import options_of, protect
+from holdfast.verify.sim.simulated_engine import ideal
+from holdfast.verify.sim.simulated_process import FOREVER, TRIM_BUCKETS_MAX
+from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.world import EPOCH_US, Process, World
 
 S = 1_000_000
@@ -162,12 +162,14 @@ class Simulation:
 
     def _monitor(self) -> None:
         """The production monitor watches, as the run's own thread does: beside the network."""
-        promised = {op.name: monitor.Promised(op.contract.within_us) for op in self.network.outputs}
-        watching = monitor.Monitor(self.network.width_us, promised)
+        promised = {
+            op.name: contract_monitor.Promised(op.contract.within_us) for op in self.network.outputs
+        }
+        watching = contract_monitor.Monitor(self.network.width_us, promised)
 
-        def handle(event: monitor.Event) -> None:
+        def handle(event: contract_monitor.Event) -> None:
             for action in watching.handle(event):
-                kept = isinstance(action, monitor.Kept)
+                kept = isinstance(action, contract_monitor.Kept)
                 self.history.add(
                     Reported(action.at, action.output, action.bucket, action.promise, kept)
                 )
@@ -175,7 +177,7 @@ class Simulation:
                                action.promise, action.bucket)  # fmt: skip
 
         def tick() -> None:
-            handle(monitor.Tick(self.world.now))
+            handle(contract_monitor.Tick(self.world.now))
             due = watching.next_due(self.world.now)
             at = self.world.now + self.network.width_us
             self.world.at(at if due is None else min(at, max(due, self.world.now + 1_000)), tick)
@@ -184,13 +186,13 @@ class Simulation:
             now = self.world.now
             ended = upto == FOREVER
             handle(
-                monitor.Ended(now, output, whole=True)
+                contract_monitor.Ended(now, output, whole=True)
                 if ended
-                else monitor.Known(now, output, upto)
+                else contract_monitor.Known(now, output, upto)
             )
 
         for client in self.cast.clients:
-            handle(monitor.Began(EPOCH_US, client.output))
+            handle(contract_monitor.Began(EPOCH_US, client.output))
             client.on_told = partial(told, client.output)
         self.world.at(EPOCH_US, tick)
 

@@ -15,7 +15,7 @@ from holdfast.model import operators as ops
 from holdfast.types import bucket_of
 from holdfast.verify.history import Accepted, Closed, History, Logged, PutAside
 from holdfast.verify.sim.links import Wire
-from holdfast.verify.sim.members import FOREVER, FULL_US, Member, Wiring, kept_for_ever
+from holdfast.verify.sim.simulated_process import FOREVER, FULL_US, Member, Wiring, kept_for_ever
 from holdfast.verify.sim.tables import Row
 from holdfast.verify.sim.world import EPOCH_US, World
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.verify.sim.memory_disk import Crashed, MemoryDisk
+from holdfast.verify.sim.simulated_disk import Crashed, MemoryDisk
 
 #: Virtual time starts with bucket 0; clocks that are behind see what was before 1970.
 EPOCH_US = 0

@@ -11,12 +11,12 @@ import pytest
 
 import holdfast.node.executor
 import holdfast.streams.serving
-import holdfast.verify.sim.members
-from holdfast.core import moves, progress
+import holdfast.verify.sim.simulated_process
+from holdfast.core import progress, progress_events
+from holdfast.core.catch_up_events import Held
 from holdfast.core.consistency import Consistency
 from holdfast.core.replica_selector import ReplicaSelector
 from holdfast.core.subscription import Subscription
-from holdfast.core.transfer import Held
 from holdfast.node.executor import Performer
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
@@ -64,7 +64,7 @@ def harmless(name: str, why: str, *scenes: str) -> Callable[[Patch], Patch]:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SOutput.stable
 
-    def soon(self: SOutput, run: moves.Run, path: Any, results: Any) -> None:
+    def soon(self: SOutput, run: progress_events.Run, path: Any, results: Any) -> None:
         original(self, replace(run, rebuild_from=None), path, results)
 
     patch.setattr(SOutput, "stable", soon)
@@ -197,7 +197,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._perform
 
     def careless(self: Performer, action: Any) -> None:
-        if not isinstance(action, moves.Leave):
+        if not isinstance(action, progress_events.Leave):
             original(self, action)
 
     patch.setattr(Performer, "_perform", careless)
@@ -245,7 +245,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.streams.serving, "answered", lambda act: act())
-    patch.setattr(holdfast.verify.sim.members, "answered", lambda act: act())
+    patch.setattr(holdfast.verify.sim.simulated_process, "answered", lambda act: act())
 
 
 class _Stable:

@@ -15,7 +15,7 @@ from holdfast.storage.log_state import StreamState
 from holdfast.storage.manifest import Manifest
 from holdfast.storage.records import Trim
 from holdfast.streams.serving import Service
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 from tests.verify.sim.mutations.planting import mutation
 
 # -- the log --------------------------------------------------------------------------------------

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import holdfast.streams.serving
-import holdfast.verify.sim.follower
-import holdfast.verify.sim.members
+import holdfast.verify.sim.simulated_process
+import holdfast.verify.sim.simulated_subscriber
 from holdfast.cluster.controller import Controller
 from holdfast.core import progress
-from holdfast.core.monitor import Monitor
+from holdfast.core.contract_monitor import Monitor
 from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
-from holdfast.node.effects import Again
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
+from holdfast.node.node_events import Again
 from holdfast.storage import Log
 from holdfast.storage.records import State
 from holdfast.streams.serving import Service
@@ -56,7 +56,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("skip the checksum of what arrives", "wrong", "lost", "alive", scene="links")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(holdfast.verify.sim.follower, "verified", lambda table, segment, digest: table)
+    subscriber = holdfast.verify.sim.simulated_subscriber
+    patch.setattr(subscriber, "verified", lambda table, segment, digest: table)
 
 
 @mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", scene="silent")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import holdfast.cluster.controller
-import holdfast.node.lending
-import holdfast.verify.sim.engine_twin
+import holdfast.node.state_lending
+import holdfast.verify.sim.simulated_engine
 from holdfast.core import membership, progress
 from holdfast.core.replica_selector import NOTHING, ReplicaSelector
 from holdfast.node.state_transfer import Staging
 from holdfast.streams.serving import Service
 from holdfast.verify.scenario import Fault
-from holdfast.verify.sim.members import Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_process import Member
 from tests.verify.sim.mutations.planting import S, mutation
 
 
@@ -37,14 +37,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.lending.describe
+    original = holdfast.node.state_lending.describe
 
     def bare(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)
         results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in moving.results]
         return replace(moving, results=tuple(results))
 
-    patch.setattr(holdfast.node.lending, "describe", bare)
+    patch.setattr(holdfast.node.state_lending, "describe", bare)
 
 
 @mutation(
@@ -141,13 +141,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     scene="pairs_wipe",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.lending.describe
+    original = holdfast.node.state_lending.describe
 
     def ahead(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)
         return replace(moving, bucket=moving.bucket + 1)
 
-    patch.setattr(holdfast.node.lending, "describe", ahead)
+    patch.setattr(holdfast.node.state_lending, "describe", ahead)
 
 
 @mutation(
@@ -172,7 +172,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("send a key to two partitions", "wrong", "doubled", scene="pairs_two")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.verify.sim.engine_twin.belongs
+    original = holdfast.verify.sim.simulated_engine.belongs
 
     def loose(key: int, of: int) -> Any:
         class Any2(int):
@@ -183,4 +183,4 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
         return Any2(original(key, of))
 
-    patch.setattr(holdfast.verify.sim.engine_twin, "belongs", loose)
+    patch.setattr(holdfast.verify.sim.simulated_engine, "belongs", loose)

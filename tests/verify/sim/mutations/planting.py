@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.verify.scenario import Fault
-from holdfast.verify.sim.chance import options_of, scenario_of
+from holdfast.verify.sim.random_scenarios import options_of, scenario_of
 from holdfast.verify.sim.simulation import simulate
 from tests.verify.sim.mutations.scenes import SCENES, Scene
 

@@ -11,13 +11,13 @@ import holdfast.streams.serving
 from holdfast.cluster.controller import Controller
 from holdfast.core import catch_up, lag, membership
 from holdfast.core.catch_up import CatchUp
+from holdfast.core.catch_up_events import Lending
 from holdfast.core.lag import Lag
 from holdfast.core.membership import FailureDetector, Membership
 from holdfast.core.retention import Position
 from holdfast.core.sunion import FOREVER
-from holdfast.core.transfer import Lending
-from holdfast.node.effects import StateReleased
-from holdfast.node.lending import Lender
+from holdfast.node.node_events import StateReleased
+from holdfast.node.state_lending import Lender
 from tests.verify.sim.mutations.planting import mutation
 
 

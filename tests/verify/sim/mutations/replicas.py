@@ -9,7 +9,7 @@ import pytest
 
 import holdfast.streams.serving
 from holdfast.core import progress
-from holdfast.core.promises import Promises
+from holdfast.core.correction_leases import Promises
 from holdfast.core.replica_selector import NOTHING, ReplicaSelector
 from holdfast.core.subscription import Poll, Subscription
 from holdfast.node.executor import Performer

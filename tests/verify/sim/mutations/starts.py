@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import holdfast.node.executor
-from holdfast.core import hosts, moves, progress, promises, quarantine, sunion
+from holdfast.core import correction_leases, hosts, progress, progress_events, quarantine, sunion
 from holdfast.core.consistency import Consistency
+from holdfast.core.correction_leases import Promises
 from holdfast.core.hosts import Host
 from holdfast.core.policy import Policy
-from holdfast.core.promises import Promises
 from holdfast.core.quarantine import Quarantine
 from holdfast.core.sunion import SUnion
 from holdfast.types import OutputState
@@ -31,7 +31,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._handle
 
     def waiting(self: progress.Progress, event: Any) -> Any:
-        return [] if isinstance(event, moves.Began) else original(self, event)
+        return [] if isinstance(event, progress_events.Began) else original(self, event)
 
     patch.setattr(progress.Progress, "_handle", waiting)
 
@@ -160,7 +160,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     scene="correction_stuck",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(promises, "STALLED_US", 2**50)
+    patch.setattr(correction_leases, "STALLED_US", 2**50)
 
 
 @mutation(
@@ -193,7 +193,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return original(self, question, *at, able=able, wants=wants)
 
     patch.setattr(Promises, "asked", loyal)
-    patch.setattr(promises, "PROMISE_US", 2**50)
+    patch.setattr(correction_leases, "PROMISE_US", 2**50)
 
 
 # -- budgets and shares ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import holdfast.core.consistency
 from holdfast.core import progress
 from holdfast.core.consistency import Consistency
-from holdfast.core.promises import Promises
+from holdfast.core.correction_leases import Promises
 from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client

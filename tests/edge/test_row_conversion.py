@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from holdfast.edge.fitting import fit
+from holdfast.edge.row_conversion import fit
 from holdfast.errors import InputError
 from holdfast.model.schema import arrow_schema
 

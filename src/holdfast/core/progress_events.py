@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from holdfast.core.correction_leases import Answer
 from holdfast.core.policy import Policy
-from holdfast.core.promises import Answer
 from holdfast.core.sunion import WHOLE, Partial
 from holdfast.frozen import dataclass
 from holdfast.model.trees import Tree

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from holdfast.core.membership import dead_of
 from holdfast.verify.history import Restored, Stopped
-from holdfast.verify.sim.cast import Cast
 from holdfast.verify.sim.host_process import HostProcess
+from holdfast.verify.sim.simulated_run import Cast
 
 #: A dead node is with a standby by then, where there is one that can be told so.
 TAKEN_US = 3_000_000

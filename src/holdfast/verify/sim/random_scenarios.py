@@ -15,10 +15,10 @@ from holdfast.model.layout import EDGE, layout_of
 from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy
 from holdfast.verify.scenario import Scenario
-from holdfast.verify.sim.draws import Targets, beside_of, fault_of, hosts_fail, lasting_of
-from holdfast.verify.sim.hardships import HOURS, hardships_of, hour_of
-from holdfast.verify.sim.host_chance import host_scenario_of
 from holdfast.verify.sim.networks import NETWORKS
+from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
+from holdfast.verify.sim.random_host_faults import host_scenario_of
+from holdfast.verify.sim.rare_faults import HOURS, hardships_of, hour_of
 
 #: Whether what is in `hardships` is drawn, too. It was not yet survived when it was written.
 FAULTS_2 = True

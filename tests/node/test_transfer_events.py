@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from holdfast.core import transfer as core
+from holdfast.core import catch_up_events as core
 from holdfast.errors import LogError, StaleEpoch, StateLost, TransportError
 from holdfast.node.state_transfer import Staging
-from holdfast.node.transfer_happenings import (
+from holdfast.node.transfer_events import (
     Broke,
     Happening,
     HoldReplied,
@@ -19,7 +19,7 @@ from holdfast.node.transfer_happenings import (
     reason_to_stop,
 )
 from holdfast.streams.calls import Holding, OfferedState
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 HOLD, ASK, INSTALL = core.Hold(3, "s", "p"), core.AskState(3, "peer"), core.Install(3)
 

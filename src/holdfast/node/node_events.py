@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
+from holdfast.core.catch_up_events import BeganEmpty, NotReady
 from holdfast.core.divergence import Window
-from holdfast.core.transfer import BeganEmpty, NotReady
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError

@@ -17,8 +17,8 @@ from holdfast.verify.history import History
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.host_process import HostProcess, Supervisor
 from holdfast.verify.sim.links import Server, Wire
-from holdfast.verify.sim.members import ControllerProcess, Wiring
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_process import ControllerProcess, Wiring
 from holdfast.verify.sim.sources import SourceProcess
 from holdfast.verify.sim.world import Process, World
 

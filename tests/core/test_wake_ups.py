@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.alarm import Alarm
+from holdfast.core.wake_ups import Alarm
 
 
 def test_one_tick_before_the_deadline_is_enough() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from holdfast.model.fragments import Path
 from holdfast.types import OutputState
 from holdfast.verify.sim.clients import ClientProcess
-from holdfast.verify.sim.follower import Follower
 from holdfast.verify.sim.links import Server
-from holdfast.verify.sim.members import Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_process import Member
+from holdfast.verify.sim.simulated_subscriber import Follower
 from holdfast.verify.sim.sources import SourceProcess
 
 

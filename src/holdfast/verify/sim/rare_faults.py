@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from holdfast.verify.scenario import Fault
-from holdfast.verify.sim.draws import MS, Targets, death, lasting_of
+from holdfast.verify.sim.random_faults import MS, Targets, death, lasting_of
 
 HOUR_MS = 3_600_000
 #: The network for failures of an hour.

@@ -12,9 +12,9 @@ from holdfast.core.progress import PAIR_CHECKPOINT_BUCKETS
 from holdfast.model.fragments import fragment_of, fragments, pairs_of, producers_of
 from holdfast.types import OutputState
 from holdfast.verify.history import Outlived, Restored, Stopped
-from holdfast.verify.sim.cast import Cast
-from holdfast.verify.sim.members import REGISTER_US, Member
 from holdfast.verify.sim.nodes import NodeProcess
+from holdfast.verify.sim.simulated_process import REGISTER_US, Member
+from holdfast.verify.sim.simulated_run import Cast
 
 #: When everybody has heard of a death, and has deleted what only the dead would have needed.
 HEARD_US = 4 * REGISTER_US

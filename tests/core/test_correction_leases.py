@@ -10,7 +10,18 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.core.moves import (
+from holdfast.core.correction_leases import (
+    ASK_AGAIN_US,
+    PROMISE_US,
+    RELY_US,
+    RENEW_US,
+    STALLED_US,
+    Answer,
+    Promises,
+)
+from holdfast.core.policy import Policy
+from holdfast.core.progress import Progress
+from holdfast.core.progress_events import (
     Answered,
     Ask,
     Asked,
@@ -22,17 +33,6 @@ from holdfast.core.moves import (
     Run,
     Tick,
     Wake,
-)
-from holdfast.core.policy import Policy
-from holdfast.core.progress import Progress
-from holdfast.core.promises import (
-    ASK_AGAIN_US,
-    PROMISE_US,
-    RELY_US,
-    RENEW_US,
-    STALLED_US,
-    Answer,
-    Promises,
 )
 from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.types import OutputState

@@ -8,13 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core import transfer as core
+from holdfast.core import catch_up_events as core
 from holdfast.core.catch_up import CatchUp
 from holdfast.errors import HoldfastError, LogError
 from holdfast.model.fragments import peers_of, producers_of
-from holdfast.node.effects import StateReleased, StateRenewed
+from holdfast.node.node_events import StateReleased, StateRenewed
 from holdfast.node.state_transfer import Staging, own_paths
-from holdfast.node.transfer_happenings import (
+from holdfast.node.transfer_events import (
     Began,
     FetchEnded,
     Happening,
@@ -27,8 +27,8 @@ from holdfast.node.transfer_happenings import (
 )
 from holdfast.storage.files import put_file
 from holdfast.streams.calls import Hold, Holding, OfferedState
-from holdfast.verify.sim.engine_twin import EngineTwin
-from holdfast.verify.sim.members import memory_log
+from holdfast.verify.sim.simulated_engine import EngineTwin
+from holdfast.verify.sim.simulated_process import memory_log
 
 if TYPE_CHECKING:
     from holdfast.verify.sim.nodes import NodeProcess

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.config import Options
-from holdfast.core.transfer import LEASE_US, RENEW_US
-from holdfast.node.effects import StateAsked, StateReleased, StateRenewed
+from holdfast.core.catch_up_events import LEASE_US, RENEW_US
+from holdfast.node.node_events import StateAsked, StateReleased, StateRenewed
 from holdfast.streams.calls import Moving
 from holdfast.verify.scenario import Scenario
 from holdfast.verify.sim.nodes import NodeProcess

@@ -1,11 +1,11 @@
-"""Promises between replicas as they go over the wire, and what that is to `core.promises`. The one
-translation, so that threads and virtual time cannot differ in it."""
+"""Requests and replies between replicas during a correction, on the wire and as events and actions
+of `core.correction_leases`. Production and simulator share this one translation."""
 
 from __future__ import annotations
 
-from holdfast.core import moves as core
+from holdfast.core import progress_events as core
 from holdfast.errors import HoldfastError
-from holdfast.node.effects import Replied
+from holdfast.node.node_events import Replied
 from holdfast.streams.calls import Postpone, Postponement
 
 

@@ -1,15 +1,15 @@
-"""What a node keeps for another copy that is rebuilt from it (`core.transfer.Lending`): versions of
-its state, segments of its results, and the names under which they may be fetched."""
+"""What a node retains for a peer that is rebuilt from it (`core.catch_up_events.Lending`): versions
+of its state, segments of its results, and the names under which they can be fetched."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from holdfast.core.transfer import BeganEmpty, Lending, NotReady
+from holdfast.core.catch_up_events import BeganEmpty, Lending, NotReady
 from holdfast.engine.state import Version
 from holdfast.model.fragments import Fragment
-from holdfast.node.effects import (
+from holdfast.node.node_events import (
     LeaseDue,
     StateAnswer,
     StateAsked,

@@ -23,7 +23,7 @@ from holdfast.model.network import Network
 from holdfast.node.input_index import InputIndex
 from holdfast.storage.disk import Disk
 from holdfast.storage.files import put_file, storage
-from holdfast.verify.sim.memory_disk import MemoryDisk
+from holdfast.verify.sim.simulated_disk import MemoryDisk
 from holdfast.verify.sim.tables import Row, Rows, rows_digest
 
 State = dict[int, int]

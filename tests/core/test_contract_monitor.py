@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.core.monitor import (
+from holdfast.core.contract_monitor import (
     Action,
     Began,
     Broken,
@@ -25,8 +25,8 @@ from holdfast.core.monitor import (
 )
 from holdfast.model.fragments import fragments
 from holdfast.runtime import contracts as monitor_shell
+from holdfast.runtime.component_health import Parts
 from holdfast.runtime.metrics import Metrics
-from holdfast.runtime.parts import Parts
 
 WIDTH, WITHIN = 100, 250
 

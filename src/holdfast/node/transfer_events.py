@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import assert_never
 
-from holdfast.core import transfer as core
+from holdfast.core import catch_up_events as core
 from holdfast.errors import (
     HoldfastError,
     LogError,

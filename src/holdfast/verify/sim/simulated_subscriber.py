@@ -12,7 +12,7 @@ from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError
 from holdfast.streams.calls import StreamStatus
 from holdfast.streams.delivery import Cursor, Delivery, verified
-from holdfast.streams.happenings import (
+from holdfast.streams.subscription_events import (
     Began,
     Broke,
     Came,

@@ -10,10 +10,10 @@ from holdfast.config import Options
 from holdfast.core.quarantine import Failed, Kind, PartStatus, Quarantine, Tick
 from holdfast.errors import UserFunctionError
 from holdfast.model.fragments import fragments
+from holdfast.runtime.component_health import Parts
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures
 from holdfast.runtime.metrics import Metrics
-from holdfast.runtime.parts import Parts
 
 
 def network() -> hf.Network:

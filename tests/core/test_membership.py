@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core.membership import FailureDetector, Standing, lost, process_of, stand_ins
+from holdfast.core.failure_detector import FailureDetector
+from holdfast.core.membership import Standing, lost, process_of, stand_ins
 
 PAIR = {"a": "a@2", "a@2": "a"}
 BOTH = {"a": Standing(1, 0), "a@2": Standing(1, 0)}

@@ -14,11 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from typing import assert_never
 
+from holdfast.core.failure_detector import FailureDetector
 from holdfast.core.lag import Lag, Positions
 from holdfast.frozen import dataclass
-
-#: Before anything.
-_NEVER = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,44 +123,6 @@ class Placed:
 
 
 Record = Registered | Dead | Released | Placed
-
-
-@dataclass(slots=True)
-class FailureDetector:
-    """Who was heard of when."""
-
-    silence_us: int
-    #: Of whom nothing was heard, since when that would have been.
-    since: int
-    _heard: dict[str, int] = field(default_factory=dict)
-    _ticked: int | None = None
-    #: Since when each of the dead is known to be, in time that was listened to.
-    _dead_since: dict[str, int] = field(default_factory=dict)
-
-    def heard(self, name: str, at: int) -> None:
-        self._heard[name] = at
-
-    def ended(self, name: str) -> None:
-        self._heard[name] = _NEVER
-
-    def speaks(self, name: str, at: int) -> bool:
-        return at - self._heard.get(name, _NEVER) < self.silence_us
-
-    def silent(self, name: str, at: int) -> bool:
-        return at - self._heard.get(name, self.since) > self.silence_us
-
-    def tick(self, at: int) -> None:
-        """Time in which nobody listened does not count as silence."""
-        if self._ticked is not None and at - self._ticked > self.silence_us // 2:
-            self.since = at
-            self._heard = {n: h if h == _NEVER else at for n, h in self._heard.items()}
-            self._dead_since = dict.fromkeys(self._dead_since, at)
-        self._ticked = at
-
-    def dead_us(self, dead: Collection[str], at: int) -> dict[str, int]:
-        """For how long each of the dead is known to be."""
-        self._dead_since = {name: self._dead_since.get(name, at) for name in dead}
-        return {name: at - since for name, since in self._dead_since.items()}
 
 
 class Membership:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.controller import Controller
-from holdfast.core import hosts, membership, quarantine
+from holdfast.core import failure_detector, hosts, membership, quarantine
 from holdfast.verify.scenario import Fault
 from tests.verify.sim.mutations.planting import S, mutation
 
@@ -45,7 +45,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def crowded(
         runs: Mapping[str, Sequence[str]],
         gone: Collection[str],
-        detector: membership.FailureDetector,
+        detector: failure_detector.FailureDetector,
         at: int,
     ) -> dict[str, str]:
         silent = [h for h in runs if detector.silent(membership.process_of(h), at)]
@@ -63,7 +63,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        membership.FailureDetector, "silent", lambda self, name, at: not self.speaks(name, at)
+        failure_detector.FailureDetector, "silent", lambda self, name, at: not self.speaks(name, at)
     )
 
 

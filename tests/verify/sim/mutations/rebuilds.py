@@ -12,8 +12,9 @@ from holdfast.cluster.controller import Controller
 from holdfast.core import catch_up, lag, membership
 from holdfast.core.catch_up import CatchUp
 from holdfast.core.catch_up_events import Lending
+from holdfast.core.failure_detector import FailureDetector
 from holdfast.core.lag import Lag
-from holdfast.core.membership import FailureDetector, Membership
+from holdfast.core.membership import Membership
 from holdfast.core.retention import Position
 from holdfast.core.sunion import FOREVER
 from holdfast.node.node_events import StateReleased

@@ -1,7 +1,7 @@
 """Holdfast: fault-tolerant continuous queries on Spark.
 
-Names are imported when they are first used: a command says what it has to say, and can be
-interrupted, before Arrow is loaded.
+Public names are imported at first use, so that a command can print messages and be interrupted
+before Arrow is loaded.
 """
 
 from importlib import import_module
@@ -40,7 +40,7 @@ __all__ = [
     "sum", "top_k",
 ]  # fmt: skip
 
-#: Where the names are.
+#: Public names by module.
 _MODULES = {
     "config": ("Options",),
     "edge.feeds": ("Generate", "ReadStream", "Replay"),

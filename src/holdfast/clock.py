@@ -1,5 +1,7 @@
-"""The only clocks: everybody else is handed the time. Durations and deadlines are measured on the
-monotonic clock; the wall clock, which may step, only stamps rows and messages for people."""
+"""The only clocks; all other modules receive the time as an argument or a function.
+
+Protocols measure durations and deadlines on the monotonic clock. The wall clock, which may be
+stepped, is for rows and reports."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import time
 
 
 def now_us() -> int:
-    """What time it is for people: of rows and of reports. It may be stepped at any moment."""
+    """Wall-clock time, for rows and reports. The wall clock may be stepped at any time."""
     return time.time_ns() // 1_000
 
 

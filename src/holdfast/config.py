@@ -1,4 +1,4 @@
-"""Options, validated once and handed down. Durations are written as text (`500ms`, `10s`)."""
+"""Options of a run, validated once at construction. Durations are text (`500ms`, `10s`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RecoveryPolicy = Literal["replay", "checkpoint"]
 
 
 def duration_us(text: str, *, of: str = "duration") -> int:
-    """`"1.5s"` to 1_500_000. `of` names the option in the message."""
+    """Parse `"1.5s"` into 1_500_000. `of` names the option in the error message."""
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InputError(
@@ -39,54 +39,57 @@ def duration_text(us: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a network is run. What it computes never depends on any of these."""
+    """How a network is run. The computed results do not depend on any option."""
 
     #: Spark master URL of every node.
     master: str = "local[2]"
-    #: Processes that share the nodes, in `processes`; None: every node has one of its own.
+    #: With deployment `processes`: number of hosts that share the nodes. None: one host per node.
     hosts: int | None = None
-    #: So many more that take the place of one that is lost; only those of pairs are moved.
+    #: Number of additional standby hosts. A standby takes over the nodes of a lost host; only
+    #: replicas of pairs are moved.
     standby: int = 0
     #: Heap of each node's JVM (`-Xms` = `-Xmx`).
     memory: str = "2g"
-    #: More options for each JVM, such as `-XX:TieredStopAtLevel=1` for one that lives shortly.
+    #: Additional JVM options, such as `-XX:TieredStopAtLevel=1` for a short-lived JVM.
     java_options: str = ""
-    #: Heap of each executor, where the master is a cluster.
+    #: Heap of each executor, if the master is a cluster.
     executor_memory: str = "1g"
-    #: `always`: a record is on the disk before anybody is told of it.
+    #: `always`: a record is on disk before any other process is notified of it.
     fsync: FsyncPolicy = "always"
-    #: Whole-state checkpoint every so many buckets; 0 for never.
+    #: Buckets between two checkpoints of the complete state; 0 disables checkpoints.
     checkpoint_buckets: int = 100
-    #: `replay`: upstream logs retain what an empty node needs to rebuild its state, so that even
-    #: the loss of a node's storage is survived. `checkpoint`: they retain what its newest
-    #: checkpoint needs. `Network.protect(recovery=...)` overrides it for a fragment.
+    #: `replay`: upstream logs retain the rows from which an empty node rebuilds its state, so a
+    #: node survives the loss of its storage. `checkpoint`: upstream logs retain only the rows
+    #: after the node's newest checkpoint. `Network.protect(recovery=...)` overrides this option
+    #: for a fragment.
     recovery: RecoveryPolicy = "replay"
-    #: Keep source logs and what clients received, so that everything can be audited.
+    #: Retain source logs and the rows that clients received, so that the run can be audited.
     archive: bool = True
-    #: At most this many waiting buckets run as one job.
+    #: Maximum number of waiting buckets that run as one job.
     group_buckets_max: int = 256
-    #: At most this many rows are taken into one job when several buckets wait.
+    #: Maximum number of rows in one job when several buckets wait.
     group_rows_max: int = 2_000_000
-    #: At most so many buckets of a stream wait for a reader that has not had them as stable, since
-    #: it is away or something else it needs is; then the maker stops, and in the end the sources
-    #: take no more rows. None: as much as the disk holds.
+    #: Maximum number of buckets of a stream that wait for a consumer to receive them as stable,
+    #: because the consumer is down or misses another input. At the limit the producer stops, and
+    #: finally the sources refuse rows. None: limited only by the disk.
     buffer_buckets: int | None = None
-    #: Address of the Flight server; port 0 picks a free one.
+    #: Address of the Flight server; port 0 picks a free port.
     host: str = "127.0.0.1"
     port: int = 0
-    #: Port on `host` for Prometheus to ask; 0 picks a free one, None serves nothing.
+    #: Port on `host` that serves Prometheus metrics; 0 picks a free port, None disables metrics.
     metrics_port: int | None = None
-    #: A stream without anything new says so this often ...
+    #: Interval at which an idle stream sends a heartbeat to its consumers.
     heartbeat: str = "100ms"
-    #: ... and a peer that has said nothing for so long is taken for gone by its readers.
+    #: A process without a heartbeat for this long is considered dead.
     silence: str = "2s"
-    #: Of a pair: upstream keeps for so long what the disk of a dead copy needs, so that the pair
-    #: survives the loss of the other disk. After that the dead copy costs nothing any more.
+    #: Pairs: after the death of a replica, upstream retains for this long the rows that the
+    #: replica needs to continue from its own disk, so that the pair survives the loss of the
+    #: peer's disk. Afterwards upstream retains nothing for the dead replica.
     rejoin: str = "1min"
-    #: Of a pair: a copy that is alive but has made no progress for so long, while the other one is
-    #: ahead, is declared dead and rebuilt.
+    #: Pairs: a replica that is alive but makes no progress for this long, while its peer is ahead,
+    #: is declared dead and rebuilt.
     stall: str = "8s"
-    #: Readers on the same machine are given the paths of segments instead of their rows.
+    #: Consumers on the same machine receive the paths of segments instead of their rows.
     by_reference: bool = True
 
     @property
@@ -99,7 +102,7 @@ class Options:
 
     @property
     def rejoin_us(self) -> int:
-        """Without checkpoints the disk of a dead copy is worth nothing."""
+        """Zero without checkpoints: then a dead replica cannot continue from its own disk."""
         return duration_us(self.rejoin, of="rejoin") if self.checkpoint_buckets else 0
 
     @property
@@ -108,7 +111,7 @@ class Options:
 
     @classmethod
     def of(cls, plain: Any) -> Options:
-        """From what another process gives, which may be of another version."""
+        """Build the options from the dict of another process, which may run another version."""
         known = {it.name for it in fields(cls)}
         given = set(plain) if isinstance(plain, dict) else set()
         if given != known:

@@ -1,31 +1,31 @@
-"""Every way Holdfast fails, as two families.
+"""All exceptions of Holdfast, in two families.
 
-    HoldfastError                 the world's fault: says what happened and what to do next
-    ├── NetworkError              the network is not well formed (all violations at once)
-    ├── InputError                data or arguments that do not fit what was declared
+    HoldfastError                 an external cause; the message states the problem and the remedy
+    ├── NetworkError              the network is not well formed (lists all violations)
+    ├── InputError                data or arguments do not match their declaration
     │   └── UserFunctionError     a function of the application raised, with its file and line
-    ├── NodeFailed                no replica is left of a node whose results are waited for
-    ├── NotDeterministic          user code that would not give the same bits on every replica
+    ├── NodeFailed                a node has failed and has no replica left
+    ├── NotDeterministic          user code would not give the same bits on every replica
     ├── LogError                  storage
-    │   ├── LogCorrupted          bytes on disk are not what was written
-    │   ├── StorageLost           a folder or file that was there is gone
-    │   ├── StorageFull           no space left: nothing acknowledged is lost
-    │   ├── RowsNotDurable        rows that were pushed could not be written before a run stopped
+    │   ├── LogCorrupted          bytes on disk are not the bytes that were written
+    │   ├── StorageLost           a folder or file of the storage is gone
+    │   ├── StorageFull           no space left; no acknowledged data is lost
+    │   ├── RowsNotDurable        pushed rows could not be written before the run stopped
     │   └── StorageDenied         no permission, read-only, not a folder
-    │       └── StorageInUse      by another process, which may be about to end
-    ├── Trimmed                   a reader asked for buckets that were acknowledged and deleted
-    ├── InputsLost                files of a peer's log that a node was reading are gone
-    ├── StateLost                 both copies of a pair have lost what they knew
-    ├── Refuted                   a replica has made other results than the rest, and is wrong
-    ├── StaleEpoch                an instance that was replaced spoke up
-    ├── TransportError            a peer is away, or refused
-    │   ├── SegmentLost           a peer no longer has rows that its log holds
-    │   └── NotOffered            a file is not offered to be fetched, or not any more
+    │       └── StorageInUse      another process uses the storage, and may be about to terminate
+    ├── Trimmed                   a consumer asked for buckets that were released and deleted
+    ├── InputsLost                files of a producer's log that a node reads are gone
+    ├── StateLost                 both replicas of a pair have lost their state
+    ├── Refuted                   the results of a replica are wrong, as other replicas show
+    ├── StaleEpoch                a message came from an instance that was replaced
+    ├── TransportError            a peer cannot be reached, or refused
+    │   ├── SegmentLost           a peer no longer has the rows of a segment in its log
+    │   └── NotOffered            the peer does not offer the requested file (any more)
     └── SetupError                Java, ports, applications that cannot be loaded
         └── IdentityMismatch      query, code or libraries are not those of the run or the storage
-    ProtocolViolation             our bug: the node stops rather than give a wrong answer
+    ProtocolViolation             a bug in Holdfast; the node stops to prevent a wrong result
 
-Command-line users see the message alone; `--debug` adds the stack trace.
+Command-line users see only the message; `--debug` adds the stack trace.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from collections.abc import Sequence
 
 
 class HoldfastError(Exception):
-    """The world's fault. The message names the thing, what is wrong and the remedy."""
+    """An error with an external cause. The message names subject, problem and remedy."""
 
 
 class NetworkError(HoldfastError):
-    """The network is not well formed; `violations` lists every one found, not just the first."""
+    """The network is not well formed; `violations` lists all violations, not just the first."""
 
     def __init__(self, violations: Sequence[str]) -> None:
         self.violations = tuple(violations)
@@ -48,11 +48,11 @@ class NetworkError(HoldfastError):
 
 
 class InputError(HoldfastError):
-    """Data or arguments that do not fit what was declared."""
+    """Data or arguments do not match their declaration."""
 
 
 class UserFunctionError(InputError):
-    """A function of the application raised. `location` is where: `FILE:LINE in FUNCTION`."""
+    """A function of the application raised. `location` has the form `FILE:LINE in FUNCTION`."""
 
     def __init__(self, message: str, location: str | None = None) -> None:
         super().__init__(message)
@@ -60,8 +60,9 @@ class UserFunctionError(InputError):
 
 
 class NodeFailed(HoldfastError):
-    """A node, or a feed, has failed for good and has no replica left. Raised where its results are
-    read and where rows for it are pushed; `location` is the user's line, if it was a function."""
+    """A node or feed has failed permanently and has no replica left. Raised to clients of its
+    results and to pushes of rows for it. `location` is the user's line, if a user function failed.
+    """
 
     def __init__(self, message: str, location: str | None = None) -> None:
         super().__init__(message)
@@ -73,24 +74,24 @@ class NotDeterministic(HoldfastError):
 
 
 class LogError(HoldfastError):
-    """Storage did not do what was asked."""
+    """A storage operation failed."""
 
 
 class LogCorrupted(LogError):
-    """Bytes on disk are not the bytes that were written, in a place a crash cannot explain."""
+    """Bytes on disk are not the bytes that were written, and a crash cannot be the cause."""
 
 
 class StorageLost(LogError):
-    """A folder or file of the storage that was there is gone: somebody deleted it."""
+    """A folder or file of the storage is gone, for example deleted or unmounted."""
 
 
 class StorageFull(LogError):
-    """No space left on the device. Nothing that was acknowledged is lost."""
+    """No space left on the device. No acknowledged data is lost."""
 
 
 class RowsNotDurable(LogError):
-    """Rows that were pushed and not flushed could not be written when their run was stopped: push
-    them again. The message names the sources and how many rows."""
+    """Rows that were pushed but not flushed could not be written when the run was stopped. The
+    application must push them again. The message names the sources and the number of rows."""
 
 
 class StorageDenied(LogError):
@@ -98,27 +99,27 @@ class StorageDenied(LogError):
 
 
 class StorageInUse(StorageDenied):
-    """Another process has the folder; it may be about to end."""
+    """Another process uses the folder, and may be about to terminate."""
 
 
 class Trimmed(HoldfastError):
-    """A reader asked for buckets that all readers had declared no longer needed."""
+    """A consumer asked for buckets that all consumers had released."""
 
 
 class InputsLost(HoldfastError):
-    """The storage of a peer, which a node reads by reference, is gone. Following it anew helps."""
+    """Files of a producer that a node reads by reference are gone. A new subscription recovers."""
 
 
 class StateLost(HoldfastError):
-    """No copy of a pair can be rebuilt: nothing but their storage, or a new beginning, helps."""
+    """No replica of a pair can be rebuilt. Restore the storage of a replica, or start over."""
 
 
 class Refuted(HoldfastError):
-    """What this replica has logged is wrong: its storage must not be used. It is rebuilt."""
+    """The logged results of this replica are wrong: its storage is discarded and rebuilt."""
 
 
 class StaleEpoch(HoldfastError):
-    """A message from an instance whose successor is already known."""
+    """A message came from an instance that a newer instance has replaced."""
 
 
 class TransportError(HoldfastError):
@@ -126,11 +127,11 @@ class TransportError(HoldfastError):
 
 
 class SegmentLost(TransportError):
-    """A segment that the log of a peer holds is missing or damaged. Another replica may have it."""
+    """A segment in the log of a peer is missing or damaged. Another replica may still have it."""
 
 
 class NotOffered(TransportError):
-    """The peer does not offer that file, or not any more; it has to be asked what it offers."""
+    """The peer does not offer the file (any more). Ask the peer again which files it offers."""
 
 
 class SetupError(HoldfastError):
@@ -138,9 +139,9 @@ class SetupError(HoldfastError):
 
 
 class IdentityMismatch(SetupError):
-    """Query, code or library versions differ from those that a run or a storage was started with:
-    results would not be the same to the bit."""
+    """Query, code or library versions differ from those of the run or the storage, so results would
+    not be the same to the bit."""
 
 
 class ProtocolViolation(Exception):
-    """Our bug. Carries the recent story of the state machine that noticed."""
+    """A bug in Holdfast. From a node, the message lists the recent events of its state machine."""

@@ -1,9 +1,9 @@
-"""`dataclass` for frozen values that are made by the thousand: every event, action and message.
+"""A fast `dataclass` for frozen values that are created in large numbers, such as events.
 
 The `__init__` of a frozen dataclass calls `object.__setattr__` for each field, which takes several
-times as long as assigning it, and came to a tenth of what a simulated run takes. So values are
-frozen for the type checker, which refuses an assignment before anything runs; at run time they are
-with `python -X dev` only.
+times as long as an assignment and took a tenth of the time of a simulated run. Values are therefore
+frozen for the type checker, which rejects assignments statically. At run time they are frozen only
+with `python -X dev`.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ else:
     def dataclass(cls: type | None = None, /, **how: Any) -> type | Callable[[type], type]:
         if how.get("frozen") and not sys.flags.dev_mode:
             del how["frozen"]
-            how["unsafe_hash"] = how.get("eq", True)  # by value, as frozen ones have it
+            how["unsafe_hash"] = how.get("eq", True)  # hash by value, like a frozen dataclass
         return dataclasses.dataclass(cls, **how)

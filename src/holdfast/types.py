@@ -1,8 +1,8 @@
-"""Values every layer speaks of: time, buckets, segments. Frozen, plain, importing nothing of ours.
+"""Values that all layers share: time, buckets, segments. Frozen, without dependencies on Holdfast.
 
-Time is a whole number of microseconds since 1970 (UTC), negative before. A bucket is a slice of
-that time, `bucket = floor(time_us / width_us)`, and the unit of everything: of ordering, of
-acknowledgement, of state versions (ARCHITECTURE.md).
+Time is an integer number of microseconds since 1970 (UTC), negative before. A bucket is a slice of
+that time, `bucket = floor(time_us / width_us)`. Buckets are the unit of ordering, of
+acknowledgements and of state versions (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from holdfast.frozen import dataclass
 
-#: Version of the on-disk and on-wire formats. Readers refuse what is newer.
+#: Version of the on-disk and on-wire formats. Any other version is refused.
 FORMAT = 2
 
 
@@ -21,13 +21,13 @@ class Stability(StrEnum):
 
 
 class OutputState(StrEnum):
-    """How a replica stands with one of its outputs (Borealis section 3)."""
+    """The state of a replica for one of its outputs (Borealis section 3)."""
 
-    #: All inputs are there: results are stable.
+    #: No input is missing: results are stable.
     STABLE = "STABLE"
-    #: Inputs are missing for longer than X: results are tentative.
+    #: Inputs are missing for longer than `max_delay` (X in Borealis): results are tentative.
     UP_FAILURE = "UP_FAILURE"
-    #: Inputs are corrected, results are being so; also a replica that is still catching up.
+    #: Inputs are complete again and results are being corrected, or the replica is catching up.
     STABILIZATION = "STABILIZATION"
 
 
@@ -40,20 +40,21 @@ def bucket_start_us(bucket: int, width_us: int) -> int:
 
 
 def bucket_end_us(bucket: int, width_us: int) -> int:
-    """First instant after the bucket."""
+    """First microsecond after the bucket."""
     return (bucket + 1) * width_us
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentId:
-    """The identity of a segment. State refers to inputs by it, so versions never mix."""
+    """The identity of a segment. State versions refer to input segments by identity, so that they
+    never mix versions of a bucket."""
 
     stream: str
     partition: int
     bucket: int
-    #: Rises when a tentative segment is corrected.
+    #: The version of a stable segment is above that of the tentative segment it replaces.
     version: int = 0
-    #: Pieces of one bucket that were logged before the bucket was whole.
+    #: Number of the piece, for a bucket that was logged in pieces before it was complete.
     part: int = 0
 
     def __str__(self) -> str:
@@ -62,11 +63,11 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A non-empty segment as its manifest record describes it."""
+    """A segment, as its manifest record describes it. A segment is never empty."""
 
     id: SegmentId
     stability: Stability
-    #: Where the Parquet file is: a path below the storage root of its log.
+    #: Path of the Parquet file, relative to the root of its log.
     path: str
     rows: int
     #: Order-independent digest of the rows (`holdfast.storage.rows.digest`), 16 hex digits.
@@ -74,28 +75,28 @@ class Segment:
     #: Greatest row time in the segment.
     t_max_us: int
     size_bytes: int
-    #: Epoch of the instance that wrote it.
+    #: Epoch of the instance that wrote the segment.
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a log can tell of one of its streams."""
+    """The status of a stream in a log."""
 
     name: str
     #: Spark DDL of the rows, and the name of the time column in it.
     schema: str
     time: str
-    #: First bucket the stream can have: everything before is empty by definition.
+    #: First bucket that the stream can have; all buckets before are empty by definition.
     starts_at: int
-    #: Every bucket up to this one is whole; `starts_at - 1` when none is.
+    #: Every bucket up to this one is complete; `starts_at - 1` if none is.
     complete_upto: int
-    #: Buckets up to this one have been deleted; `starts_at - 1` when none was.
+    #: Buckets up to this one have been deleted; `starts_at - 1` if none was.
     trimmed_upto: int
     epoch: int
     #: True once the stream has ended: `complete_upto` will never rise again.
     ended: bool = False
-    #: Last bucket that was given on partial input, always above `complete_upto`; None: none is.
+    #: Last tentative bucket, always above `complete_upto`; None: there is no tentative bucket.
     tentative_upto: int | None = None
-    #: How often what a crash left of tentative rows was given up.
+    #: How often recovery has discarded tentative rows after a crash.
     undos: int = 0

@@ -1,4 +1,4 @@
-"""`holdfast chaos`: one scenario from start to verdict."""
+"""`holdfast chaos`: runs one scenario on real processes and judges its results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
             f"{', '.join(NETWORKS)}"
         )
     check_faults(scenario, NETWORKS[scenario.network])
-    # A shell that starts it in the background has it ignore SIGINT.
+    # A shell that starts the command in the background makes it ignore SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     say(f"{scenario.name}: {scenario.about or 'starting'}")
@@ -74,7 +74,7 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
         history = run_scenario(scenario, deployment, say)
         deployment.keep_storage = any(v.outcome == "failed" for v in check(history, monitored=True))
     finally:
-        # Nothing may interrupt the ending of processes.
+        # No signal may interrupt the termination of the processes.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         deployment.stop()

@@ -1,4 +1,4 @@
-"""Finding the storage of a network, and the running network behind it."""
+"""Finds the storage of a network, and the running network that uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = "holdfast-data"
 
 
 def storage_of(storage: str | None, network: Any, app: str | None) -> str:
-    """The named folder, the network's default one, or the only one there is."""
+    """The given folder, the default folder of the network, or the only folder that exists."""
     if storage is not None:
         return storage
     if network is not None:
@@ -32,7 +32,7 @@ def storage_of(storage: str | None, network: Any, app: str | None) -> str:
 
 
 def is_running(storage: str) -> bool:
-    """Unless the run was killed, which leaves its file behind."""
+    """Whether a run uses the storage. Also true for a killed run, whose file remains."""
     return os.path.exists(_described(storage))
 
 
@@ -41,7 +41,7 @@ def running(storage: str) -> FlightPeer:
 
 
 def described(storage: str, *wanted: str) -> dict[str, Any]:
-    """What a running network says of itself, these things among it."""
+    """The contents of `run.json` of a running network; the keys `wanted` are required."""
     path = _described(storage)
     try:
         with open(path) as file:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops a run in good order, the second ends everything at once."""
+"""Ctrl-C and SIGTERM: the first signal stops a run cleanly, the second kills everything at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-#: As a shell has it for SIGINT.
+#: The exit code that a shell reports for SIGINT.
 INTERRUPTED = 130
 STOPPING = b"stopping (press Ctrl-C again to end at once)\n"
 
 
 class Interrupts:
-    """While it is entered. `kill`: ends by SIGKILL whatever was started; it takes no lock, because
-    a signal interrupts whoever holds it."""
+    """Context manager that handles both signals. `kill` sends SIGKILL to all started processes. It
+    must not take a lock, because the interrupted code may hold it."""
 
     def __init__(self, kill: Callable[[], None]) -> None:
         self._kill = kill
@@ -23,7 +23,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        #: While a JVM is started, descriptor 2 is its log.
+        #: A copy of standard error: during the start of a JVM, descriptor 2 is the log of the JVM.
         self._terminal = os.dup(2)
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._interrupted)

@@ -1,4 +1,4 @@
-"""`dead-letters`: what a source did not take, whether it runs or not."""
+"""`holdfast dead-letters`: lists the rows that a source rejected, running or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run`: results as they come; and `restart`."""
+"""`holdfast run`: prints results as they arrive. `holdfast restart`: a rolling restart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ SHOWN_ROWS = 3
 
 
 class Printer:
-    """One block per bucket: what came, how late, the first rows. Whole lines from any thread."""
+    """Prints one block per bucket: summary, delay and first rows. Any thread may print; lines are
+    never mixed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -66,7 +67,7 @@ class Printer:
                 )
 
     def failures(self, failures: Iterable[Failure]) -> None:
-        """What failed, once, while the rest goes on."""
+        """Print each failure once, while the rest of the run continues."""
         for failure in failures:
             if failure not in self._failed:
                 self._failed.append(failure)
@@ -77,7 +78,7 @@ class Printer:
                     )  # fmt: skip
 
     def contract(self, action: Action, text: str) -> None:
-        """A promise was broken, or is kept again: among the results, where it happened."""
+        """Print, among the results, that a promise was broken or is kept again."""
         color = "bold red" if isinstance(action, Broken) else "green"
         with self._lock:
             at = datetime.fromtimestamp(action.at / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
@@ -87,7 +88,7 @@ class Printer:
 
 
 def told(info: BucketInfo) -> str:
-    """What came, in one line."""
+    """A summary of a bucket in one line."""
     if info.rec_done:
         return f"[green]REC_DONE[/green] corrected up to bucket {info.bucket}"
     color = "green" if info.stability is Stability.STABLE else "yellow"
@@ -106,7 +107,7 @@ def _text(value: Any) -> str:
 
 
 def run_live(args: argparse.Namespace, options: Options) -> int:
-    """Everything that can be wrong is told before Spark is started, which takes long."""
+    """Run an application. All checks that need no Spark come first, because Spark starts slowly."""
     console, notes = Console(soft_wrap=False), Console(stderr=True, soft_wrap=True)
     started: list[Run] = []
     with Interrupts(lambda: _kill(started)):
@@ -121,7 +122,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         started.append(run)
         printer = Printer(console)
         if not args.quiet:
-            # Said among the results; once is enough.
+            # The printer shows contract events among the results; do not log them twice.
             logging.getLogger("holdfast.monitor").setLevel(logging.ERROR)
             run.on_contract.append(lambda told: printer.contract(told, run.monitor.text(told)))
         hosts = f"hosts {', '.join(run.layout)} (Spark)" if run.layout else "Spark"
@@ -130,7 +131,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         try:
             _show(run, args, console, printer)
         except KeyboardInterrupt:
-            pass  # which has been said
+            pass  # the signal handler has already printed a message
         finally:
             run.stop()
     printer.failures(run.failures.all())
@@ -159,7 +160,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
 
 
 def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer) -> None:
-    """Results and failures, until all outputs have ended or the time is over."""
+    """Print results and failures until all outputs have ended or the time is over."""
     console.print(
         f"running [bold]{run.network.name}[/bold] ({args.deployment}), storage {run.storage}, "
         f"Flight on {run.server.address}"
@@ -185,7 +186,8 @@ def _kill(started: Sequence[Run]) -> None:
 
 
 def loaded(app: str, options: Options) -> Network:
-    """The network of an application; one that builds Columns needs Spark for that."""
+    """Load the network of an application. Spark is started only if the application builds
+    Columns."""
     try:
         return load(app)
     except SetupError as err:
@@ -215,7 +217,7 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
         try:
             client.foreach_bucket(deliver)
         except Exception as err:
-            if not isinstance(err, NodeFailed):  # which is known already
+            if not isinstance(err, NodeFailed):  # already reported
                 run.failures.report(f"client {op.name}", err)
 
     thread = threading.Thread(target=read, name=f"client-{op.name}", daemon=True)
@@ -224,7 +226,7 @@ def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
 
 
 def restart(storage: str, host: str | None) -> int:
-    """Host after host, each when the one before is back."""
+    """Restart the hosts one after the other, each when the previous host is back."""
     chief, console = running(storage), Console()
     hosts = chief.call(GetHosts()).names
     if not hosts:
@@ -244,8 +246,8 @@ def restart(storage: str, host: str | None) -> int:
 
 
 def check_unchanged(storage: str) -> None:
-    """A host that comes back with another query, other code or other libraries would be refused:
-    then none is ended."""
+    """Refuse the restart before any host is stopped, if the query, the code or the libraries have
+    changed: the controller would refuse the restarted hosts."""
     known, told = read_marker(storage), described(storage, "app", "cwd")
     with chdir(told["cwd"]):
         network = loaded(told["app"], Options())
@@ -259,6 +261,6 @@ def check_unchanged(storage: str) -> None:
 
 
 def _restarted(chief: FlightPeer, host: str) -> bool:
-    with suppress(TransportError):  # busy; it is asked again
+    with suppress(TransportError):  # busy; the caller asks again
         return chief.call(GetRestarted(host)).restarted
     return False

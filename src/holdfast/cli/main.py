@@ -1,10 +1,10 @@
 """`holdfast`: run, check, status, tail, dead-letters, restart, retire, audit, experiment, simulate,
 chaos, reliability, version.
 
-Exit codes: 0 fine; 1 a verdict is negative (audit failed, node stopped); 2 the call, the
-application or the machine is not right, with one message that says what to do; 130 interrupted.
-`--debug` adds stack traces. What takes long to import is imported by the commands, so that they can
-be interrupted without a stack trace."""
+Exit codes: 0 success; 1 negative verdict (audit failed, node stopped); 2 error in the command line,
+the application or the machine, with one message that states what to do; 130 interrupted. `--debug`
+adds stack traces. Commands import slow modules when they run, so that a command can be interrupted
+without a stack trace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has had enough.
+        # The process at the other end of a pipe (`| head`) has exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -250,7 +250,7 @@ def _master(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
-    """Spark first, because applications may build Columns; then the application."""
+    """Start Spark, then load the application: applications may build Columns, which need Spark."""
     from holdfast.engine import session
     from holdfast.model.loading import load
 

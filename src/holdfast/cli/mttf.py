@@ -6,7 +6,7 @@
     repair_cluster = "40s"    # of a replica set (default: nodes / 2 * repair)
     placement = "chained"     # or "mirrored"
 
-What the figures mean, and where they do not hold, is in docs/reliability.md.
+docs/reliability.md explains the figures and their limits.
 """
 
 from __future__ import annotations

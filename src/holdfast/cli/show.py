@@ -1,4 +1,4 @@
-"""Networks, status and reports for people."""
+"""Formats networks, contracts and audit reports for the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_network(network: Any, compiled: Any) -> None:
 
 
 def contract_word(contract: dict[str, Any]) -> str:
-    """`kept`, or `BROKEN` with what a reader wants to know first."""
+    """`kept`, `not judged`, or `BROKEN` with duration, cause and lost buckets."""
     broken = []
     if contract["broken_for_ms"] is not None:
         waits = ", ".join(contract["waiting_for"])

@@ -1,4 +1,4 @@
-"""`holdfast simulate`: seeds by the hundred, and a failing one made small enough to read."""
+"""`holdfast simulate`: runs seeds in virtual time, and shrinks a failing scenario."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.verify.sim.random_scenarios import scenario_of
 from holdfast.verify.sim.simulation import Outcome, shrink, simulate
 from holdfast.verify.sim.world import EPOCH_US
 
-#: A transcript of a whole run is long; what led to the failure is at its end.
+#: Lines of the transcript that are shown; the events before the failure are at its end.
 LINES = 40
 
 
@@ -52,18 +52,19 @@ def run_simulate(
 
 def _get_ready() -> None:
     logging.getLogger("holdfast.node").setLevel(logging.ERROR)
-    simulate(Scenario("warm-up", "line", 1))  # what is imported late should not count as slow
+    simulate(Scenario("warm-up", "line", 1))  # late imports must not count as simulation time
 
 
 def _begin() -> None:
-    """In a process for seeds alone."""
+    """Initialize a worker process, which only runs seeds."""
     _get_ready()
     gc.disable()  # see `_uncollected`
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run makes no cycles worth looking for, and is thrown away whole."""
+    """Disable garbage collection: a run creates few cycles, and its objects are discarded together
+    at the end."""
     gc.disable()
     try:
         yield
@@ -98,13 +99,13 @@ def _one(
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What is left of a run."""
+    """The result of a simulated run."""
 
     seed: int
     toml: str
     verdicts: list[Verdict]
     node_seconds: float
-    #: Of one core.
+    #: CPU time of one core.
     seconds: float
 
     @property
@@ -126,7 +127,7 @@ def _run(seed: int) -> _Ran:
 
 
 def _all(seeds: range) -> Iterator[_Ran]:
-    """Seeds know nothing of each other: as many at once as there are cores."""
+    """Run the seeds in parallel, one process per core; seeds are independent of each other."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_begin) as pool:
         yield from pool.map(_run, seeds)
@@ -178,7 +179,8 @@ def _print_verdicts(outcome: Outcome, console: Console) -> None:
 
 
 def _explain(outcome: Outcome, again: str, console: Console) -> None:
-    """The same failure with as little around it as possible, and how to see it again."""
+    """Print the smallest scenario found that fails the same checkers, and the command that repeats
+    the failure."""
     names = {verdict.checker for verdict in outcome.failed}
 
     def fails(scenario: Scenario) -> bool:
@@ -195,7 +197,7 @@ def _explain(outcome: Outcome, again: str, console: Console) -> None:
 
 
 def _upto(outcome: Outcome) -> str:
-    """The transcript up to where the last of the failures was seen."""
+    """The transcript up to the last failure."""
     seen = [verdict.at for verdict in outcome.failed if verdict.at is not None]
     return outcome.world.transcript(to_us=max(seen, default=2**62))
 

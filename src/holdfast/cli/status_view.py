@@ -1,5 +1,5 @@
-"""`holdfast status` for people: how far every source, node and output is, in wall-clock time, and
-what needs attention. Readable at 80 columns; `--json` has everything."""
+"""`holdfast status` for the terminal: the positions of all sources, nodes and outputs in wall-clock
+time, and the problems that need attention. Fits 80 columns; `--json` prints the complete status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.cli.show import contract_word
 from holdfast.clock import now_us
 
 DAY_S = 86_400.0
-#: An ended stream is complete up to a bucket after all others.
+#: An ended stream is complete up to a bucket at or after this one.
 ENDED = 2**60
 _COLORS = {"STABLE": "green", "UP_FAILURE": "red"}
 
@@ -45,7 +45,7 @@ class _View:
         ends = [self._end_s(source["complete_upto"]) for source in status["sources"].values()]
         newest_s = max((end for end in ends if end is not None), default=None)
         now_s = now_us() / 1e6
-        #: Lag is behind the clock, or, where old rows are replayed, behind the newest source.
+        #: Lag is relative to the clock or, in a replay of old rows, to the newest source.
         replayed = newest_s is not None and abs(now_s - newest_s) > DAY_S
         self._now_s = newest_s if newest_s is not None and replayed else now_s
         self._unhealthy = {part["part"]: part for part in status.get("unhealthy", ())}
@@ -120,7 +120,7 @@ class _View:
         return table
 
     def notices(self) -> Iterator[str]:
-        """What needs attention, one line each."""
+        """The problems that need attention, one line each."""
         status = self._status
         for name, source in status["sources"].items():
             if source["restamped_rows"]:
@@ -175,7 +175,7 @@ class _View:
         return float((bucket + 1) * self._width_us / 1e6)
 
     def _position(self, bucket: int | None) -> tuple[str, str]:
-        """The end of a bucket as a time of day, and how long ago that is."""
+        """The end of a bucket as a time of day, and its lag."""
         if bucket is not None and bucket >= ENDED:
             return "ended", "-"
         end_s = self._end_s(bucket)
@@ -189,7 +189,7 @@ class _View:
 
 
 def _table(*columns: str) -> Table:
-    """`>`: right-aligned."""
+    """An empty table; a column name that starts with `>` is right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -217,7 +217,7 @@ def _state(path: dict[str, Any]) -> str:
 
 
 def _unhealthy(part: dict[str, Any]) -> str:
-    """State, since when, what follows, why, and what to do."""
+    """State of a component, its duration, the next retry, the reason, and what to do."""
     color = "red" if part["out"] else "yellow"
     state = [f"{part['state']} for {part['for_ms'] / 1_000:.0f} s"]
     if part["failures"] > 1:

@@ -1,6 +1,7 @@
-"""`tail`: a stream as it comes, seen from another terminal. Whoever makes it may die meanwhile.
+"""`holdfast tail`: follows a stream from another terminal, also across failures of its producer.
 
-It only looks, so nothing is kept for it; what is deleted before it was shown is said to be missing.
+`tail` is not a registered consumer, so producers retain nothing for it. Buckets that were deleted
+before `tail` could show them are reported as missing.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from holdfast.streams.calls import GetProducers, Locate
 from holdfast.streams.subscribing import Connections, Subscriber
 from holdfast.transport.flight import FlightPeer
 
-#: Whoever has not been heard of for so long is not waited for.
+#: `tail` gives up when it has received nothing for this long.
 GONE_S = 60.0
-#: A stream that has not begun is looked for again after so long.
+#: Pause between two attempts to find a stream that has not begun.
 WAIT_S = 0.3
-#: Delays are not shown, so the width of buckets is not asked for.
+#: Placeholder for the bucket width, which only delays need; `tail` shows no delays.
 NO_WIDTH = 0
 
 
@@ -50,13 +51,13 @@ def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: 
 
 
 class _Looking:
-    """Iterates over what comes until the stream or the run is over."""
+    """Iterates over the buckets of a stream until the stream or the run ends."""
 
     def __init__(
         self, storage: str, stream: str, producers: Connections, start: int | None
     ) -> None:
         self._storage, self._stream, self._producers = storage, stream, producers
-        # It is not told whom it reads, so nobody is told how far it is.
+        # The client has no producers, so it sends no acknowledgements.
         self._client = Client(stream, {}, NO_WIDTH, from_bucket=start, tentative=True)
         self._subscriber: Subscriber | None = None
         self._began_us = monotonic_us()
@@ -83,7 +84,7 @@ class _Looking:
                     yield from self._client.take(delivery)
             except Trimmed:
                 oldest = True
-            except TransportError:  # a file that was deleted since
+            except TransportError:  # a file was deleted meanwhile
                 self._stop.wait(RETRY_S)
         if self._over is not None:
             raise self._over
@@ -101,7 +102,8 @@ class _Looking:
 
 
 def _producers(storage: str, stream: str) -> Connections:
-    """Sources, and with one process everything, are with the run itself."""
+    """Connections to the producers of a stream. Sources, and in a local run all streams, are in the
+    process of the run."""
     told = running(storage).call(GetProducers(stream))
     if not told.known:
         outputs = ", ".join(told.outputs) or "none"
@@ -119,7 +121,8 @@ def _connect(storage: str, producer: str) -> FlightPeer:
 
 
 def _newest(storage: str, producers: Connections, stream: str) -> int | None:
-    """How far the stream is; None if it begins only now, because the run is starting."""
+    """The last complete bucket of the stream; None if the stream begins now, because the run is
+    starting."""
     waited = False
     heard_us = monotonic_us()
     while (found := _found(producers, stream)) is None:
@@ -128,7 +131,7 @@ def _newest(storage: str, producers: Connections, stream: str) -> int | None:
         waited = True
         threading.Event().wait(WAIT_S)
         with suppress(TransportError):
-            running(storage).call(GetProducers(stream))  # raises if the run has ended
+            running(storage).call(GetProducers(stream))  # raises if the run has stopped
             heard_us = monotonic_us()
         if monotonic_us() - heard_us > 1e6 * GONE_S:
             raise SetupError(f"nothing is heard of the run on {storage} for {GONE_S:.0f} s")

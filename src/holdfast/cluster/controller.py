@@ -1,15 +1,18 @@
-"""The controller: who is who, in which epoch, and where. It holds no stream data.
+"""The controller assigns epochs, knows the addresses of instances, and places nodes on hosts. It
+holds no stream data.
 
-Epochs must outlive the storage of those who carry them: a node that lost everything still has to be
-newer than its former self, or its readers and writers could not tell it from a zombie. So they are
-handed out here and kept in the controller's own log, from which it restarts. Nodes keep running and
-reading without it; only starting one (and so making a lost one anew) waits until it is back.
+Epochs must survive the loss of a node's storage: an empty node still needs a newer epoch than its
+previous instance, or producers and consumers could not tell it from a zombie. The controller
+therefore assigns epochs and stores them in its own log, from which it restarts. Running nodes
+continue to read and compute without the controller. Only the start of a node, and so the rebuild of
+a lost node, waits until the controller is available.
 
-Who is dead, and which host runs what, `core.membership` decides; here its records are made durable
-before anybody is told. A heartbeat that changes nothing waits for no disk.
+`core.membership` decides which instances are dead and which host runs which node. The controller
+makes these records durable before it reports them. A heartbeat that changes nothing causes no
+write.
 
-An epoch counts once its instance has registered with it. A request for an epoch may be carried out
-long after whoever asked has given up or died, and must not make a live instance look replaced.
+An epoch becomes valid when its instance registers with it. A request for an epoch may be carried
+out long after the requester has given up or died, and must not make a live instance look replaced.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ from holdfast.model.identity import Identity, differences, listed
 from holdfast.model.layout import Layout
 from holdfast.storage import Counter, Log
 
-#: One of a pair of which nothing was heard for so long is dead, unless the run says otherwise.
+#: Default for `silence_us`: a replica of a pair without a heartbeat for this long is dead.
 SILENCE_US = 2_000_000
 
 
 class Controller:
-    """Times are monotonic."""
+    """Durable membership of a run. All times are monotonic, in microseconds."""
 
     def __init__(
         self,
@@ -57,14 +60,14 @@ class Controller:
         stall_us: int | None = None,
     ) -> None:
         self._log = log
-        #: Of the run; a host that differs is not let in. None: there are no hosts.
+        #: Identity of the run; a host with another identity is refused. None: no hosts exist.
         self._identity = identity
-        #: Why a host was refused, until a process of it is let in.
+        #: Why a host was refused, until a process of this host is admitted.
         self._refused: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
-        #: Instances that are being caught up, and so do not count yet: epoch and address.
+        #: Instances that are catching up and are not registered yet: epoch and address.
         self._catching_up: dict[str, tuple[int, str]] = {}
-        #: Held by whoever decides something durable, from the decision until it is on the disk.
+        #: Held from a durable decision until its record is on disk.
         self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._hosts = tuple(layout or ())
@@ -79,7 +82,8 @@ class Controller:
                 self._members.apply(record)
 
     def next_epoch(self, name: str, at_least: int = 0) -> int:
-        """An epoch for a new instance of `name`, greater than any before. Durable when returned."""
+        """An epoch for a new instance of `name`, greater than all previous epochs. The epoch is
+        durable when this method returns."""
         with self._writing:
             epoch = max(self._log.counter(f"epoch.{name}") + 1, at_least)
             self._log.append(Counter(f"epoch.{name}", epoch))
@@ -88,8 +92,8 @@ class Controller:
     def register(
         self, name: str, address: str, epoch: int, at: int = 0, positions: Positions | None = None
     ) -> bool:
-        """A heartbeat: an instance lives, listens there, and is so far. False for one that was
-        replaced, or declared dead."""
+        """Record a heartbeat with the address and positions of an instance. False for an instance
+        that was replaced or declared dead."""
         self._handle(Heartbeat(at, name, epoch, positions or {}))
         with self._lock:
             if self._members.refuses(name, epoch):
@@ -98,8 +102,9 @@ class Controller:
             return True
 
     def announce(self, name: str, address: str, epoch: int) -> bool:
-        """An instance that is being caught up listens there. It does not count as alive, but its
-        peer may ask it what it has. False for one that was replaced."""
+        """Record the address of an instance that is catching up. The instance does not count as
+        alive, but its peer may ask for its state. False for an instance that was replaced or
+        declared dead."""
         with self._lock:
             if self._members.refuses(name, epoch):
                 return False
@@ -107,7 +112,8 @@ class Controller:
             return True
 
     def address(self, name: str, *, catching_up: bool = False) -> str | None:
-        """Of the newest instance that registered; or of one that is being caught up."""
+        """Address of the newest registered instance. With `catching_up`, a newer instance that is
+        catching up takes precedence."""
         with self._lock:
             epoch, newer = self._catching_up.get(name, (0, ""))
             if catching_up and epoch > self._members.epoch(name):
@@ -119,27 +125,28 @@ class Controller:
             return self._members.why_dead.get(name)
 
     def epoch(self, name: str) -> int:
-        """Of the newest instance that registered; 0 before any has."""
+        """Epoch of the newest registered instance; 0 before the first registration."""
         with self._lock:
             return self._members.epoch(name)
 
     def judge(self, at: int) -> tuple[list[str], dict[str, str]]:
-        """Who is dead now, and which nodes of lost hosts go where; durable before anybody acts."""
+        """Newly dead nodes, and the new hosts of the nodes of lost hosts. The decisions are durable
+        when this method returns."""
         decided = self._handle(Tick(at))
         dead = [record.name for record in decided if isinstance(record, Dead)]
         moved = {r.node: r.host for r in decided if isinstance(r, Placed)}
         return dead, moved
 
     def standings(self) -> dict[str, Standing]:
-        """Of all that are one of a pair."""
+        """Status of all replicas of pairs."""
         with self._lock:
             return self._members.standings()
 
     # -- hosts ------------------------------------------------------------------------------------
 
     def admit(self, host: str, found: Identity | None) -> None:
-        """Refuse a process that would compute something else: before it has an epoch, and so before
-        anybody can read a row of it. The rest of the run goes on."""
+        """Refuse a process with another query, code or libraries. The check precedes the epoch, so
+        no consumer can read a row of a refused process. The other hosts continue."""
         if self._identity is None:
             return
         if found is None:
@@ -161,20 +168,20 @@ class Controller:
             return self._refused.get(host)
 
     def here(self, host: str, epoch: int, at: int) -> bool:
-        """The heartbeat of a host; False for a process that was replaced."""
+        """Record the heartbeat of a host; False for a process that was replaced."""
         return self.register(process_of(host), "", epoch, at)
 
     def speaks(self, host: str, at: int) -> bool:
-        """The host was heard of lately."""
+        """Whether the last heartbeat of the host is recent."""
         with self._lock:
             return self._members.detector.speaks(process_of(host), at)
 
     def ended(self, host: str) -> None:
-        """The process of a host is known to have ended."""
+        """Record that the process of a host has exited."""
         self._handle(HostEnded(host))
 
     def check_known(self, host: str, nodes: Sequence[str] = ()) -> None:
-        """Nothing is noted of hosts and nodes that are not of this run."""
+        """Raise `InputError` for a host or node that does not belong to this run."""
         for kind, name, known in (
             ("host", host, self._hosts),
             *(("node", node, tuple(sorted(self._nodes))) for node in nodes),
@@ -184,7 +191,7 @@ class Controller:
                 raise InputError(f"expected a {kind} of this run ({listed}), found {name!r}")
 
     def assigned(self, host: str) -> list[str]:
-        """What a host is to run."""
+        """The nodes that a host must run."""
         with self._lock:
             return self._members.assigned(host)
 
@@ -196,7 +203,7 @@ class Controller:
         if not decided:
             return []
         with self._writing:
-            with self._lock:  # somebody else may have written meanwhile
+            with self._lock:  # another thread may have written meanwhile
                 decided = self._members.handle(event)
             self._log.append(*(self._counter(record) for record in decided))
             with self._lock:
@@ -229,7 +236,7 @@ class Controller:
         return None
 
     def _check_hosts(self, layout: Layout) -> None:
-        """What a node knows lies on the disk of its host, so hosts stay what they were."""
+        """Refuse another number of hosts: the state of a node is on the disk of its host."""
         counter = self._log.counter
         names = sorted(self._nodes)
         shared = len([host for host, runs in layout.items() if runs and runs != (host,)])

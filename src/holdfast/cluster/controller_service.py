@@ -1,5 +1,5 @@
-"""The controller among the others: what hosts ask it, and the loop in which it judges who is gone.
-It lives in the process of the run."""
+"""Remote calls of the controller, and the loop that detects dead nodes. Both run in the process of
+the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class ControllerService:
-    """Threads call it in production, the simulator in virtual time."""
+    """Called by threads in production, and by the simulator in virtual time."""
 
     def __init__(
         self,
@@ -38,44 +38,45 @@ class ControllerService:
     ) -> None:
         self._controller, self._service, self._outputs = controller, service, outputs
         self._clock = clock
-        #: What each host says of its nodes that are not healthy.
+        #: Unhealthy nodes of each host, as last reported by the host.
         self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
-        #: What each node says that other replicas made otherwise.
+        #: Differences between a node and its other replicas, as last reported by the node.
         self._differs: dict[str, tuple[str, ...]] = {}
-        #: Told how far the slowest node of a host is.
+        #: Called with the position of the slowest node of a host.
         self.on_progress: Callable[[str, int], None] = lambda host, position: None
-        #: Told of every heartbeat of a host.
+        #: Called on every heartbeat of a host.
         self.on_heartbeat: Callable[[str], None] = lambda host: None
         service.handle(NextEpoch, self._next_epoch)
         service.handle(GetAssignment, self._assignment)
         service.handle(Register, self.register)
 
     def unhealthy(self, host: str) -> Mapping[str, PartStatus]:
-        """Of the nodes of a host, as of its last heartbeat."""
+        """The unhealthy nodes of a host, as of its last heartbeat."""
         return self._unhealthy.get(host, {})
 
     def differs(self) -> dict[str, tuple[str, ...]]:
-        """Nodes that other replicas differ from, and in what."""
+        """Nodes whose results differ from other replicas, with the differences."""
         return {node: told for node, told in list(self._differs.items()) if told}
 
     def ended(self, host: str) -> None:
-        """The process of a host has ended."""
+        """Record that the process of a host has exited."""
         self._unhealthy.pop(host, None)
         self._controller.ended(host)
 
     def is_up(self, host: str) -> bool:
-        """It has spoken, and so have all its nodes."""
+        """Whether the host and all its nodes have registered."""
         names = (process_of(host), *self._controller.assigned(host))
         return all(self._controller.address(name) is not None for name in names)
 
     def judge(self, stop: threading.Event, every_s: float) -> None:
-        """Who has not been heard of for long is dead, and not waited for."""
+        """Every `every_s`, declare nodes dead that send no heartbeats, so that producers stop
+        waiting for them."""
         said: str | None = None
         while not stop.wait(every_s):
             try:
                 self._judge()
                 said = None
-            except (LogError, TransportError) as err:  # tried again with the next round
+            except (LogError, TransportError) as err:  # retried in the next round
                 if str(err) != said:
                     said = str(err)
                     _log.warning("nobody can be declared dead at the moment: %s", err)
@@ -91,7 +92,8 @@ class ControllerService:
         self._service.lost(controller.standings(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
-        """The process of a host gets none before it was let in; its nodes are of the process."""
+        """Assign an epoch. The process of a host must be admitted first; its nodes need no check of
+        their own, because they run in this process."""
         if (host := host_of(ask.name)) is not None:
             self._controller.admit(host, ask.identity)
         return Epoch(self._controller.next_epoch(ask.name, ask.at_least))
@@ -101,14 +103,15 @@ class ControllerService:
         return Assignment(tuple(self._controller.assigned(ask.host)))
 
     def register(self, ask: Register) -> Registration:
-        """A host is told what it is to run, and who reads outputs here: nothing is given up before
-        they all spoke."""
+        """Handle the heartbeat of a host. The reply carries the nodes that the host must run, and
+        the clients of this process: nodes release no bucket before all of them have
+        acknowledged it."""
         controller, readers, at = self._controller, self._service.readers, self._clock()
         controller.check_known(ask.host, [told.node for told in ask.nodes])
         try:
             if not controller.here(ask.host, ask.epoch, at):
                 return Registration(current=False)
-        except LogError:  # of the controller, whose disk is full: the host is well
+        except LogError:  # the disk of the controller failed; the host is healthy
             self.on_heartbeat(ask.host)
             raise
         self.on_heartbeat(ask.host)
@@ -133,4 +136,4 @@ class ControllerService:
                 told.node, told.address, told.epoch, at, told.positions
             )
         except LogError:
-            return True  # it is told again
+            return True  # the next heartbeat repeats the registration

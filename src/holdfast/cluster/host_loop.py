@@ -1,5 +1,5 @@
-"""Drives a host (`core.hosts`) with threads: one sends heartbeats and waits for no disk, others
-stop nodes. Nothing is decided here, and nothing here needs Spark."""
+"""Drives a host (`core.hosts`) with threads: one thread sends heartbeats and never waits for a
+disk, others stop nodes. This module decides nothing and does not need Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("holdfast.host")
 
 
 class Running(Protocol):
-    """A node that was started, with threads of its own."""
+    """A started node, which runs in its own threads."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,8 @@ class Running(Protocol):
 
 
 class HostLoop:
-    """`wake` is set when there is something to tell before the next heartbeat is due."""
+    """Sends heartbeats and carries out the actions of `core.hosts`. Setting `wake` sends the next
+    heartbeat at once."""
 
     def __init__(
         self,
@@ -65,9 +66,9 @@ class HostLoop:
         self.name, self._epoch, self._core = name, epoch, core
         self._chief, self._start, self._wake, self._clock = chief, start, wake, clock
         self.nodes: dict[str, Running] = {}
-        #: Names of nodes of which nothing runs any more.
+        #: Names of nodes that have stopped completely.
         self._stopped: queue.SimpleQueue[str] = queue.SimpleQueue()
-        #: Why the process is to end.
+        #: Why the process must end; None while the process continues.
         self.end: End | None = None
 
     def run(self, stop: threading.Event) -> None:
@@ -98,7 +99,7 @@ class HostLoop:
                     self.nodes[name].heard(reply.readers, reply.standings)
 
     def look(self) -> None:
-        """What became of the nodes since."""
+        """Pass progress, failures and stops of the nodes to the core."""
         for name, node in list(self.nodes.items()):
             if (position := node.position) is not None:
                 self._handle(NodeProgressed(self._clock(), name, position))
@@ -128,7 +129,7 @@ class HostLoop:
                     self.end = self.end or action
 
     def _stop(self, node: Running) -> None:
-        """It may take a step's time, and nobody waits for it."""
+        """Stop a node in a separate thread, because a running step may delay the stop."""
         try:
             node.stop()
         except Exception:

@@ -1,9 +1,10 @@
 """A host: `python -m holdfast.cluster.host_main APP HOST FOLDER SUPERVISOR OPTIONS`.
 
-One process with one SparkSession. Its heartbeats ask the controller which nodes it is to run, and
-say where they listen; a host without nodes is a standby, and warm. What to start, stop and try
-again, and when to end, `core.hosts` decides; `host_loop` drives it. Here is what it takes to run
-nodes: Spark, the application and its storage.
+A host is one process with one SparkSession. The replies to its heartbeats name the nodes that the
+host must run, and the heartbeats report the addresses of these nodes. A host without nodes is a
+standby with warm code. `core.hosts` decides which nodes to start, stop and retry, and when the
+process ends; `host_loop` drives it. This module provides the environment of the nodes: Spark, the
+application and its storage.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
         stop.set()
         wake.set()
 
-    # A handler interrupts whoever may hold the lock of an event, so it takes none itself.
+    # The interrupted code may hold the lock of an event, so the handler itself takes no lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())
     try:
         app, host, folder, supervisor, options = _given(argv)
@@ -58,8 +59,8 @@ def main(argv: list[str]) -> int:
 
 
 def _given(argv: list[str]) -> tuple[str, str, str, str, Options]:
-    """What the supervisor gave. It may be of another version than this code, which is on the disk:
-    starting again would not help then."""
+    """Parse the arguments from the supervisor. The supervisor may run another version than the code
+    on disk; a restart of the host would not help then, so the error is an `InputError`."""
     try:
         app, host, folder, supervisor, options_json = argv
         return app, host, folder, supervisor, Options.of(json.loads(options_json))
@@ -71,7 +72,7 @@ def _given(argv: list[str]) -> tuple[str, str, str, str, Options]:
 
 
 class _Host:
-    """`wake` is set when there is something to tell before the next heartbeat is due."""
+    """A host process. Setting `wake` sends the next heartbeat at once."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class _Host:
         self.name, self._folder, self._wake = host, folder, wake
         sessions = session.start(options, name=f"holdfast-{host}", jvm_log=f"{folder}.spark.log")
         network = physical(load(app))
-        #: Taken before any function of the application is called.
+        #: Computed before any function of the application is called.
         self._identity = identity_of(network)
         self._place = Place(
             network, sessions, compile_network(network, sessions.small), options,
@@ -104,8 +105,8 @@ class _Host:
         return loop.end.code
 
     def _begin(self, stop: threading.Event) -> int:
-        """An epoch for the process; and, on its first day, warm before anything counts. Who comes
-        back has buckets waiting to warm up on."""
+        """Get an epoch for the process. A first start and a standby also warm up; a restarted host
+        with nodes does not, because its waiting buckets warm up the code."""
         chief = self._place.chief
         ask = NextEpoch(process_of(self.name), identity=self._identity)
         epoch = patiently(lambda: chief.call(ask).epoch, stop)
@@ -115,12 +116,13 @@ class _Host:
         return epoch
 
     def _start(self, action: StartNode) -> Hosted:
-        own = action.node == self.name  # it has the host for itself
+        own = action.node == self.name  # the host runs only this node
         folder = self._folder if own else os.path.join(self._folder, action.node)
         return Hosted(action.node, folder, self._place, self._wake, rebuild=action.rebuild)
 
     def _warm_up(self, assigned: Sequence[str]) -> None:
-        """A standby may have to run anything."""
+        """Run the paths of the assigned nodes on generated rows; a standby warms up all fragments,
+        because it may have to run any of them."""
         network = self._place.network
         parts = {part.name: part for part in fragments(network)}
         engine = Engine(
@@ -132,7 +134,7 @@ class _Host:
         os.rmdir(engine.folder)
 
     def _rebuildable(self, node: str) -> bool:
-        """Upstream keeps what an empty node needs, or the other of the pair has its state."""
+        """Whether an empty node can rebuild its state: from its peer, or from upstream logs."""
         network, part = self._place.network, fragment_of(node)
         return is_pair(network, part) or recovery_of(network, part, self._place.options) == "replay"
 
@@ -140,4 +142,4 @@ class _Host:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # the JVM and gRPC threads have nothing left to say
+    os._exit(code)  # skips waiting for the JVM and the gRPC threads

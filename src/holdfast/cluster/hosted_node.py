@@ -1,5 +1,5 @@
-"""A node in a host: its log, its server, and how it comes up, goes and is made anew. What follows
-when it fails, the host decides."""
+"""A node in a host: its log, its server, and its start, stop and rebuild. The host decides how to
+react to a failure of the node."""
 
 from __future__ import annotations
 
@@ -52,26 +52,27 @@ from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightPeer, FlightServer
 
 T = TypeVar("T")
-#: What damaged storage is called from then on, with a number.
+#: Suffix of damaged storage that was moved aside; a number follows.
 ASIDE = ".damaged-"
 _log = logging.getLogger("holdfast.node")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the nodes of a host share."""
+    """The resources that all nodes of a host share."""
 
     network: Network
     sessions: Sessions
     compiled: Compiled
     options: Options
-    #: The supervisor, which is the controller.
+    #: Connection to the process of the run, which contains the controller.
     chief: FlightPeer
 
 
 class Hosted:
-    """Made by the thread that sends heartbeats, so nothing here waits; `news` is set when it has
-    come up, or failed to. `rebuild`: its storage is moved aside first."""
+    """A node in a host, started in a thread of its own. The heartbeat thread creates it, so the
+    constructor does not block. `news` is set when the node has started or failed to start. With
+    `rebuild` the storage of the node is moved aside first."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Hosted:
         network = place.network
         self.fragment = next(f for f in fragments(network) if f.name == fragment_of(name))
         self.pair = is_pair(network, self.fragment.name)
-        #: What ended it before it was up.
+        #: Error that prevented the start of the node.
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._node: Node | None = None
@@ -95,11 +96,11 @@ class Hosted:
         self._held: Log | None = None
         self._service = Service(heartbeat_s=place.options.heartbeat_s)
         self._staging = Staging(folder)
-        #: While one of a pair is caught up, and afterwards.
+        #: Catch-up of a replica of a pair; remains set afterwards.
         self._caught_up: Rebuild | None = None
-        #: What was moved to rebuild it, if it was.
+        #: Size and duration of the state transfer, if the node was rebuilt from its peer.
         self._moved: dict[str, Any] | None = None
-        #: Where others were reached last.
+        #: Last known address of each producer and peer.
         self._known: dict[str, str] = {}
         self._thread = threading.Thread(target=self._start, name=f"start-{name}", daemon=True)
         self._thread.start()
@@ -112,11 +113,11 @@ class Hosted:
 
     @property
     def position(self) -> int | None:
-        """The last bucket of its slowest path; None before all have begun."""
+        """The last bucket of the slowest path; None before all paths have begun."""
         return None if self._node is None else self._node.position
 
     def told(self) -> Instance | None:
-        """What the controller is told of it; None before there is anything to tell."""
+        """The report of this node to the controller; None before the node listens."""
         node, server, caught_up = self._node, self._server, self._caught_up
         if node is not None and server is not None:
             positions = {n: path.position for n, path in node.performer.core.paths.items()}
@@ -146,7 +147,7 @@ class Hosted:
         if self._held is not None:
             self._held.close()
 
-    # -- coming up --------------------------------------------------------------------------------
+    # -- start ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         try:
@@ -198,7 +199,7 @@ class Hosted:
                 raise TransportError(f"node {producer!r} has not reported yet")
             known[producer] = address
         except TransportError:
-            if producer not in known:  # who is read does not depend on the controller
+            if producer not in known:  # otherwise reading continues without the controller
                 raise
         return FlightPeer(
             known[producer], silence_s=options.silence_s, by_reference=options.by_reference
@@ -213,7 +214,7 @@ class Hosted:
         upstream: Mapping[str, Mapping[str, Callable[[], FlightPeer]]],
         peers: Sequence[str],
     ) -> Log:
-        """One of a pair comes back: with the state of its peer, or with what is on its disk."""
+        """Restart a replica of a pair from the state of its peer, or from its own disk."""
         folder = os.path.join(self._folder, "state")
         own = own_paths(log, self.fragment.paths, lambda version: check_files(version, folder))
         self._caught_up = rebuild = Rebuild(
@@ -237,8 +238,8 @@ class Hosted:
 
 
 def set_aside(folder: str) -> str | None:
-    """Move damaged storage out of the way, for people to look at; where it went. The oldest that
-    were moved before are deleted."""
+    """Move damaged storage aside for inspection, and return its new path. The oldest storages that
+    were moved earlier are deleted."""
     with storage(folder):
         if not os.path.lexists(folder):
             return None
@@ -253,8 +254,8 @@ def set_aside(folder: str) -> str | None:
 
 
 def patiently(act: Callable[[], T], stop: threading.Event) -> T:
-    """A controller that does not answer at once, or a former process that is about to end, is no
-    reason to give up."""
+    """Retry while the controller does not answer, or while a previous process, which is about to
+    end, still holds the storage."""
     began = monotonic_us()
     while True:
         try:

@@ -1,5 +1,5 @@
-"""Drives the catch-up of a copy (`core.catch_up`) with threads: whatever takes time runs in one of
-its own and comes back as a happening. Nothing is decided here."""
+"""Drives the catch-up of a replica (`core.catch_up`) with threads. Slow actions run in worker
+threads; their results return as events (`node.transfer_events`). This module decides nothing."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 
 _log = logging.getLogger("holdfast.node")
 Connect = Callable[[], FlightPeer]
-#: So often the loop looks whether it is to stop.
+#: Interval at which the loop checks whether to stop.
 LOOK_S = 0.2
 
 
 class Rebuild:
-    """Of the copy whose storage is `own`, which is open. After `run` it is that; or else, where
-    another one replaced it, closed."""
+    """Catch-up of one replica with the open log `own`. After `run`, this log is still open, or, if
+    the state of the peer replaced it, closed."""
 
     def __init__(
         self,
@@ -70,14 +70,15 @@ class Rebuild:
         self._wakes: list[int] = []
         self._connections: dict[str, FlightPeer] = {}
         self._workers = ThreadPoolExecutor(8, f"rebuild-{name}")
-        # Whoever is caught up itself may ask what this one has.
+        # A peer that is catching up, too, may ask for the state of this replica.
         service = Service()
         service.handle(GetState, lambda _: OfferedState("waits", own=self._core.as_peer().own))
         self._server = FlightServer(service, listen_on, 0)
+        #: Monotonic time at which the peer offered its state, in microseconds.
         self._began = 0
-        #: The last trouble that the log was told of.
+        #: The last problem that was logged.
         self._said: str | None = None
-        #: What was moved, where the copy was rebuilt from another one.
+        #: Size and duration of the state transfer, if the replica was rebuilt from its peer.
         self.moved: dict[str, float] | None = None
 
     @property
@@ -89,7 +90,7 @@ class Rebuild:
         return self._core.trouble
 
     def run(self) -> core.ComeUp:
-        """Until the copy can come up; raises why it cannot."""
+        """Run until the replica can start; raises the reason if it cannot."""
         try:
             comes_up = self.step(Began())
             while comes_up is None:
@@ -116,7 +117,7 @@ class Rebuild:
     # -- events in, actions performed -------------------------------------------------------------
 
     def step(self, happened: Happening) -> core.ComeUp | None:
-        """What follows from it is done, or under way; the last of it is to come up."""
+        """Handle one event and perform its actions. Returns `ComeUp` when the replica can start."""
         for action in self._core.handle(self._translation.event(happened, self._clock())):
             if isinstance(action, core.ComeUp):
                 return action
@@ -143,7 +144,7 @@ class Rebuild:
     def _carry_out(self, action: core.Action) -> None:
         try:
             self._carry(action)
-        except Exception as err:  # nobody would hear of it here, and the copy would wait for ever
+        except Exception as err:  # lost in the thread pool, and the replica would wait forever
             self._happened.put(Broke(err))
 
     def _carry(self, action: core.Action) -> None:
@@ -178,7 +179,7 @@ class Rebuild:
 
     def _ask_state(self, action: core.AskState) -> OfferedState | HoldfastError:
         try:
-            self._connections.pop(action.peer, None)  # it may be somewhere else by now
+            self._connections.pop(action.peer, None)  # the address of the peer may have changed
             offered = self._peer(action.peer).call(GetState(self.name))
         except HoldfastError as err:
             return err

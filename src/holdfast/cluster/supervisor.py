@@ -1,14 +1,15 @@
-"""Host processes: started, watched, restarted when they die, ended by pid.
+"""The supervisor starts, watches, restarts and terminates host processes.
 
-A host that is killed comes back, and its nodes recover from their logs or by replay. When it is
-started again, and when it is quarantined, `core.quarantine` decides; here are a thread that starts
-it when it is time to, and one per process that waits for its end. None of them dies of what the
-operating system refuses: that is a failure of the host, and tried again like any other.
+A killed host is restarted, and its nodes recover from their logs or by replay. `core.quarantine`
+decides when a host is restarted and when it is quarantined. One thread per host starts the process
+when a start is due, and one thread per process waits for its exit. An error from the operating
+system does not terminate these threads: it counts as a failure of the host and is retried like any
+other failure.
 
-A host that hangs is killed and started again when `core.watchdog` says so, and so is one that does
-not end when it is asked to. One that stands still can also be replaced: its successor starts in a
-folder of its own, because the other still holds the lock of its own and may wake up. Then it finds
-out by itself that it was replaced, and ends.
+A hung host is killed and restarted when `core.watchdog` decides so, and so is a host that does not
+exit on request. A suspended host can also be replaced: its successor starts in a new folder,
+because the old process still holds the lock of its own folder and may resume. After resuming, the
+old process detects that it was replaced, and exits.
 """
 
 from __future__ import annotations
@@ -49,41 +50,41 @@ from holdfast.core.quarantine import (
 from holdfast.core.watchdog import Watchdog
 
 _log = logging.getLogger("holdfast.supervise")
-#: A process that was asked to end is started again after so long.
+#: Pause before a process that was asked to exit is restarted.
 RESTART_S = 0.1
-#: A process that was asked to end and has not by then is killed.
+#: A process that was asked to exit is killed after this time.
 END_S = 15.0
-#: Conditions are looked at this often, where nothing is due before.
+#: Maximum interval between two checks of the host.
 LOOK_S = 1.0
-#: So much of the end of a log is searched for last words.
+#: Bytes at the end of a log that are searched for the last error message.
 LAST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended that was not asked to."""
+    """The exit of a process."""
 
     at_us: int
     pid: int
     code: int
-    #: It had a successor already.
+    #: The process already had a successor.
     replaced: bool
     last_words: str
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Somebody ends the process and wants it back."""
+    """A requested restart."""
 
     after_s: float
     before: Callable[[], None] | None = None
-    #: It is killed if it has not ended by then.
+    #: Monotonic time at which the process is killed if it has not exited.
     by_us: int = 2**62
 
 
 class HostProcess:
-    """`ended` is told when the process ended, before it is started again; `reported` of every
-    change of its condition."""
+    """The process of a host and its successors. `ended` is called when a process has exited, before
+    its restart; `reported` is called on every change of the condition."""
 
     def __init__(
         self,
@@ -98,19 +99,19 @@ class HostProcess:
         self.host = host
         self.restarts = 0
         self.exits: list[Exit] = []
-        #: Every process that was ever started.
+        #: Pids of all processes that were started, in order.
         self.pids: list[int] = []
         self._app, self._supervisor, self._options = app, supervisor, options
         self._nodes = os.path.join(storage, "nodes")
         self._number = self._newest()
         self._ended, self._reported = ended, reported
         self._core, self._watchdog = Quarantine(), Watchdog()
-        #: Why it was killed for its watchdog.
+        #: Why the watchdog killed the process.
         self._hung: str | None = None
-        #: Guards all of the state; notified when something may be due.
+        #: Guards the complete state; notified when a start may be due.
         self._changed = threading.Condition(threading.RLock())
         self._process: subprocess.Popen[bytes] | None = None
-        #: Replaced, and not known to have ended.
+        #: Replaced processes that have not exited as far as known.
         self._former: list[subprocess.Popen[bytes]] = []
         self._asked: _Asked | None = None
         self._stopping = False
@@ -128,13 +129,13 @@ class HostProcess:
 
     @property
     def zombies(self) -> list[int]:
-        """Processes that were replaced and are still there."""
+        """Pids of replaced processes that still exist."""
         with self._changed:
             return [process.pid for process in self._former]
 
     @property
     def condition(self) -> Condition | None:
-        """Why it is not well; None: it is."""
+        """Why the host is unhealthy; None if the host is healthy."""
         with self._changed:
             since, kill_at = self._watchdog.last_heartbeat, self._watchdog.kill_at
             if self._watchdog.hung and since is not None and kill_at is not None:
@@ -143,11 +144,11 @@ class HostProcess:
             return self._core.condition
 
     def heard(self) -> None:
-        """A heartbeat of the host."""
+        """Record a heartbeat of the host."""
         self._listen(watchdog.HeartbeatReceived(monotonic_us()))
 
     def progressed(self, position: int) -> None:
-        """The nodes of the host are so far."""
+        """Record the position of the slowest node of the host."""
         self._handle(Progressed(monotonic_us(), position))
 
     def start(self) -> None:
@@ -160,14 +161,14 @@ class HostProcess:
         restart_after_s: float = RESTART_S,
         before_restart: Callable[[], None] | None = None,
     ) -> None:
-        """SIGKILL the process and its JVM; it is started again."""
+        """SIGKILL the process and its JVM; the supervisor restarts the host."""
         with self._changed:
             if self._process is not None and self._process.poll() is None:
                 self._asked = _Asked(restart_after_s, before_restart)
                 _signal(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ask it to end in good order, and start it again; also one that was given up."""
+        """Ask the process to exit cleanly, and restart it. A quarantined host is restarted, too."""
         with self._changed:
             if self._process is not None and self._process.poll() is None:
                 self._asked = _Asked(RESTART_S, by_us=monotonic_us() + int(1e6 * END_S))
@@ -176,20 +177,20 @@ class HostProcess:
         self._handle(Asked(monotonic_us()))
 
     def pause(self) -> None:
-        """The process and its JVM stand still."""
+        """Suspend the process and its JVM (SIGSTOP)."""
         with self._changed:
             if self._process is not None and self._process.poll() is None:
                 _signal(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Whatever stands still goes on, those that were replaced among it."""
+        """Resume the process and all replaced processes (SIGCONT)."""
         with self._changed:
             for process in (*self._former, self._process):
                 if process is not None and process.poll() is None:
                     _signal(process.pid, signal.SIGCONT)
 
     def replace(self) -> None:
-        """Start a successor although the process is still there, in whatever condition."""
+        """Start a successor although the old process may still exist, in any condition."""
         with self._changed:
             if self._process is not None and self._process.poll() is None:
                 self._former.append(self._process)
@@ -201,14 +202,16 @@ class HostProcess:
             self._handle(Tick(now))
 
     def end_at_once(self) -> None:
-        """SIGKILL all there is, for good. Takes no lock: a signal handler calls it."""
+        """SIGKILL all processes without a restart. Takes no lock, because a signal handler calls
+        this method."""
         self._stopping = True
         for process in (*self._former, self._process):
             if process is not None and process.poll() is None:
                 _signal(process.pid, signal.SIGKILL)
 
     def ask_to_stop(self, *, at_once: bool = False) -> None:
-        """For good; returns at once. `at_once`: it has nothing to end in good order."""
+        """Stop without a restart; returns at once. `at_once` kills the process, because it has
+        nothing to shut down cleanly."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -234,7 +237,8 @@ class HostProcess:
     # -- inside -----------------------------------------------------------------------------------
 
     def _newest(self) -> int:
-        """Storage of a replaced instance is behind what others have trimmed since."""
+        """Number of the newest storage folder. Older folders belong to replaced instances, and
+        producers may have trimmed the rows that these would need."""
         with suppress(OSError):
             named = [name.rpartition(".") for name in os.listdir(self._nodes)]
             return max([int(n) for f, _, n in named if f == self.host and n.isdigit()] or [0])
@@ -247,7 +251,7 @@ class HostProcess:
         thread.start()
 
     def _keep(self) -> None:
-        """Start it whenever it is due."""
+        """Thread of the host: start the process when due, run the watchdog, enforce exits."""
         while True:
             with self._changed:
                 due = self._core.due
@@ -272,7 +276,7 @@ class HostProcess:
             self._report(self.condition)
 
     def _kill_unwilling(self) -> None:
-        """A process that was asked to end and has not."""
+        """Kill a process that did not exit in time."""
         with self._changed:
             if self._asked is None or monotonic_us() < self._asked.by_us or self.pid is None:
                 return
@@ -313,7 +317,7 @@ class HostProcess:
         self._reported(self.host, condition)
 
     def _spawn(self) -> list[Event]:
-        """Start the process; what comes of it if that fails."""
+        """Start the process; returns the resulting failure event, if any."""
         if self._stopping:
             return []
         folder = self.folder
@@ -328,8 +332,8 @@ class HostProcess:
         try:
             if before is not None:
                 before()
-            # A group of its own: the JVM below it can be ended with it. But the same session:
-            # should we die, the kernel ends (SIGHUP) a group that stands still.
+            # A separate process group, so that one signal also reaches the JVM. The same session,
+            # so that the kernel terminates (SIGHUP) a suspended group if the supervisor dies.
             process = subprocess.Popen(
                 command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, process_group=0
             )
@@ -346,8 +350,8 @@ class HostProcess:
         return []
 
     def _output(self, path: str) -> IO[bytes] | None:
-        """Where it writes its log. A disk that takes none is no reason not to start it: its last
-        words are kept all the same."""
+        """The log file of the process. If the disk refuses it, the process still starts, with a
+        temporary file that preserves its last error message."""
         try:
             os.makedirs(self._nodes, exist_ok=True)
             return open(path, "a+b")
@@ -359,7 +363,7 @@ class HostProcess:
 
     def _watch(self, process: subprocess.Popen[bytes], out: IO[bytes] | None, since: int) -> None:
         code = process.wait()
-        _signal(process.pid, signal.SIGKILL)  # the JVM may have outlived its driver
+        _signal(process.pid, signal.SIGKILL)  # the JVM may have survived its driver
         said = _last_words(out, since)
         with self._changed:
             replaced = process is not self._process
@@ -384,7 +388,8 @@ class HostProcess:
 
 
 def _how(code: int, said: str) -> str:
-    """What it said last explains a code; a signal comes from elsewhere."""
+    """Describe an exit. The last message explains an exit code; for a signal, name likely
+    senders."""
     if code >= 0:
         return f"the process ended with code {code}: {said}"
     name = f"signal {-code}"
@@ -400,7 +405,8 @@ def _how(code: int, said: str) -> str:
 
 
 def _last_words(out: IO[bytes] | None, since: int) -> str:
-    """The last error it named, or its last line; what comes before `since` is of others."""
+    """The last error message of the process, or its last line. Output before offset `since` belongs
+    to previous processes."""
     if out is None:
         return "no message"
     try:
@@ -416,6 +422,6 @@ def _last_words(out: IO[bytes] | None, since: int) -> str:
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal the process group of a host; it may be gone already."""
+    """Signal the process group of a host. The group may not exist any more."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

@@ -1,16 +1,17 @@
-"""Catch-up of one copy of a pair (Flux sections 3.3 and 5.3): from the state of its peer, from its
-own disk, or not at all, with the reason. Pure: events in, actions out.
+"""Catch-up of one replica of a pair (Flux sections 3.3 and 5.3). The replica starts from the state
+of its peer or from its own disk, or gives up with the reason. Pure: events in, actions out.
 
-A copy that comes back goes through rounds of
+A replica that returns goes through rounds of
 
-    HOLDING     every producer is asked to keep what the copy may need (5.3.2: `reset`)
+    HOLDING     every producer is asked to retain what the replica may need (5.3.2: `reset`)
     ASKING      the peer is asked for its state (3.3.1: `getState`)
-    FETCHING    the files that the peer listed come one by one, each verified
-    INSTALLING  they become a log beside the one on the disk, and then replace it
-    WAITING     nothing was to be had, or something failed: another round follows
+    FETCHING    the files that the peer listed are fetched one by one, each verified
+    INSTALLING  the files become a new log beside the one on the disk, which then replaces it
+    WAITING     no state was available, or a step failed: another round follows
 
-until it is OVER: `ComeUp`, or `GiveUp`. The log on its own disk is touched by nothing before the
-other one is complete: should the peer be lost in the middle, the copy still has that.
+until the phase is OVER: `ComeUp`, or `GiveUp`. The log on the replica's own disk stays untouched
+until the new log is complete. If the peer is lost during the transfer, the replica still has the
+old log.
 """
 
 from __future__ import annotations
@@ -57,16 +58,18 @@ from holdfast.core.catch_up_events import (
 from holdfast.core.wake_ups import Alarm
 from holdfast.errors import ProtocolViolation
 
-#: Between two rounds, and before a piece is tried again.
+#: Pause between two rounds, and before a piece is fetched again.
 RETRY_US = 500_000
-#: After a transfer that failed the pause doubles, up to this: longer than a lease, so that a copy
-#: which fails again and again, say on a full disk, does not make producers keep more and more.
+#: Upper bound of the pause after a failed transfer, which doubles each time. The bound is longer
+#: than a lease: the holds of a replica that fails repeatedly, say on a full disk, expire, and the
+#: storage of the producers does not grow without bound.
 PAUSE_US_MAX = 32_000_000
-#: So often the peer is asked in vain before the copy takes what is on its own disk.
+#: After this many rounds without state in a row, a replica whose peer is not ready or unreachable
+#: starts from its own disk.
 REFUSALS = 4
-#: So often a piece is tried before the peer is asked anew.
+#: Attempts to fetch a piece before a new round asks the peer again.
 PIECE_TRIES = 3
-#: If no state was to be had anywhere for so long, there is none.
+#: The state counts as lost when none was available anywhere for this long.
 LOST_US = 120_000_000
 
 
@@ -79,7 +82,7 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-#: Which phase may follow which.
+#: The legal transitions.
 _MOVES: Mapping[Phase, tuple[Phase, ...]] = {
     Phase.HOLDING: (Phase.ASKING, Phase.WAITING, Phase.OVER),
     Phase.ASKING: (Phase.FETCHING, Phase.INSTALLING, Phase.WAITING, Phase.OVER),
@@ -91,8 +94,8 @@ _MOVES: Mapping[Phase, tuple[Phase, ...]] = {
 
 
 class CatchUp:
-    """Of one copy; every answer carries the number of the round in which it was asked for, and one
-    that comes too late is not heard."""
+    """State machine of one replica. Every answer carries the number of the round in which it was
+    requested; answers of an earlier round are ignored."""
 
     def __init__(
         self,
@@ -102,24 +105,24 @@ class CatchUp:
         own: Mapping[str, OwnPath],
     ) -> None:
         self.name, self._peers = name, tuple(peers)
-        #: Who makes each input.
+        #: The producers of each input.
         self._producers = {stream: tuple(names) for stream, names in producers.items()}
         self._own = dict(own)
         self.phase = Phase.WAITING
         self.round = 0
-        #: What the copy waits for, for people.
+        #: What the replica waits for, for operators.
         self.trouble: str | None = None
         self._holds: dict[tuple[str, str], HoldAnswer] = {}
-        #: Of each peer, what it answered last.
+        #: The last answer of each peer.
         self._said: dict[str, PeerAnswer] = {}
-        #: Rounds in which no state was to be had, and since when.
+        #: Rounds in a row in which the peer gave no state, and the time of the first.
         self._refusals = 0
         self._stuck_since: int | None = None
         self._pieces: list[Piece] = []
         self._tries = 0
-        #: Transfers that failed.
+        #: Number of failed transfers.
         self._failures = 0
-        #: What is due when: the next round, a piece again, speaking up.
+        #: Due times of the next round, of another attempt at a piece, and of the lease renewal.
         self._round_at: int | None = None
         self._retry_at: int | None = None
         self._renew_at: int | None = None
@@ -128,12 +131,12 @@ class CatchUp:
 
     @property
     def own_suffices(self) -> bool | None:
-        """Whether the copy's own disk, with what the producers keep, can rebuild every path. None
-        while a producer that could make the difference has not answered."""
+        """Whether the replica's own disk, with what the producers retain, can rebuild every path.
+        None: a producer whose answer could decide this has not answered."""
         return _all(self._path_suffices(path) for path in self._own.values())
 
     def as_peer(self) -> Waits:
-        """What another copy is told that asks this one for its state."""
+        """The answer to a peer that asks this replica for its state during the catch-up."""
         return Waits(self.own_suffices)
 
     def handle(self, event: Event) -> list[Action]:
@@ -202,7 +205,7 @@ class CatchUp:
         if isinstance(event.answer, Replaced):
             return self._give_up(event.answer.why, replaced=True)
         if self.phase is not Phase.HOLDING:
-            return []  # it was asked to go on holding, no more
+            return []  # the answer to a renewal: the hold was already granted in this round
         self._holds[event.stream, event.producer] = event.answer
         if len(self._holds) < sum(map(len, self._producers.values())):
             return []
@@ -268,7 +271,7 @@ class CatchUp:
         return []
 
     def _start_over(self, at: int, failure: Failure) -> list[Action]:
-        """Nothing of a transfer that failed is kept, here or there."""
+        """A failed transfer leaves nothing behind, neither files here nor pins at the peer."""
         release: list[Action] = [Release(self._peer)] if self.phase is Phase.FETCHING else []
         pause_us = min(RETRY_US << self._failures, PAUSE_US_MAX)
         self._failures += 1
@@ -333,7 +336,8 @@ class CatchUp:
         return kept if kept is not False else whole
 
     def _keeps(self, stream: str, first: int | None) -> bool | None:
-        """Whether a producer has the stream from that bucket on; None: since the start."""
+        """Whether a producer retains the stream from bucket `first` on (None: from its start).
+        Returns None while this is not known."""
         held = self._held(stream)
         if any(it.whole or (first is not None and it.trimmed_upto < first) for it in held):
             return True

@@ -1,5 +1,5 @@
-"""Catching up a copy of a pair from the other one (`core.catch_up`): what others answer, the events
-and the actions; and what the other one keeps meanwhile, `Lending`."""
+"""Answers, events and actions of `core.catch_up`, in which a replica of a pair is rebuilt from its
+peer. `Lending` tracks what the peer retains during the transfer."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import field
 
 from holdfast.frozen import dataclass
 
-#: What is held or pinned for a copy is let go when it was not heard of for so long ...
+#: Holds and pins for a replica are released when the replica has not renewed them for this long.
 LEASE_US = 10_000_000
-#: ... so it speaks up this often.
+#: A replica renews its holds and pins this often.
 RENEW_US = 3_000_000
 
 
-# -- what others answer ---------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A producer keeps everything it has of a stream from now on."""
+    """A producer retains everything that it has of a stream, from now on."""
 
     starts_at: int
     trimmed_upto: int
 
     @property
     def whole(self) -> bool:
-        """Nothing of it was ever deleted: even an empty start would do."""
+        """Nothing of the stream was ever deleted: a replica can start empty."""
         return self.trimmed_upto < self.starts_at
 
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """The producer has not opened the stream yet, so it can promise nothing."""
+    """The producer has not opened the stream yet, so the producer cannot grant the hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The producer knows a newer instance of this copy."""
+    """The producer knows a newer instance of this replica."""
 
     why: str
 
@@ -51,7 +51,7 @@ HoldAnswer = Held | NotOpen | Replaced | Unreachable
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file the peer offers, by the name it is asked for."""
+    """A file that the peer offers; `name` identifies it in requests."""
 
     name: str
     size_bytes: int
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class HasState:
-    """The peer gives the state after `bucket`, and has pinned these files."""
+    """The peer offers the state after `bucket`, and has pinned these files."""
 
     bucket: int
     pieces: tuple[Piece, ...]
@@ -68,19 +68,19 @@ class HasState:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The peer is being caught up itself. `own`: whether its own disk would do; None: not known."""
+    """The peer is catching up itself. `own`: whether its own disk suffices; None: not known yet."""
 
     own: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class BeganEmpty:
-    """The peer began without any state, and has not computed anything yet."""
+    """The peer started without any state, and has not computed anything yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The peer has state, or will have, but cannot give it now."""
+    """The peer has state, or will have it, but cannot offer it now."""
 
     why: str
 
@@ -90,10 +90,10 @@ PeerAnswer = HasState | Waits | BeganEmpty | NotReady | Unreachable
 
 @dataclass(frozen=True, slots=True)
 class OwnPath:
-    """What the copy's own disk has of a path."""
+    """What the replica's own disk has of a path."""
 
     inputs: tuple[str, ...]
-    #: Bucket of its newest durable version, and the first bucket of the inputs which that needs.
+    #: Bucket of the newest durable version, and the first input bucket that this version needs.
     version: tuple[int, int] | None = None
 
 
@@ -123,7 +123,7 @@ class PeerAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A piece is on the disk of the copy, verified."""
+    """A piece is on the disk of the replica, and verified."""
 
     at: int
     round: int
@@ -132,12 +132,12 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a piece did not come, or could not be installed."""
+    """Why a piece could not be fetched, or the state could not be installed."""
 
     why: str
-    #: The peer does not offer it any more: the list is out of date.
+    #: The peer no longer offers the piece: the list is out of date.
     gone: bool = False
-    #: The copy's own disk has no space.
+    #: The replica's own disk is full.
     full: bool = False
 
 
@@ -176,7 +176,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Ask the producer to keep all it has of the stream; `HoldAnswered` follows."""
+    """Ask the producer to retain all it has of the stream; `HoldAnswered` follows."""
 
     round: int
     stream: str
@@ -202,50 +202,51 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Tell the peer that its files are still being fetched. Nothing follows."""
+    """Renew the lease on the files of the peer. No event follows."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Tell the peer that it need not keep the files any longer. Nothing follows."""
+    """End the lease on the files of the peer. No event follows."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Put what was fetched in the place of the log on the disk, all of it or nothing; `Installed`
-    or `InstallFailed` follows."""
+    """Replace the log on the disk by the fetched files, atomically; `Installed` or `InstallFailed`
+    follows."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Delete what was fetched so far."""
+    """Delete all fetched files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a Tick then."""
+    """Send a `Tick` at this time."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class ComeUp:
-    """The copy starts like any node that was restarted, with what is on its disk now."""
+    """The replica starts like any restarted node, from what is on its disk now."""
 
-    #: `peer`, `own`, or `empty`.
+    #: Origin of the state: `peer`, `own`, or `empty`.
     source: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Nothing helps. `replaced`: a newer instance runs; else the state of the pair is lost."""
+    """Catch-up is impossible. `replaced`: a newer instance runs; otherwise the state of the pair is
+    lost."""
 
     why: str
     replaced: bool = False
@@ -254,24 +255,24 @@ class GiveUp:
 Action = Hold | AskState | Fetch | Renew | Release | Install | Discard | Wake | ComeUp | GiveUp
 
 
-# -- the other side -------------------------------------------------------------------------------
+# -- the peer -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Lending:
-    """What a copy keeps for others that are caught up from it: what it listed stays until it was
-    fetched, or until nobody has asked for it for the time of a lease."""
+    """Leases of the replicas that are rebuilt from this one. The listed files stay until the
+    replica releases them, or has not renewed its lease for `LEASE_US`."""
 
-    #: Until when, by who fetches.
+    #: End of the lease of each replica.
     _until: dict[str, int] = field(default_factory=dict)
 
     def lend(self, at: int, to: str) -> int:
-        """Pin what is listed now. Returns when to ask `expired` again."""
+        """Start a lease on the files listed now. Returns the time of the next call to `expired`."""
         self._until[to] = at + LEASE_US
         return self._until[to]
 
     def renew(self, at: int, to: str) -> bool:
-        """False: it was let go already; whoever asks has to begin again."""
+        """False: the lease has already ended; the replica has to start a new round."""
         if to in self._until:
             self._until[to] = at + LEASE_US
         return to in self._until
@@ -280,7 +281,7 @@ class Lending:
         self._until.pop(to, None)
 
     def expired(self, at: int) -> tuple[list[str], int | None]:
-        """Whose files are let go, and when to ask again."""
+        """End the leases that are over. Returns their replicas, and when to call this again."""
         gone = [to for to, until in self._until.items() if at >= until]
         for to in gone:
             del self._until[to]

@@ -1,16 +1,18 @@
-"""What a path does while inputs are missing, and while it is corrected (Borealis sections 3.3 and
-3.4). Pure.
+"""Consistency of one path: its behavior while inputs are missing, and during the correction
+(Borealis sections 3.3 and 3.4). Pure.
 
-Beside the *stable line*, the buckets that were run on complete input, a path may have a *tentative
-line*: buckets run on what was there, from the stable state on. Blocking is the first defence: it
-begins only when a bucket has been held for X. From then on the path is in UP_FAILURE. The stable
-line goes on with whatever becomes complete; once every bucket that was given tentatively is, the
-rest is redone (STABILIZATION). A tentative result stands until the stable one of the same bucket
-takes its place; when the stable line has overtaken the tentative one, that one is dropped.
+A path has a *stable line*, the buckets that were run on complete inputs. During a failure a path
+may also have a *tentative line*: buckets that were run on the available inputs, starting from the
+stable state. A path first blocks. The tentative line starts only when a bucket has been held for
+`max_delay` (X in Borealis); from then on the path is in UP_FAILURE. The stable line continues with
+every bucket that becomes complete. When every bucket that was given tentatively is complete, the
+stable line redoes the remaining ones (STABILIZATION). A tentative result remains valid until the
+stable result of the same bucket replaces it. When the stable line has overtaken the tentative line,
+the tentative line is dropped.
 
-The work is in proportion to what changed: a bucket is run once on each line. The tentative line is
-started again from the stable state only when at least as many buckets were corrected as it has to
-repeat, so that what it answers does not stay behind what is known.
+The work is proportional to the number of corrected buckets: each line runs a bucket once. The
+tentative line restarts from the stable state only if at least as many buckets were corrected as the
+line has to repeat. The restart lets later tentative results use the corrections.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from holdfast.model.protection import FailurePolicy
 from holdfast.model.trees import Tree, reach
 from holdfast.types import OutputState
 
-#: Where the stable state was given up (undo/redo), so many complete buckets are worth rebuilding
-#: it, although a newer part of the failure is not corrected yet.
+#: With undo/redo the stable state was discarded. This many complete buckets justify rebuilding the
+#: state before all tentative buckets can be corrected.
 PIECE_BUCKETS = 64
-#: A tentative step that failed is tried again after so long, doubled each time up to the limit.
+#: Pause before a failed tentative step is retried; the pause doubles each time, up to the limit.
 RETRY_US, RETRY_US_MAX = 100_000, 10_000_000
 
-#: The legal moves of an output (Borealis figure 5).
+#: The legal state transitions of an output (Borealis figure 5).
 MOVES: Mapping[OutputState, tuple[OutputState, ...]] = {
     OutputState.STABLE: (OutputState.UP_FAILURE,),
     OutputState.UP_FAILURE: (OutputState.STABILIZATION,),
@@ -42,7 +44,7 @@ MOVES: Mapping[OutputState, tuple[OutputState, ...]] = {
 
 
 class _Lacked(NamedTuple):
-    """Buckets of a tentative line up to `upto`, since the entry before, lacked this."""
+    """What was missing for the tentative buckets after the previous entry, up to `upto`."""
 
     upto: int
     missing: tuple[str, ...]
@@ -50,7 +52,7 @@ class _Lacked(NamedTuple):
 
 
 class Consistency:
-    """Of one path."""
+    """The stable and tentative lines of one path."""
 
     def __init__(
         self,
@@ -62,26 +64,26 @@ class Consistency:
         extent: int | None = None,
     ) -> None:
         self.policy, self.sunion, self.trees = policy, sunion, trees
-        #: How many buckets back a result depends on its inputs; None: on all of them.
+        #: How many buckets back a result depends on its inputs; None: on all earlier buckets.
         self.extent = extent
         self.piece_buckets = piece_buckets
         self.promises = Promises(me, policy.peers)
-        #: At first a path catches up with its inputs.
+        #: A path starts by catching up with its inputs.
         self.state = OutputState.STABILIZATION
-        #: Number of the tentative line; what belongs to an older one does not count.
+        #: Number of the tentative line; results of an older line are ignored.
         self.line = 0
-        #: Last bucket of the tentative line, and the stable one it started from; None: there is no
-        #: such line.
+        #: Last bucket of the tentative line (None: there is no such line), and the stable bucket
+        #: that the line started from.
         self.position: int | None = None
         self.base = 0
-        #: From where on the line needs the inputs.
+        #: First input bucket that the tentative line needs.
         self.needs_from = 0
         self.running_upto: int | None = None
-        #: What the line lacked so far, as far back as its next buckets depend on it.
+        #: What was missing so far, as far back as the next buckets of the line depend on it.
         self._lacked: deque[_Lacked] = deque()
-        #: The stable state was given up with the start of the line.
+        #: The stable state was discarded at the start of the line (undo/redo).
         self.forgotten = False
-        #: Tentative steps that failed one after the other, and when to try again.
+        #: Consecutive failures of tentative steps, and the time of the next attempt.
         self.failures = 0
         self.retry_at = 0
 
@@ -92,7 +94,7 @@ class Consistency:
         self.state = state
 
     def begin(self, stable: int, needs_from: int, *, forget: bool = False) -> None:
-        """A tentative line starts from the stable one, in place of an older one."""
+        """Start a tentative line from the stable state; it replaces an older one."""
         self.line += 1
         self.position = self.base = stable
         self.needs_from = needs_from
@@ -101,55 +103,56 @@ class Consistency:
         self.failures = 0
 
     def drop(self) -> None:
-        """The stable line has overtaken the tentative one."""
+        """Drop the tentative line, because the stable line has overtaken it."""
         self.position = self.running_upto = None
         self.forgotten = False
 
     @property
     def reached(self) -> int:
-        """The last bucket that was, or is about to be, given tentatively."""
+        """The last bucket that was given tentatively, or is being run."""
         assert self.position is not None
         return self.position if self.running_upto is None else self.running_upto
 
     def may_redo(self, complete: int, stable: int) -> bool:
-        """Whether the stable line may go on while inputs are still missing."""
+        """Whether the stable line may continue while inputs are still missing."""
         return not self.forgotten or complete - stable >= self.piece_buckets
 
     def worth_restarting(self, stable: int) -> bool:
-        """Whether the line should start again from the stable state before it goes on."""
+        """Whether the tentative line should restart from the stable state before it continues."""
         if self.position is None or self.state is not OutputState.UP_FAILURE or self.forgotten:
             return False
         return self.position > stable and stable - self.base >= self.position - stable
 
     def mode(self, at: int) -> FailurePolicy | None:
-        """What becomes of buckets that cannot be stable; None: they wait."""
+        """The policy for buckets that cannot be stable; None: they wait."""
         if self.state is not OutputState.STABILIZATION or self.sunion.lacks_since_start:
             return self.policy.on_failure
         healing = self.policy.while_correcting
         return None if healing == "suspend" or self.promises.covered(at) else healing
 
     def answers(self, at: int) -> bool:
-        """It gives results, stable or tentative, as they become due."""
+        """Whether the path gives results, stable or tentative, as they become due."""
         if self.state is OutputState.STABILIZATION:
             return self.position is not None and self.mode(at) is not None
         return True
 
     def failed(self, at: int) -> None:
-        """A tentative step failed; the stable line is not touched by it."""
+        """A tentative step failed. The stable line is not affected."""
         self.retry_at = at + min(RETRY_US << min(self.failures, 10), RETRY_US_MAX)
         self.failures += 1
 
     def due(self, at: int, after: int, *, overtaken: bool = False) -> int:
-        """The last bucket behind `after` that may not wait any longer. Where the stable line is
-        about to overtake this one, only what has been held as long as may be still runs here."""
+        """The last bucket that the tentative line has to run now; `after` or less: none.
+        `overtaken`: the stable line is about to overtake the tentative line, which then runs only
+        buckets whose holding time is over."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
         found = [after]
         expired = self.sunion.expired_upto(at)
         if expired is not None:
             found.append(expired)
         if self.mode(at) == "process" and not overtaken:
-            # What lacks a bucket that was held so long is missing, and not waited for with the next
-            # ones; what came back is waited for again.
+            # An input without a bucket whose holding time is over counts as missing, and later
+            # buckets do not wait for it. An input that has returned is waited for again.
             held = max(found)
             awaited = [known for known in upto.values() if known is not None and known >= held]
             if awaited:
@@ -160,7 +163,8 @@ class Consistency:
         return min(max(found), *limits)
 
     def run(self, lo: int, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Partial]:
-        """The line goes on to `hi`: up to where each output does, what is missing, how partial."""
+        """Run the tentative line from `lo` to `hi`. Returns the last bucket of each output, the
+        missing inputs, and how partial the results are."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
         self.running_upto = hi
         reached = [(output, reach(tree, upto)) for output, tree in self.trees.items()]
@@ -168,7 +172,8 @@ class Consistency:
         return (outputs, *self._label(lo, hi))
 
     def _label(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
-        """What `lo` to `hi` lack, themselves or in earlier buckets that windows and state hold."""
+        """What is missing for `lo` to `hi`, in these buckets or in earlier ones that windows and
+        state still hold."""
         lacked = self._lacked
         while lacked and self.extent is not None and lacked[0].upto < lo - self.extent:
             lacked.popleft()

@@ -1,20 +1,20 @@
-"""Are the promises of the outputs kept, now? Pure.
+"""Contract monitor: checks the contracts of the outputs while the network runs. Pure.
 
 ECOC section 2.5: limited delay (LIDE), no loss (LOLE). A failure that outlasts the allowed delay is
-no longer a temporary one (section 3.4); this is where it is told apart.
+no longer a temporary one (section 3.4). The monitor makes this distinction.
 
-The monitor sees buckets, not rows. A row stamped in bucket b must have its result at the reader
-`within` after its stamp, so from the end of b plus `within` on a reader without b has been let down
-by any row of b. That moment is reported, at the first tick after it, once per episode; an earlier
-row of b was late up to one bucket width before. Lateness is judged by ticks alone: a reader found
-to have a bucket has it, whenever it came.
+The monitor sees buckets, not rows. The result of a row with a timestamp in bucket b must reach the
+client `within` after the timestamp. If the client does not have b at the end of b plus `within`,
+every row of b is late. The first tick after that moment reports the violation, once per episode.
+The earliest rows of b were late up to one bucket width before. Only ticks detect lateness: a bucket
+that the client has received by the next tick counts as on time.
 
-A gap is a loss and not a delay: buckets that can never be given are owed no more. It is never made
-good, so nothing is said when it is over.
+A gap is a loss and not a delay: buckets that can never be delivered are no longer due. A loss is
+permanent, so its end is never reported.
 
-The clock is the wall's, because stamps are; it may go back. Nothing is reported before its time by
-the clock as it stands, and a promise once broken is kept again only when the bucket that broke it
-has come.
+The clock is the wall clock, because timestamps are wall-clock times, and may be stepped back. A
+violation is never reported before the current clock reaches the due time. A broken `within` counts
+as kept again only after the bucket that broke it has arrived or was declared lost.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Literal, assert_never
 from holdfast.frozen import dataclass
 from holdfast.types import bucket_end_us, bucket_of
 
-#: Named as in the contract.
+#: Names as in the contract.
 Promise = Literal["within", "loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    #: None: only gaps are watched.
+    #: None: only gaps are monitored.
     within_us: int | None = None
-    #: False where the contract allows some loss: what a gap costs in rows is for the audit to say.
+    #: False if the contract allows some loss: the audit then counts the rows lost in a gap.
     lossless: bool = True
 
 
@@ -43,7 +43,7 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """From now on the output is watched: the bucket that is open now is the first one it owes."""
+    """Monitoring of the output starts; the bucket that is open now is the first one due."""
 
     at: int
     output: str
@@ -51,7 +51,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The reader has the output up to this bucket."""
+    """The client has the output up to this bucket."""
 
     at: int
     output: str
@@ -60,8 +60,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Buckets, both included, that a reader can never be given, though another may have had them.
-    Gaps come in order."""
+    """Buckets, both ends included, that can never be delivered to a client; another client may have
+    received them. Gaps arrive in order."""
 
     at: int
     output: str
@@ -71,12 +71,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The output owes nothing any more and is not watched."""
+    """Monitoring of the output ends: no further bucket is due."""
 
     at: int
     output: str
-    #: The stream is over and the reader has all of it, so that nothing is missing whatever is due;
-    #: false where watching ends for another reason.
+    #: The stream has ended and the client has all of it, so no bucket is missing. False: monitoring
+    #: ends for another reason.
     whole: bool = False
 
 
@@ -95,7 +95,7 @@ class Broken:
     at: int
     output: str
     promise: Promise
-    #: The first bucket that is overdue, or lost.
+    #: The first overdue or lost bucket.
     bucket: int
     overdue_us: int
     why: str
@@ -108,7 +108,7 @@ class Kept:
     at: int
     output: str
     promise: Promise
-    #: The reader has the output up to here.
+    #: Last bucket before the first missing one.
     bucket: int
     broken_for_us: int
 
@@ -118,40 +118,41 @@ Action = Broken | Kept
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Of one output at one moment."""
+    """Status of the contract of one output at one moment."""
 
     kept: bool
     #: When the bucket that broke the promise was due; None while `within` is kept.
     broken_since_us: int | None
     #: By how much the first missing bucket is overdue; 0 while `within` is kept.
     overdue_us: int
-    #: Episodes of each promise so far.
+    #: Number of violations of each promise so far.
     breaks: dict[Promise, int]
     worst_us: int
     lost_buckets: int
     known_upto: int | None
-    #: First bucket that is owed and not known; None while the output is not watched.
+    #: First bucket that the client must receive and does not have; None while the output is not
+    #: monitored.
     missing: int | None
 
 
 @dataclass(slots=True)
 class _Output:
     promised: Promised
-    #: First bucket that is owed; None while the output is not watched.
+    #: First bucket that the client must receive; None while the output is not monitored.
     first: int | None = None
-    #: Never falls, whichever reader is asked.
+    #: Last bucket that a client has; never decreases, also when another client reports.
     known_upto: int | None = None
-    #: Gaps ahead of what is known, in order, apart from each other.
+    #: Gaps that end after `known_upto`, in order, without overlap.
     gaps: list[tuple[int, int]] = field(default_factory=list)
     lost_upto: int | None = None
     lost_buckets: int = 0
-    #: The bucket that broke `within` and when it was due; None while it is kept.
+    #: The bucket that broke `within`, and when it was due; None while `within` is kept.
     broken: tuple[int, int] | None = None
     breaks: dict[Promise, int] = field(default_factory=lambda: {"within": 0, "loss": 0})
     worst_us: int = 0
 
     def missing(self) -> int:
-        """First bucket that is owed and not known."""
+        """First bucket that the client must receive and does not have."""
         assert self.first is not None
         bucket = self.first
         if self.known_upto is not None:
@@ -163,7 +164,7 @@ class _Output:
 
 
 class Monitor:
-    """What is counted of an output stays when it is not watched for a while."""
+    """Monitors all outputs. Counters of an output survive pauses in its monitoring."""
 
     def __init__(self, width_us: int, promised: Mapping[str, Promised]) -> None:
         self.width_us = width_us
@@ -177,7 +178,7 @@ class Monitor:
             ]
         output = self._outputs[event.output]
         if isinstance(event, Began):
-            # What broke the promise to an earlier reader is not owed to this one.
+            # A bucket that broke the promise to an earlier client is not due for this one.
             output.first, output.broken = bucket_of(event.at, self.width_us), None
             return []
         if output.first is None:
@@ -193,7 +194,7 @@ class Monitor:
                 assert_never(event)
 
     def next_due(self, at: int) -> int | None:
-        """When a tick is needed next, unless something becomes known before; None: not at all."""
+        """Time of the next required tick, unless another event comes first; None: no tick."""
         due = [
             due_us
             for output in self._outputs.values()
@@ -240,7 +241,7 @@ class Monitor:
         return actions + self._kept_again(event, output)
 
     def _ended(self, event: Ended, output: _Output) -> list[Action]:
-        """An episode is over only if what was owed has come; else it stays as it was left."""
+        """A violation ends only if the missing buckets have arrived; otherwise it remains open."""
         if event.whole and output.broken is not None:
             actions = self._kept(event, output, output.missing() - 1)
         else:
@@ -264,7 +265,8 @@ class Monitor:
     # -- decisions --------------------------------------------------------------------------------
 
     def _kept_again(self, event: Known | Gap | Ended, output: _Output) -> list[Action]:
-        """When what broke the promise has come, and what is missing now is not due yet."""
+        """Report the end of a violation: the bucket that broke the promise is no longer missing,
+        and the first missing bucket is not due yet."""
         due_us = self._due_us(output)
         if output.broken is None or due_us is None:
             return []
@@ -280,7 +282,7 @@ class Monitor:
         return [Kept(event.at, event.output, "within", bucket, broken_for_us)]
 
     def _due_us(self, output: _Output) -> int | None:
-        """First instant at which the missing bucket is overdue; None when no delay is judged."""
+        """First instant at which the missing bucket is overdue; None: no delay is monitored."""
         within_us = output.promised.within_us
         if output.first is None or within_us is None:
             return None

@@ -1,12 +1,12 @@
-"""Promises between replicas while one of them corrects itself (Borealis section 3.4.3). Pure.
+"""Promises between replicas while one of them corrects its results (Borealis section 3.4.3). Pure.
 
-Before a replica suspends its answers to correct itself, another one must have promised to go on
-answering. A promise names who made it to whom, for which correction, and until when: it is a lease.
-The corrector renews it and says how far it got, and is told how far the other one's answers are,
-so that either end of it notices when the other is gone, hung, or does not get on: nobody waits for
-ever for a replica that is stuck, or slower than its input; and nobody stays silent because of one
-that died, or that answers questions but has no results. Replicas that want to correct themselves at
-the same time go in the order of their names.
+Before a replica suspends its results for a correction, a peer must have promised to keep giving
+results. The promise is a lease: it holds between two replicas, for one correction, and until a
+certain time. The correcting replica renews the lease and reports its position; the peer replies
+with the position of its own results. So each replica notices when the other is gone, hung, or makes
+no progress. No replica waits forever for a correction that is stuck or slower than its input. No
+replica stays suspended because of a peer that died, or that answers calls but gives no results.
+Replicas that want to correct their results at the same time do so in the order of their names.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from typing import Literal, Protocol
 from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.frozen import dataclass
 
-#: A promise that is not renewed ends after so long, and is renewed this often.
+#: A promise that is not renewed ends after PROMISE_US; it is renewed every RENEW_US.
 PROMISE_US = 2_000_000
 RENEW_US = 500_000
-#: So long a promise is relied on, after an answer that shows progress, or that nothing was due.
+#: A correcting replica relies on a promise for this long after an answer that shows progress, or
+#: that shows that no result was due.
 RELY_US = 1_200_000
-#: Peers that refused are asked again after so long.
+#: Peers are asked again after this long when one of them has refused.
 ASK_AGAIN_US = 200_000
-#: A correction that came no nearer to its end for so long is no reason to put off another one.
+#: A correction without progress for this long does not delay the correction of another replica.
 STALLED_US = 5_000_000
 
-#: `answering`: it goes on answering, for as long as a promise lasts. `refused`: it is suspended
-#: itself, or goes first. `away`: it has nothing to answer with, or cannot be reached.
+#: `answering`: the peer keeps giving results for as long as the promise lasts. `refused`: the peer
+#: is suspended itself, or corrects its results first. `away`: the peer has no results to give, or
+#: is unreachable.
 Answer = Literal["answering", "refused", "away"]
 
 
 class Question(Protocol):
-    """What a peer asks that corrects itself, or wants to."""
+    """The request of a peer that corrects its results, or wants to."""
 
     @property
     def at(self) -> int: ...
@@ -50,7 +52,7 @@ class Question(Protocol):
 
 
 class Answering(Protocol):
-    """What a peer says to that."""
+    """The reply of a peer to a `Question`."""
 
     @property
     def at(self) -> int: ...
@@ -66,37 +68,37 @@ class Answering(Protocol):
 
 @dataclass(slots=True)
 class _Grant:
-    """What this replica promised to a peer."""
+    """A promise that this replica made to a peer."""
 
     correction: int
     until: int
-    #: How many buckets the peer had to go, and since when.
+    #: Buckets that the peer has left to correct, and when this number last decreased.
     left: int
     nearer_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    """What a peer promised to this replica."""
+    """A promise that a peer made to this replica."""
 
     until: int
-    #: How far the answers of the peer are.
+    #: Last bucket that the peer has given, stable or tentative.
     reached: int
 
 
 class Promises:
-    """Of one path of one replica: those it was made, and those it made."""
+    """Promises that one path of one replica has received and made."""
 
     def __init__(self, me: str, peers: Sequence[str]) -> None:
         self.me, self.peers = me, tuple(peers)
-        #: The correction that peers are asked about; None: none is under way.
+        #: The correction that peers are asked about; None: no correction is wanted or under way.
         self.correction: int | None = None
         self._leases: dict[str, _Lease] = {}
         self._answers: dict[str, Answer] = {}
         self._ask_at = 0
         self._grants: dict[str, _Grant] = {}
 
-    # -- for the one that corrects itself -------------------------------------------------------
+    # -- the correcting replica -----------------------------------------------------------------
 
     def begin(self, correction: int) -> None:
         if self.correction != correction:
@@ -104,23 +106,23 @@ class Promises:
             self._leases, self._answers, self._ask_at = {}, {}, 0
 
     def end(self) -> bool:
-        """The correction is over, or put off. True: peers were asked, whether they have answered
-        or not, and should hear of it: else they wait for it as long as a promise lasts."""
+        """The correction is over, or postponed. True: peers were asked, answered or not, and must
+        be notified; otherwise they wait for the correction until the promise ends."""
         asked = self.correction is not None and bool(self._ask_at)
         self.correction, self._leases, self._answers = None, {}, {}
         return asked
 
     def due(self, at: int) -> bool:
-        """Whether to ask now. Each asking is one round of answers."""
+        """Whether to ask all peers now. True starts the interval until the next request."""
         if self.correction is None or not self.peers or at < self._ask_at:
             return False
         self._ask_at = at + RENEW_US
         return True
 
     def answered(self, reply: Answering, newest: int | None, mine: int | None) -> None:
-        """`newest`: the last bucket of which this replica has input, and so has its peer. `mine`:
-        the last one it has given. A peer so far behind that consumers would leave it has nothing to
-        promise."""
+        """`newest`: the last bucket for which this replica, and so its peer, has input. `mine`: the
+        last bucket that this replica has given. A new promise is ignored if the peer is so far
+        behind that consumers would switch away from it."""
         at, peer, answer = reply.at, reply.peer, reply.answer
         if reply.correction != self.correction:
             return
@@ -137,24 +139,24 @@ class Promises:
             self._ask_at = min(self._ask_at, at + ASK_AGAIN_US)
 
     def covered(self, at: int) -> bool:
-        """Somebody has promised to answer, and the promise holds."""
+        """Whether a promise of any peer is still valid."""
         return any(lease.until > at for lease in self._leases.values())
 
     def decision(self, at: int) -> Answer | None:
-        """What the answers come to: one peer that goes on answering is enough. None: not all of
-        them have answered."""
+        """The combined answer of all peers: one peer that keeps giving results is enough. None: no
+        promise is valid and not all peers have answered."""
         if self.covered(at):
             return "answering"
         if len(self._answers) < len(self.peers):
             return None
         return "refused" if "refused" in self._answers.values() else "away"
 
-    # -- for the one that goes on answering -----------------------------------------------------
+    # -- the replica that keeps giving results --------------------------------------------------
 
     def asked(self, question: Question, newest: int, *, able: bool, wants: bool) -> Answer:
-        """`newest`: the last bucket of which this replica has input. `able`: it gives results,
-        stable or tentative, as they become due. `wants`: it has not begun to correct itself, and is
-        about to."""
+        """`newest`: the last bucket for which this replica has input. `able`: this replica gives
+        results, stable or tentative, as they become due. `wants`: this replica is in UP_FAILURE and
+        has a correction of its own ahead."""
         at, peer, grant = question.at, question.peer, self._grants.get(question.peer)
         if question.done:
             self._grants.pop(peer, None)
@@ -177,11 +179,11 @@ class Promises:
         return "answering"
 
     def waits_for(self, at: int) -> str | None:
-        """The peer that corrects itself while this replica answers."""
+        """The peer that corrects its results while this replica keeps giving results."""
         return next((peer for peer, grant in self._grants.items() if grant.until > at), None)
 
     def next_at(self, at: int) -> int | None:
-        """When something of this changes by itself: to ask again, or that a promise ends."""
+        """Time of the next change without an event: a request is due, or a promise ends."""
         found = [grant.until for grant in self._grants.values() if grant.until > at]
         if self.correction is not None and self.peers:
             ends = [lease.until for lease in self._leases.values()]

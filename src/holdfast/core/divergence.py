@@ -1,23 +1,24 @@
-"""Replicas compare what they made, bucket by bucket, while they run. Pure.
+"""Divergence: replicas compare the digests of their results while they run. Pure.
 
-Results are the same to the bit on every replica, so of two that made different rows of one bucket
-one is wrong: memory or a disk gave wrong bits, or some function is not deterministic. Each replica
-asks the others now and then for the digests of the last buckets, and looks at the first one that
-differs, because later ones follow from it. A difference is reported at once. Then it is decided who
-is wrong, and each replica decides about itself alone:
+Results are the same to the bit on every replica. If two replicas have different rows for one
+bucket, one replica is wrong: memory or a disk returned wrong bits, or a function is not
+deterministic. Each replica periodically asks its peers for the digests of the last buckets, and
+examines the first bucket that differs, because later differences follow from it. A difference is
+reported at once. Then each replica decides whether its own result is wrong:
 
-- more than half of all replicas made the same, and it made something else: it is refuted. Those
-  who made the same leave it at that;
-- else it computes the bucket again, from its last checkpoint and the inputs since. If that gives
-  what the other one made, it is refuted. If it gives what it had made, it is confirmed, and it is
-  for the other one to find its mistake. If it gives a third result, no copy is to be trusted more
-  than the other: some function is not deterministic;
-- if it was no mistake of its own, it may have read wrong rows from a producer that was refuted and
-  rebuilt since: if all producers agree on a bucket of an input and it took another, it is refuted.
+- If more than half of all replicas agree on a result and this replica has another one, this replica
+  is refuted. The replicas of the majority do nothing further.
+- Otherwise the replica recomputes the bucket, from its last checkpoint and the inputs since. If the
+  new result is that of a peer, the replica is refuted. If the new result is its former result, the
+  replica is confirmed, and the peer has to find its own error. A third result means that a function
+  is not deterministic; then no replica is more trustworthy than another.
+- A replica whose recomputation did not settle the difference may have read wrong rows from a
+  producer that has since been refuted and rebuilt. If all producers agree on a bucket of an input
+  and the replica read another one, the replica is refuted.
 
-They compute one after the other, the last in the order of names first, and none is refuted while no
-other one is heard of: somebody must be left. A replica that is refuted is quarantined, and rebuilt
-from another one.
+Replicas recompute one after the other, the last name first. No replica is refuted without a recent
+answer of a peer, so that at least one replica remains. A refuted replica is quarantined, and
+rebuilt from a peer.
 """
 
 from __future__ import annotations
@@ -31,27 +32,30 @@ from typing import Literal, assert_never
 
 from holdfast.frozen import dataclass
 
-#: So many buckets of a stream are compared at once.
+#: Maximum number of buckets of a stream in one comparison.
 WINDOW_BUCKETS = 64
-#: The others are asked this often.
+#: Interval between two requests to the peers.
 COMPARE_US = 1_000_000
-#: What stays different is looked at again after so long: producers may have been mended by then.
+#: Interval between two comparisons of the inputs while a difference remains: producers may have
+#: been rebuilt in the meantime.
 AGAIN_US = 10_000_000
-#: Buckets of one difference are computed again so often at most.
+#: Maximum number of recomputations for one difference.
 RECOMPUTATIONS_MAX = 3
-#: One that was heard of within so long is there.
+#: A peer counts as present for this long after its last answer.
 FRESH_US = 3 * COMPARE_US
-#: One whose turn it is to compute and that says nothing for so long is not waited for.
+#: A replica waits for peers whose turn to recompute comes first, but no longer than this after it
+#: found the difference.
 TURN_US = 30_000_000
 
-#: What a replica found about its own result: the same again, or it could not compute it again.
+#: What a replica reports about its own result. `confirmed`: the recomputation gave the same result.
+#: `unknown`: the recomputation was impossible, or gave a third result.
 Finding = Literal["confirmed", "unknown"]
 State = Literal["suspected", "recomputing", "confirmed", "unknown", "not deterministic", "refuted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Digests of the buckets `since` to `upto`, all of which are complete; those without rows are
+    """Digests of the buckets `since` to `upto`, all of which are complete. Buckets without rows are
     not listed."""
 
     since: int
@@ -61,24 +65,24 @@ class Window:
 
 @dataclass(slots=True)
 class Difference:
-    """The first bucket of a stream that other replicas made otherwise."""
+    """The first bucket of a stream for which peers have another result."""
 
     stream: str
     bucket: int
-    #: Empty: the bucket has no rows.
+    #: Digest of the own result; empty: the bucket has no rows.
     own: str
     since: int
     theirs: dict[str, str] = field(default_factory=dict)
-    #: Buckets that differ from those of each.
+    #: Number of differing buckets, by peer.
     number: dict[str, int] = field(default_factory=dict)
-    #: What others found about their own result of this bucket.
+    #: What each peer reports about its own result of this bucket.
     found: dict[str, Finding] = field(default_factory=dict)
-    #: Those that made the same.
+    #: Peers with the same result.
     agree: set[str] = field(default_factory=set)
     state: State = "suspected"
     why: str = ""
     recomputed: int = 0
-    #: When inputs are compared next.
+    #: Time of the next comparison of the inputs.
     again_at: int = 0
 
     @property
@@ -96,8 +100,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A peer said what it made of a stream; `found`: the bucket it computed again, and with what
-    result."""
+    """A peer reported the digests of a stream. `found`: the bucket that the peer recomputed, and
+    its finding."""
 
     at: int
     peer: str
@@ -109,7 +113,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """`digest` None: it could not be, as `why` says."""
+    """A recomputation finished. `digest` None: it was impossible; `why` gives the reason."""
 
     at: int
     stream: str
@@ -120,7 +124,7 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class InputCompared:
-    """What was taken of an input, and what its producers have made of it by now: all of them."""
+    """The digests of an input as this replica read it, and as all its producers have it now."""
 
     at: int
     #: The output that differs.
@@ -137,7 +141,7 @@ Event = Compared | Recomputed | InputCompared
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """For people, at once: replicas differ, or agree again."""
+    """For operators, at once: replicas differ, or agree again."""
 
     text: str
     resolved: bool = False
@@ -153,14 +157,15 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class CompareInputs:
-    """Of the path that makes the stream; `InputCompared` follows where all producers answer."""
+    """Compare the inputs of the path that produces the stream; `InputCompared` follows for each
+    input whose producers all answer."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refute:
-    """This replica is wrong: it must not go on."""
+    """The result of this replica is wrong: the replica must stop."""
 
     why: str
 
@@ -169,15 +174,15 @@ Action = Report | Recompute | CompareInputs | Refute
 
 
 class Divergence:
-    """Of one replica."""
+    """State machine of one replica."""
 
     def __init__(self, name: str, replicas: int) -> None:
         self.name = name
-        #: How many there are, this one among them, whether heard of or not.
+        #: Number of all replicas, this one included, whether they answer or not.
         self._replicas = replicas
         #: By stream.
         self.differences: dict[str, Difference] = {}
-        #: When each of the others was heard of.
+        #: Time of the last answer of each peer.
         self._heard: dict[str, int] = {}
 
     def handle(self, event: Event) -> list[Action]:
@@ -192,7 +197,7 @@ class Divergence:
                 assert_never(event)
 
     def found(self) -> dict[str, tuple[int, Finding]]:
-        """What others are told: by stream, the bucket that was computed again, and the result."""
+        """What peers receive: by stream, the recomputed bucket and the finding."""
         return {
             stream: (it.bucket, "confirmed" if it.state == "confirmed" else "unknown")
             for stream, it in self.differences.items()
@@ -219,7 +224,8 @@ class Divergence:
             known = Difference(event.stream, first, own.get(first, ""), event.at)
             self.differences[event.stream] = known
         elif (known.bucket not in overlap or not known.theirs) and known.state != "recomputing":
-            # Nobody keeps it any more, or who differed was rebuilt; what follows differs, too.
+            # The bucket is no longer retained, or every differing peer was rebuilt; a later bucket
+            # differs, too.
             known.bucket, known.own, known.state = first, own.get(first, ""), "suspected"
             known.theirs.clear()
             known.found.clear()
@@ -268,7 +274,7 @@ class Divergence:
         return []
 
     def _majority(self, votes: int) -> bool:
-        """Of all: who has not answered yet may be on either side."""
+        """Majority of all replicas: one that has not answered yet may have either result."""
         return 2 * votes > self._replicas
 
     def _its_turn(self, known: Difference, at: int) -> bool:
@@ -280,7 +286,7 @@ class Divergence:
         if known is None or known.bucket != event.bucket or known.state != "recomputing":
             return []
         known.again_at = event.at
-        if not known.theirs:  # the other one was rebuilt meanwhile
+        if not known.theirs:  # the peer was rebuilt in the meantime
             del self.differences[known.stream]
             return [Report(f"replicas agree on {known.stream!r} again", resolved=True)]
         if event.digest is None:
@@ -313,7 +319,7 @@ class Divergence:
         return []
 
     def _refute(self, known: Difference, why: str, at: int) -> list[Action]:
-        """Unless nobody else is there."""
+        """Refute this replica, unless no peer has answered within `FRESH_US`."""
         if all(at - heard > FRESH_US for heard in self._heard.values()):
             known.state, known.why = "suspected", f"{why}, but no other replica is there"
             return [Report(known.text)]
@@ -324,8 +330,8 @@ class Divergence:
 def extended(
     known: Window | None, since: int, upto: int, digests: Iterable[tuple[int, str]]
 ) -> Window:
-    """The window of a stream that has got on, by buckets that were not in it; the first one of a
-    stream that is kept from `since` on."""
+    """Extend a window by the new buckets of its stream, up to `upto`. Without a known window: the
+    first window of a stream that is retained from `since` on."""
     if known is None:
         return window_of(since, upto, digests)
     since = max(known.since, upto - WINDOW_BUCKETS + 1)
@@ -334,8 +340,8 @@ def extended(
 
 
 def window_of(since: int, upto: int, digests: Iterable[tuple[int, str]]) -> Window:
-    """Of a stream that is kept from `since` on, and complete up to `upto`: the last buckets. A
-    bucket may have several segments."""
+    """The last buckets of a stream that is retained from `since` on and complete up to `upto`. A
+    bucket may have several segments, whose digests are joined."""
     since = max(since, upto - WINDOW_BUCKETS + 1)
     found: dict[int, str] = {}
     for bucket, digest in digests:

@@ -1,11 +1,13 @@
-"""A host: which nodes it starts, stops and tries again, and when it ends itself. Pure.
+"""Host: which nodes a host starts, stops and restarts, and when the host terminates. Pure.
 
-The controller says with every answer to a heartbeat what the host is to run (`core.membership`);
-nothing is started without such an answer.
-A node that fails is stopped and tried again beside the others, as `core.quarantine` says; a node
-that crashed may have taken the process with it, so a host of which nothing works ends, and is
-started again with a new JVM. A host whose controller is gone for long is an orphan: somebody else
-may have been told to run its nodes, so it ends.
+Every reply of the controller to a heartbeat lists the nodes that the host must run
+(`core.membership`). The host starts no node without such a reply.
+
+A failed node is stopped and restarted while the other nodes of the host continue;
+`core.quarantine` decides when. A crash may have damaged the process as well. So a host terminates
+when a node crashes and no other node works; the process is then restarted with a new JVM. A host
+that has been without its controller for long is an orphan: another host may have taken over its
+nodes, so the orphan terminates.
 """
 
 from __future__ import annotations
@@ -17,20 +19,21 @@ from holdfast.core import quarantine as q
 from holdfast.core.quarantine import EXIT_CODES, Condition, Kind, Quarantine
 from holdfast.frozen import dataclass
 
-#: Heartbeats are sent this often.
+#: Interval between two heartbeats.
 HEARTBEAT_US = 500_000
-#: A host whose controller is gone for so long ends itself.
+#: A host terminates when its controller has been absent for this long.
 ORPHANED_US = 10_000_000
-#: At most so much of the time between two heartbeats counts as absence of the controller: the
-#: process itself may have stood still.
+#: Upper bound of the absence counted between two heartbeats: the process of the host itself may
+#: have been suspended.
 ABSENCE_US = 5_500_000
 
 DECLARED_DEAD = "the controller declared it dead (no heartbeat, or no progress); it is rebuilt"
 
 
 def may_try_again(waited_us: int, *, in_use: bool) -> bool:
-    """Before a host is up: its controller may be on its way back; `in_use`: a former process, which
-    may have to find out first that it is an orphan, still has the storage."""
+    """Whether a host that is starting may keep retrying: its controller may be restarting.
+    `in_use`: a former process still has the storage, and may first have to notice that it is an
+    orphan."""
     return waited_us <= (3 if in_use else 1) * ORPHANED_US
 
 
@@ -39,7 +42,8 @@ def may_try_again(waited_us: int, *, in_use: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """To a heartbeat: what to run, and which instances that run here were declared dead."""
+    """The controller replied to a heartbeat: the nodes to run, and the instances on this host that
+    were declared dead."""
 
     at: int
     assigned: tuple[str, ...]
@@ -53,7 +57,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Another process is this host now."""
+    """Another process has replaced this one as the host."""
 
     at: int
 
@@ -75,7 +79,7 @@ class NodeProgressed:
 
 @dataclass(frozen=True, slots=True)
 class NodeStopped:
-    """Nothing of it runs any more: its storage is free."""
+    """The node has stopped completely, and its storage is free."""
 
     at: int
     node: str
@@ -89,7 +93,7 @@ Event = Answered | Unanswered | Replaced | NodeFailed | NodeProgressed | NodeSto
 @dataclass(frozen=True, slots=True)
 class StartNode:
     node: str
-    #: Move what is there of its storage aside first.
+    #: Move the existing storage of the node aside first.
     rebuild: bool = False
 
 
@@ -108,7 +112,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The process ends, with this exit code."""
+    """Terminate the process with this exit code."""
 
     code: int
     why: str
@@ -121,29 +125,30 @@ Action = StartNode | StopNode | Report | End
 class _Node:
     quarantine: Quarantine
     state: Literal["waits", "runs", "stops"] = "waits"
-    #: It is assigned to this host.
+    #: The node is assigned to this host.
     ours: bool = True
 
     @property
     def works(self) -> bool:
-        """As far as anybody knows, and so does the process it runs in."""
+        """Whether the node runs and shows that the process is intact: the last failure of the node
+        was not a crash, or the node has made progress since."""
         met = self.quarantine.condition
         return self.state == "runs" and (met is None or met.works or met.kind != "crash")
 
 
 class Host:
-    """`rebuildable`: whether the storage of a node can be made anew."""
+    """State machine of one host. `rebuildable`: whether the storage of a node can be rebuilt."""
 
     def __init__(self, at: int, rebuildable: Callable[[str], bool]) -> None:
         self._rebuildable = rebuildable
         self._nodes: dict[str, _Node] = {}
-        #: When the last heartbeat was answered, or was not.
+        #: Time of the last reply to a heartbeat, or of the last missing reply.
         self._last = at
         self._absent_us = 0
 
     @property
     def conditions(self) -> dict[str, Condition]:
-        """Of the nodes that are not well."""
+        """Conditions of the assigned nodes that have failed."""
         met = {name: node.quarantine.condition for name, node in self._nodes.items() if node.ours}
         return {name: condition for name, condition in met.items() if condition is not None}
 
@@ -195,7 +200,7 @@ class Host:
     def _failed(self, event: NodeFailed) -> list[Action]:
         node = self._nodes[event.node]
         if node.state != "runs":
-            return []  # it was being stopped
+            return []  # the node is already being stopped
         actions = self._told(
             event.node, node.quarantine.handle(q.Failed(event.at, event.kind, event.reason))
         )
@@ -210,8 +215,8 @@ class Host:
         return [StopNode(name)]
 
     def _start_due(self, at: int) -> list[Action]:
-        """Only with the controller's answer in hand: a process that was replaced without knowing it
-        must not start anything."""
+        """Start the nodes that are due. Called only with a reply of the controller: a process that
+        was replaced without noticing must not start nodes."""
         actions: list[Action] = []
         for name, node in self._nodes.items():
             if node.ours and node.state != "stops":

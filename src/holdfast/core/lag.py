@@ -1,19 +1,21 @@
-"""A copy of a pair that is alive but makes no progress: its disk is full, a step hangs, it was cut
-off from its inputs, or its host is too slow. Pure.
+"""Lag: finds a replica of a pair that is alive but makes no progress, because its disk is full, a
+step hangs, its inputs are unreachable, or its host is too slow. Pure.
 
-Such a copy answers everybody, so no failure detector sees it; but producers keep all it has not
-had, and stop at `buffer_buckets`. The controller hears with every heartbeat how far each copy is,
-and evicts one that is of no use: it is declared dead (Flux section 3.2), and caught up from the
-other one when it works again. For `stall`
+Such a replica answers all calls, so no failure detector finds it. But producers retain everything
+that the replica has not received, and stop at `buffer_buckets`. Every heartbeat reports the
+positions of a replica to the controller. The controller evicts a stalled replica: the replica is
+declared dead (Flux section 3.2), and rebuilt from its peer when it works again. A replica is
+stalled when, for `stall`,
 
-- it has stood still while the other one is ahead, or
-- it has been where the other one was that long ago, and has not come nearer by more than one step.
-  One or two steps behind, it is at one and has got the next: where steps are long that is normal.
+- it has not moved while its peer is ahead, or
+- it has been at or before the position that its peer had that long ago, is more than two steps
+  behind, and has not come closer by more than one step. Up to two steps behind is normal: the
+  replica computes one step and has received the input of the next.
 
-Time in which there is nothing to do does not count: a copy is late only since the other one is
-ahead. Where steps are long, one of two copies is always done first, and whether one comes nearer is
-seen after two of them; so both are given twice as long, at least, as either took lately to move
-while the other one was ahead.
+Idle time does not count: a replica is late only since the time when its peer went ahead. With long
+steps, one of two replicas always finishes first, and two steps must pass to show whether the other
+one comes closer. So the time limit is at least twice the longest recent delay of either replica
+before it moved while its peer was ahead.
 """
 
 from __future__ import annotations
@@ -22,31 +24,32 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: The other copy is ahead when it is ahead by so many buckets: under load two are never in step.
+#: A peer counts as ahead from this many buckets on: under load two replicas are never in step.
 AHEAD_BUCKETS = 3
-#: So many of the last steps of a copy are remembered.
+#: Number of recent steps and delays remembered for each replica.
 REMEMBERED = 8
 
-#: Of each path, the last bucket that was computed; None before the path has begun.
+#: Last computed bucket of each path; None before the path has started.
 Positions = Mapping[str, int | None]
 
 
 @dataclass(slots=True)
 class _Behind:
-    """A path of a copy while the other one is ahead."""
+    """A path of a replica while the peer is ahead."""
 
-    #: Where the other one was when, as far as this one has not come near it.
+    #: Time and position of the peer, oldest first, for positions that are still at least
+    #: AHEAD_BUCKETS ahead of this replica.
     ahead: deque[tuple[int, int]]
-    #: When it last moved, or fell behind.
+    #: When the replica last moved, or fell behind.
     moved_at: int
-    #: When it last came nearer by more than a step, or fell behind.
+    #: When the replica last came closer by more than one step, or fell behind.
     nearer_at: int
-    #: By how much the other one was ahead since then, at most.
+    #: Maximum distance to the peer since then, in buckets.
     most: int = 0
 
     @property
     def since(self) -> int:
-        """When the other one left where this one is."""
+        """Since when the peer has been ahead of the current position of this replica."""
         return self.ahead[0][0]
 
 
@@ -56,9 +59,9 @@ class _Copy:
     positions: Positions
     heard_at: int
     behind: dict[str, _Behind] = field(default_factory=dict)
-    #: How long it stood still before it moved, while it was behind.
+    #: Time without a move before each recent move, while the replica was behind.
     delays_us: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    #: By how many buckets it moved from one heartbeat to the next.
+    #: Buckets per move, from one heartbeat to the next.
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
@@ -69,8 +72,8 @@ class Lag:
     _copies: dict[str, _Copy] = field(default_factory=dict)
 
     def heard(self, name: str, peer: str, epoch: int, positions: Positions, at: int) -> None:
-        """A heartbeat. A gap between two of them does not count as standing still: whoever was not
-        heard of may have moved."""
+        """Take the positions of a heartbeat. A gap of more than `silence_us` between two heartbeats
+        does not count as a stall: the replica may have moved in between."""
         known = self._copies.get(name)
         if known is None or known.epoch != epoch:
             known = self._copies[name] = _Copy(epoch, positions, at)
@@ -93,7 +96,7 @@ class Lag:
             self._compare(other, known, at)
 
     def stalled(self, name: str, peer: str) -> str | None:
-        """Why the copy is to be evicted; None: it is not."""
+        """The reason to evict the replica; None: it is not stalled."""
         mine, other = self._copies.get(name), self._copies.get(peer)
         if mine is None or other is None:
             return None
@@ -126,7 +129,7 @@ class Lag:
                 copy.behind.pop(path, None)
                 continue
             behind = copy.behind.get(path)
-            if behind is None or theirs < behind.ahead[-1][1]:  # restarted, from its disk
+            if behind is None or theirs < behind.ahead[-1][1]:  # the peer restarted
                 behind = copy.behind[path] = _Behind(deque([(at, theirs)]), at, at)
             if theirs > behind.ahead[-1][1]:
                 behind.ahead.append((at, theirs))
@@ -141,5 +144,5 @@ class Lag:
 
 
 def _step(copy: _Copy, other: _Copy) -> int:
-    """The most that either of them has lately made at once."""
+    """The largest recent move of either replica, in buckets."""
     return max((*copy.steps, *other.steps), default=1)

@@ -1,11 +1,14 @@
-"""Who is alive, and which host runs which node (Flux sections 2.2, 3.2 and 5.4). Pure.
+"""Membership: which instances are alive, and which host runs which node (Flux sections 2.2, 3.2 and
+5.4). Pure.
 
-The controller is told of every heartbeat. What is decided here comes back as records: they are made
-durable first, then given to `apply`, then anybody is told. A controller that restarts applies the
-records of its log, so that nobody who was declared dead lives again and nobody moves back; only
-who was heard of when begins anew.
+The controller receives every heartbeat and passes it to `handle`, which returns the decisions as
+records. The controller makes the records durable, passes them to `apply`, and only then publishes
+the decisions. A restarted controller applies the records of its log: an instance that was declared
+dead stays dead, and a node that was moved stays on its new host. Only the times of the last
+heartbeats start again.
 
-All times are monotonic: a clock that is stepped neither kills anybody nor keeps the dead alive.
+All times are monotonic: stepping the wall clock neither declares a live instance dead nor keeps a
+dead one alive.
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ from holdfast.frozen import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of the instances of a name."""
+    """Status of the instances of one name, by epoch."""
 
-    #: Of the newest that registered.
+    #: Epoch of the newest registered instance; 0: none has registered.
     epoch: int
-    #: Those up to this one are dead.
+    #: Instances up to this epoch are dead.
     dead: int
-    #: Of those up to this one not even the disk is reckoned with any more (`core.retention`).
+    #: Instances up to this epoch are released: producers retain nothing for their disks
+    #: (`core.retention`).
     released: int = 0
 
     @property
     def gone(self) -> bool:
-        """The newest is dead, and has no successor yet."""
+        """The newest instance is dead, and no successor has registered yet."""
         return self.dead >= self.epoch > 0
 
     @property
@@ -41,7 +45,7 @@ class Standing:
 
 
 def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
-    """Who is gone, and up to which epoch."""
+    """The names whose newest instance is dead, each with the epoch up to which it is dead."""
     return {name: known.dead for name, known in standings.items() if known.gone}
 
 
@@ -49,12 +53,13 @@ _PROCESS = "process."
 
 
 def process_of(host: str) -> str:
-    """The name under which the process of a host has its epochs: a node may have the host's."""
+    """The name under which the process of a host registers. The prefix separates the process from a
+    node with the same name as the host."""
     return f"{_PROCESS}{host}"
 
 
 def host_of(name: str) -> str | None:
-    """The host whose process that is; None for the name of a node."""
+    """The host whose process registers under this name; None for the name of a node."""
     return name.removeprefix(_PROCESS) if name.startswith(_PROCESS) else None
 
 
@@ -63,7 +68,7 @@ def host_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """An instance says that it lives, and one of a pair how far it is."""
+    """An instance is alive. A replica of a pair also reports the positions of its paths."""
 
     at: int
     name: str
@@ -73,21 +78,22 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HostEnded:
-    """The process of a host is known to have ended: there is no need to wait for its silence."""
+    """The process of a host is known to have terminated, so there is no need to wait for `silence`
+    to pass without a heartbeat."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Given again and again, much more often than the silence that means death."""
+    """Periodic, with an interval much shorter than `silence_us`."""
 
     at: int
 
 
 Event = Heartbeat | HostEnded | Tick
 
-# -- records: durable before anybody is told ------------------------------------------------------
+# -- records: durable before they are published ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +108,13 @@ class Dead:
 
     name: str
     epoch: int
-    #: For people.
+    #: For operators.
     why: str = "no heartbeat"
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The disk of instances up to this epoch is not reckoned with any more."""
+    """Producers need not retain anything for the disks of instances up to this epoch."""
 
     name: str
     epoch: int
@@ -116,7 +122,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A node was given to another host, for good."""
+    """A node was moved to another host, permanently."""
 
     node: str
     host: str
@@ -126,8 +132,8 @@ Record = Registered | Dead | Released | Placed
 
 
 class Membership:
-    """Of everybody who registers; `partners` are the pairs, `layout` the hosts with the nodes that
-    each begins with."""
+    """State machine of the controller. `peers` maps each replica of a pair to the other one;
+    `layout` maps each host to its initial nodes, none for a standby."""
 
     def __init__(
         self,
@@ -139,9 +145,9 @@ class Membership:
         rejoin_us: int = 0,
         stall_us: int | None = None,
     ) -> None:
-        """A copy that was dead for `rejoin_us` is not reckoned with any more; one that has made no
-        progress for `stall_us` is evicted, None: never."""
-        #: The other one of each that is one of a pair (Flux section 2.2).
+        """A replica that has been dead for `rejoin_us` is released. A replica that has made no
+        progress for `stall_us` is evicted; None: no replica is evicted."""
+        #: The peer of each replica of a pair (Flux section 2.2).
         self._peers = dict(peers)
         self._hosts = tuple(layout)
         self._host_of = {name: host for host, names in layout.items() for name in names}
@@ -151,9 +157,10 @@ class Membership:
         self._registered: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._released: dict[str, int] = {}
-        #: Made when asked for; a record is new ground.
+        #: Cache of `standings()`; every applied record clears it.
         self._standings: dict[str, Standing] = {}
-        #: Of those that were declared dead while this controller ran.
+        #: Reason of the last death of each name. The log does not record reasons: after a restart
+        #: of the controller the reason only says that the death is older than the restart.
         self.why_dead: dict[str, str] = {}
 
     # -- the machine ------------------------------------------------------------------------------
@@ -213,7 +220,7 @@ class Membership:
         ]
 
     def _evict(self, known: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
-        """Copies that are alive but make no progress; never both of a pair."""
+        """Declare replicas dead that are alive but make no progress; never both of a pair."""
         if self._lag is None:
             return []
         gone = set(lost_now)
@@ -229,7 +236,8 @@ class Membership:
         return found
 
     def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:
-        """Dead for so long, while the partner lives and speaks: only then does keeping cost."""
+        """Release replicas that have been dead for `rejoin_us`, if the peer is alive and sends
+        heartbeats: retention costs producers storage only while the peer makes progress."""
         dead_us = self.detector.dead_us(dead_of(known), at)
         return [
             Released(name, known[name].dead)
@@ -243,15 +251,16 @@ class Membership:
     # -- questions --------------------------------------------------------------------------------
 
     def refuses(self, name: str, epoch: int) -> bool:
-        """An instance that was replaced, or declared dead."""
+        """Whether the instance was replaced or declared dead."""
         return epoch < self.epoch(name) or epoch <= self._dead.get(name, 0)
 
     def epoch(self, name: str) -> int:
-        """Of the newest instance that registered; 0 before any has."""
+        """Epoch of the newest registered instance; 0 before the first registration."""
         return self._registered.get(name, 0)
 
     def standings(self) -> dict[str, Standing]:
-        """Of all that are one of a pair: the same for everybody who asks, and never going back."""
+        """Status of all replicas of pairs. All callers see the same values, and no epoch ever
+        decreases."""
         self._standings = self._standings or {
             name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
             for name in self._peers
@@ -259,14 +268,14 @@ class Membership:
         return dict(self._standings)
 
     def runs(self) -> dict[str, list[str]]:
-        """The nodes of each host now, in the order of the layout."""
+        """The current nodes of each host, in the order of the layout."""
         found: dict[str, list[str]] = {host: [] for host in self._hosts}
         for name, host in self._host_of.items():
             found[host].append(name)
         return found
 
     def assigned(self, host: str) -> list[str]:
-        """What a host is to run."""
+        """The nodes that the host must run."""
         return [name for name, where in self._host_of.items() if where == host]
 
 
@@ -276,8 +285,9 @@ def lost(
     detector: FailureDetector,
     at: int,
 ) -> list[str]:
-    """Who is dead now: has not been heard of for so long, while its partner lives and speaks. If
-    nobody does, it is the listener that was cut off; so never both of a pair."""
+    """Replicas that are now dead: no heartbeat for `silence`, while the peer is alive and sends
+    heartbeats. Never both of a pair: when neither replica sends heartbeats, the controller itself
+    may be cut off."""
     found: list[str] = []
     for name, peer in peers.items():
         alive = standings[peer].lives and peer not in found
@@ -294,9 +304,11 @@ def lost(
 def stand_ins(
     runs: Mapping[str, Sequence[str]], gone: Collection[str], detector: FailureDetector, at: int
 ) -> dict[str, str]:
-    """Where nodes go that are `gone` with their host: all of a host to the same one, which speaks
-    and runs nothing, so that copies cannot meet there. A host is gone when it has been silent for
-    so long: a controller that has just started has heard of nobody, and takes nothing away."""
+    """The new host of each node that is `gone` together with its host. All such nodes of a host
+    move to the same standby, which sends heartbeats and runs no nodes. So the two replicas of a
+    pair never end up on one host. A host is lost when it has sent no heartbeat for `silence`. A
+    controller that has just started counts `silence` from its own start, and moves no node
+    earlier."""
     moved: dict[str, str] = {}
     free = [h for h, names in runs.items() if not names and detector.speaks(process_of(h), at)]
     for host, names in runs.items():

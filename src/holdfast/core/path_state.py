@@ -1,4 +1,4 @@
-"""What `progress` knows of one path."""
+"""State that `core.progress` holds for one path."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ class PathState:
     plan: PathPlan
     sunion: SUnion
     consistency: Consistency
-    #: Where a durable version stands, from where on it needs its inputs, and where they began.
+    #: Bucket of the durable version that the path resumes from, first input bucket that the version
+    #: needs, and origin of the path; None: the path does not resume.
     resumed: tuple[int, int, int] | None
     origins: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Last bucket computed and logged; None before Start.
     position: int | None = None
-    #: A Run that is under way goes up to here.
+    #: Last bucket of the stable step that is running; None: no step is running.
     running_upto: int | None = None
-    #: First bucket the current version refers to, and the newest durable one.
+    #: First input bucket that the current version needs. Then the bucket of the newest durable
+    #: version, and the first input bucket that this one needs.
     needs_from: int = 0
     durable: tuple[int, int] | None = None
-    #: Rows of buckets that wait, oldest first.
+    #: Bucket and number of rows, oldest first, of inputs that have not been processed.
     waiting: list[tuple[int, int]] = field(default_factory=list)
     horizon: int = 0
     #: Greatest boundary of any input.
     ended_upto: int | None = None
     ended: bool = False
     origin: int = 0
-    #: Steps in a row that took everything that was complete when they began.
+    #: Consecutive steps that took everything that was complete when they started.
     steps_caught_up: int = 0
-    #: When the last step began, a later bucket had been held as long as may be.
+    #: When the last step started, the holding time of a later bucket was already over.
     passed_over: bool = False
 
     @property
     def reached(self) -> int | None:
-        """The last bucket it has given, stable or tentative; None before Start."""
+        """The last bucket that the path has given, stable or tentative; None before Start."""
         guessed = self.consistency.position
         if self.position is None or guessed is None:
             return self.position

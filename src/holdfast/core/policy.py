@@ -1,4 +1,4 @@
-"""What a path may do while inputs are missing and while it is corrected, as its node is told."""
+"""Policy of a path: what it may do while inputs are missing, and during a correction."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ class Policy:
     on_failure: FailurePolicy = "block"
     while_correcting: CorrectionPolicy = "suspend"
     reconcile: Reconcile = "checkpoint"
-    #: How long a bucket may be held that came straight from a source, and one of which all that was
-    #: spent upstream.
+    #: How long a bucket may be held if no fragment upstream has delayed it, and how long if the
+    #: fragments upstream have used up all of that time.
     patience_us: int = 0
     own_us: int = 0
-    #: Other replicas, one of which may go on answering while this one corrects itself.
+    #: Peers, one of which may keep giving results while this replica corrects its own.
     peers: tuple[str, ...] = ()
 
 
 def policy_of(network: Network, fragment: str, peers: tuple[str, ...]) -> Policy:
-    """How long buckets are held is counted from their beginning: they are one width old when the
-    first of them comes."""
+    """The policy of a fragment. Delays count from the start of a bucket, and a bucket is already
+    one width old when its first boundary arrives. So the width is subtracted from the holding
+    times."""
     protection, known = network.protection(fragment), patience(network)[fragment]
     if known is None:
         return Policy()

@@ -1,18 +1,19 @@
-"""A node's decisions: which buckets to run, what to keep, what to tell upstream. Pure.
+"""A node's decisions: which buckets to run, what to retain, what to acknowledge upstream. Pure.
 
-Events in, actions out; the shell performs the actions in order. Per path: wait for complete buckets
-(`SUnion`), run them in groups, append the results, checkpoint every n buckets, and say upstream up
-to which bucket input was *received* and up to which it is *no longer needed*. Only the second
-position lets anybody delete (ARCHITECTURE.md). What goes on without complete buckets, and how it is
-corrected, is `consistency`'s to say.
+Events in, actions out; the driver performs the actions in order. Each path waits for complete
+buckets (`SUnion`), runs them in groups, appends the results, writes a checkpoint every n buckets,
+and acknowledges its inputs upstream with two positions: *received* and *released*. Only the
+released position allows trimming (ARCHITECTURE.md). `consistency` decides what runs without
+complete buckets, and how those results are corrected.
 
-What is no longer needed depends on what must be survived:
-`replay`      an empty node can rebuild its state and every output its readers lack, so inputs are
-              kept for the reach of the windows before the slowest reader, and from the first
-              bucket on where an operator is not convergent;
-`checkpoint`  the newest durable state version suffices;
-`pairs`       the newest durable state version, where there are checkpoints, so that both of a pair
-              may stop and come back; without them the partner's state, while there is one.
+The released position depends on the recovery mode:
+`replay`      An empty node must be able to rebuild its state and every output that its consumers
+              still need. Inputs are retained for the extent of the windows before the slowest
+              consumer, or from the first bucket on if an operator is not convergent.
+`checkpoint`  The inputs after the newest durable state version suffice.
+`pairs`       With checkpoints, the inputs after the newest durable state version suffice, so both
+              replicas of a pair may stop and restart. Without checkpoints, a lost replica is
+              rebuilt from the state of its peer; an unpaired replica relies on its checkpoints.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ from holdfast.core.wake_ups import Alarm
 from holdfast.errors import ProtocolViolation
 from holdfast.types import OutputState
 
-#: One of a pair that is alone keeps a checkpoint at least so often.
+#: Buckets between two checkpoints of an unpaired replica, if `checkpoint_buckets` is 0.
 PAIR_CHECKPOINT_BUCKETS = 20
-#: A path has caught up when so many steps in a row took all that was complete when they began.
+#: A path has caught up after this many steps in a row that each took every complete bucket.
 CAUGHT_UP_STEPS = 2
-#: So many events are told when something happens that must not.
+#: Number of recent events that a `ProtocolViolation` reports.
 STORY = 30
 
 
@@ -83,27 +84,29 @@ class Progress:
     ) -> None:
         self.buffer_buckets = buffer_buckets
         self.recovery = recovery
-        #: One of a pair whose partner is gone.
+        #: This replica belongs to a pair, and its peer is dead.
         self.unpaired = False
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         known = resumed or {}
-        # Where upstream stops at a bound, waiting for more than fits would be waiting for ever.
+        # Upstream stops when `buffer_buckets` are full: a larger piece would never become complete.
         piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
         self.paths = {
             plan.name: path_state(plan, known.get(plan.name), me, min(piece, PIECE_BUCKETS))
             for plan in paths
         }
         self.received: dict[str, int] = {}
+        #: Last acknowledgement of each input: received, released.
         self._told: dict[str, tuple[int, int]] = {}
+        #: Per output: the last bucket that all consumers have released, and have received.
         self._delivered: dict[str, int] = {}
         self._had: dict[str, int] = {}
         self._alarm = Alarm()
-        #: Told when something happens that must not; put in words only then.
+        #: Recent events and their actions, formatted only for a `ProtocolViolation`.
         self._story: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=STORY)
 
     def handle(self, event: Event) -> list[Action]:
-        """The only way anything here changes."""
+        """The only method that changes the state."""
         try:
             actions = self._handle(event)
         except ProtocolViolation as err:
@@ -136,7 +139,7 @@ class Progress:
                 actions: list[Action] = []
                 for path in self.paths.values():
                     if event.output in path.plan.outputs and path.position is not None:
-                        # Said upstream with the next step; after the last one there is none.
+                        # The next step acknowledges upstream; an ended path has no next step.
                         actions += self._acknowledge(path) if path.ended else []
                         actions += self._next(path, event.at) if self.buffer_buckets else []
                 return actions
@@ -196,8 +199,8 @@ class Progress:
         path.horizon = bucket
         actions: list[Action] = [Start(plan.name, bucket, path.origin, valid_from)]
         if self.buffer_buckets or self.recovery == "pairs":
-            # Whoever waits for this one to get on, or keeps for it what it needs, must hear where
-            # it begins.
+            # Producers need the first position: with bounded buffers they wait for this node, and
+            # with pairs they retain inputs for it.
             actions += self._acknowledge(path)
         return [*actions, *self._next(path, at)]
 
@@ -250,7 +253,7 @@ class Progress:
         path = self.paths[event.path]
         consistency = path.consistency
         if consistency.line != event.line or consistency.position is None:
-            return []  # the line was over before it came this far
+            return []  # the line ended while this step ran
         consistency.running_upto = None
         if event.hi is None:
             consistency.failed(event.at)
@@ -267,7 +270,7 @@ class Progress:
         consistency = path.consistency
         able = path.position is not None and consistency.answers(event.at)
         wants = consistency.state is OutputState.UP_FAILURE
-        newest = path.sunion.newest() or 0  # without any input it is not able to answer
+        newest = path.sunion.newest() or 0  # unused without inputs: `able` is then False
         answer = consistency.promises.asked(event, newest, able=able, wants=wants)
         if path.position is None:
             return [Reply(event.ticket, answer)]
@@ -275,8 +278,8 @@ class Progress:
         return [Reply(event.ticket, answer, reached), *self._next(path, event.at)]
 
     def _unpaired(self, unpaired: bool) -> list[Action]:
-        """The partner is gone, or there is one again. Who is alone keeps what it knows on disk:
-        that is all there is of it."""
+        """The peer died or returned. A replica that becomes unpaired writes checkpoints at once,
+        because no other replica can restore its state."""
         before, self.unpaired = self.unpaired, unpaired
         if not unpaired or before:
             return []
@@ -293,8 +296,9 @@ class Progress:
         return [path for path in self.paths.values() if stream in path.plan.inputs]
 
     def _next(self, path: PathState, at: int) -> list[Action]:
-        """Stable comes first; but a stable line that is never idle does not keep a tentative one
-        from beginning for longer than a step."""
+        """Schedule the stable line before the tentative line. The order is reversed after a step
+        that passed over an overdue bucket, so a busy stable line delays the tentative line by at
+        most one step."""
         first = self._next_tentative(path, at) if path.passed_over else []
         return [
             *first, *self._next_stable(path, at), *self._renewal(path, at),
@@ -302,7 +306,7 @@ class Progress:
         ]  # fmt: skip
 
     def _next_stable(self, path: PathState, at: int) -> list[Action]:
-        """The next group: all complete buckets, as far as the limits of one job go."""
+        """The next group: all complete buckets, within the limits of one job."""
         complete = path.sunion.all_complete_upto()
         if path.running_upto is not None or path.ended or complete is None:
             return []
@@ -316,7 +320,7 @@ class Progress:
                 path.ended = True
                 return [End(path.plan.name)]
             if consistency.state is OutputState.STABILIZATION and path.sunion.heard_all:
-                # Nothing more is complete: all of it was corrected, or inputs are missing again.
+                # No further complete bucket: the correction is done, or inputs are missing again.
                 over = consistency.position is None
                 return self._change(path, OutputState.STABLE if over else OutputState.UP_FAILURE)
             return []
@@ -336,7 +340,7 @@ class Progress:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
         hi, rows, buckets, last = upto, 0, 0, None
-        for bucket, count in path.waiting:  # an entry for each input
+        for bucket, count in path.waiting:  # one entry per bucket and input
             if bucket > upto:
                 break
             rows, buckets, last = rows + count, buckets + (bucket != last), bucket
@@ -346,7 +350,7 @@ class Progress:
                 break
         corrected = consistency.state is OutputState.STABILIZATION and consistency.position is None
         if corrected and path.steps_caught_up >= CAUGHT_UP_STEPS and path.sunion.heard_all:
-            # What waits came while the last step ran, however long that took.
+            # The waiting buckets arrived during the last step: the path keeps up with its inputs.
             actions += self._change(path, OutputState.STABLE)
         path.steps_caught_up = path.steps_caught_up + 1 if hi == complete else 0
         path.running_upto = hi
@@ -355,13 +359,14 @@ class Progress:
         return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]
 
     def _is_corrected(self, path: PathState) -> bool:
-        """Every bucket that was given tentatively is complete (REC_REQUEST)."""
+        """Every bucket that was published as tentative is complete (REC_REQUEST)."""
         complete = path.sunion.all_complete_upto()
         assert complete is not None
         return min(complete, self._room_upto(path)) >= path.consistency.reached
 
     def _may_correct(self, path: PathState, at: int) -> bool:
-        """Peers have a say in when this replica corrects itself: one of them goes on answering."""
+        """Whether a correction may start: a peer has promised to keep answering meanwhile, or no
+        peer is able to answer."""
         promises = path.consistency.promises
         if not promises.peers:
             return True
@@ -389,14 +394,16 @@ class Progress:
         return [ask] if promises.due(at) else []
 
     def _room_upto(self, path: PathState) -> int:
-        """The last bucket that may be run before the slowest reader has had an older one."""
+        """Last bucket that may run: `buffer_buckets` after the last one that the slowest consumer
+        has received."""
         if self.buffer_buckets is None:
             return FOREVER
         had = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
         return min(had, default=FOREVER) + self.buffer_buckets
 
     def _caught_up(self, path: PathState) -> list[Action]:
-        """After a step: is the tentative line overtaken, with what it is about to give?"""
+        """After a step: end the tentative line if the stable line has overtaken it, including the
+        tentative step under way."""
         consistency = path.consistency
         assert path.position is not None
         if consistency.position is None or path.position < consistency.reached:
@@ -415,7 +422,7 @@ class Progress:
         assert path.position is not None
         after = consistency.position
         if after is None:
-            # A path that never was stable has nothing to go on from.
+            # A tentative line starts from the stable state: wait until every input is known.
             complete = path.sunion.all_complete_upto()
             if path.running_upto is not None or complete is None:
                 return []
@@ -474,7 +481,7 @@ class Progress:
         return actions
 
     def _needed(self, path: PathState) -> int:
-        """Last bucket of the inputs that nothing will ask for again."""
+        """Last bucket of the inputs that this path has released."""
         assert path.position is not None
         keep_from = min(path.needs_from, path.position + 1)
         if path.consistency.position is not None:

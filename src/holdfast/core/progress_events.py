@@ -1,4 +1,4 @@
-"""What a node is told and what it decides: the events and actions of `progress`."""
+"""Events and actions of `progress`, the state machine of a node."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from holdfast.types import OutputState
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The node works: paths with a durable version go on from it, whatever inputs are there."""
+    """The node has started. Paths with a durable version continue from it without waiting for
+    inputs."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class InputOpened:
-    """An input's log was seen: what it holds is known."""
+    """The log of an input was opened: its first bucket and its trimmed position are known."""
 
     at: int
     stream: str
@@ -37,14 +38,14 @@ class BoundaryArrived:
     at: int
     stream: str
     upto: int
-    #: Rows of each bucket with rows since the boundary before.
+    #: (bucket, number of rows) of each bucket with rows since the previous boundary.
     rows: tuple[tuple[int, int], ...] = ()
     ended: bool = False
-    #: Buckets up to here are there too, but were made without `lacked`.
+    #: Last tentative bucket, computed while the inputs `lacked` were missing.
     tentative_upto: int | None = None
     lacked: tuple[str, ...] = ()
     partial: Partial = WHOLE
-    #: How much of what a bucket may wait on its whole way was spent upstream.
+    #: Delay that the buckets have already spent upstream.
     spent_us: int = 0
 
 
@@ -56,7 +57,7 @@ class StepDone:
     path: str
     hi: int
     needs_from: int
-    #: Without further input something may still come out up to this bucket.
+    #: Last bucket that may still have results without further input.
     horizon: int
 
 
@@ -70,8 +71,8 @@ class CheckpointDone:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """No reader of an output will ask for anything up to `needed` again, and all of them have had
-    it up to `received`."""
+    """All consumers of an output have released it up to `needed`, and received it up to
+    `received`."""
 
     at: int
     output: str
@@ -81,8 +82,8 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class TentativeDone:
-    """The line of this number was run up to `hi`, and needs its inputs from `needs_from` on; or
-    could not be run (`hi` None)."""
+    """The tentative line with this number ran up to `hi`, and needs its inputs from `needs_from`
+    on. `hi` None: the step failed."""
 
     at: int
     path: str
@@ -93,37 +94,37 @@ class TentativeDone:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A peer corrects itself, or wants to, and asks this replica to go on answering meanwhile; the
-    shell answers it by `ticket`."""
+    """A peer corrects its results, or wants to, and asks this replica to keep answering meanwhile.
+    `ticket` identifies the request in `Reply`."""
 
     at: int
     ticket: int
     path: str
     peer: str
-    #: Number of the peer's correction, and how far its stable results are.
+    #: Number of the peer's correction, and the last bucket of its stable line.
     correction: int
     position: int
-    #: It is under way; it is over.
+    #: The correction is under way; the correction is over.
     started: bool = False
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a peer says to `Ask`; one that could not be asked is `away`."""
+    """A peer's answer to `Ask`; the answer of an unreachable peer is `away`."""
 
     at: int
     path: str
     peer: str
     correction: int
     answer: Answer
-    #: Of one that goes on answering: the last bucket it has given, stable or tentative.
+    #: If the peer keeps answering: the last bucket it has published, stable or tentative.
     reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """Of a pair: the partner is gone, or there is one again."""
+    """The peer of a pair died (`unpaired`), or is alive again."""
 
     at: int
     unpaired: bool
@@ -144,8 +145,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin a path with the state after `bucket`; results before `valid_from` are not to be given
-    to anybody, because the inputs they need are gone."""
+    """Start a path with the state after `bucket`. Results before `valid_from` are not published,
+    because the inputs they need were deleted."""
 
     path: str
     bucket: int
@@ -158,17 +159,17 @@ class Run:
     path: str
     lo: int
     hi: int
-    #: The state before `lo` is not kept: begin from nothing, so far back that it heals on the way
-    #: to this bucket, before which no result counts.
+    #: Set if the state before `lo` was discarded: start from the empty state. The state is correct
+    #: from this bucket on, and results of earlier buckets are dropped.
     rebuild_from: int | None = None
-    #: How much of what a bucket may wait was spent on these; consumers are told.
+    #: Delay that these buckets have already spent; reported to consumers.
     spent_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A tentative line starts from the stable state, which is kept, or with `forget` is not. It
-    takes the place of an older line of the path, if there is one."""
+    """Start a tentative line from the stable state. The line replaces an older tentative line of
+    the path. With `forget`, the stable state is discarded."""
 
     path: str
     line: int
@@ -177,7 +178,8 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class RunTentative:
-    """On what is there. An output goes on up to its own bucket, if it does at all."""
+    """Run buckets of the tentative line on the available inputs. `outputs` lists the outputs that
+    continue, each with its last bucket."""
 
     path: str
     line: int
@@ -190,8 +192,8 @@ class RunTentative:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask every peer to go on answering while this replica corrects itself; `Answered` follows for
-    each of them, unless it is told that the correction is `done`."""
+    """Ask every peer to keep answering while this replica corrects its results. `Answered` follows
+    for each peer, unless the correction is `done`."""
 
     path: str
     correction: int
@@ -202,24 +204,24 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """To a peer that asked."""
+    """Reply to a peer's request (`Asked`)."""
 
     ticket: int
     answer: Answer
-    #: If this replica goes on answering: the last bucket it has given, stable or tentative.
+    #: If this replica keeps answering: the last bucket it has published, stable or tentative.
     reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The tentative line is over: the stable one has overtaken it."""
+    """End the tentative line: the stable line has overtaken it."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The outputs of the path are in this state; readers are told."""
+    """The outputs of the path are in this state; consumers are notified."""
 
     path: str
     state: OutputState
@@ -227,7 +229,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a Tick then."""
+    """Send a `Tick` at `at`."""
 
     at: int
 
@@ -247,7 +249,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Every input has ended and everything that could come out has."""
+    """Every input has ended, and all results were published."""
 
     path: str
 
@@ -270,18 +272,19 @@ class PathPlan:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     convergent: bool
-    #: Reach of the windows and joins back into the inputs, in whole buckets.
+    #: How far windows and joins reach back into the inputs, in buckets, rounded up.
     extent: int
     policy: Policy = field(default_factory=Policy)
-    #: For each output, what of the inputs it cannot do without.
+    #: For each output, the inputs that it requires.
     trees: Mapping[str, Tree] = field(default_factory=dict)
 
     @property
     def forgets(self) -> bool:
-        """Undo/redo: the state is rebuilt from the inputs that still matter, where that heals."""
+        """Undo/redo: the stable state is discarded and later rebuilt from retained inputs. Only a
+        convergent path can be rebuilt that way."""
         return self.policy.reconcile == "undo" and self.convergent
 
     def needs_from(self, bucket: int, referred: int) -> int:
-        """First bucket of the inputs that is needed to go on after `bucket`, with a version that
-        refers to them from `referred` on."""
+        """First bucket of the inputs that is needed to continue after `bucket`, from a version that
+        refers to inputs from `referred` on."""
         return min(referred, bucket + 1 - self.extent) if self.forgets else referred

@@ -1,13 +1,13 @@
-"""What becomes of a part that fails: a node in its host, or the process of a host. Pure.
+"""Restart and quarantine of a failed component: a node in its host, or a host process. Pure.
 
-One bad part never stops the rest. It is tried again, sooner or later, as the kind of its error
-says; what goes on failing is quarantined: reported as such, with what to do, and tried again at a
-slow pace, because what the world broke the world may mend. Only what no repetition can help waits
-for a person. Failures are counted from the last progress: a part that computes the same buckets
-again and fails at the same one has made none.
+One failed component never stops the others. The component is restarted after a pause that depends
+on the kind of its error. A component that keeps failing is quarantined: it is reported with a
+remedy, and restarted with long pauses, because an external cause may disappear. Errors that a
+restart cannot fix wait for an operator. Failures are counted since the last progress: a component
+that computes the same buckets again and fails at the same bucket has made no progress.
 
-What a part costs its readers, `stopped` says: an output stops when all replicas of something it
-needs are out, and no other does.
+`stopped` lists the affected outputs: an output stops when all replicas of a fragment that it needs
+are out.
 """
 
 from __future__ import annotations
@@ -36,71 +36,73 @@ Kind = Literal[
 ]
 
 S = 1_000_000
-#: So many crashes within so long are a crash loop, whatever was done between them.
+#: `LOOP_CRASHES` crashes within `LOOP_US` are a crash loop, even with progress between them.
 LOOP_CRASHES, LOOP_US = 5, 300 * S
-#: What has run for so long without failing is well again, even if there was nothing to do.
+#: A component that ran for this long without a failure is healthy again, even without progress.
 STEADY_US = 60 * S
-#: Characters of a reason.
+#: Longest reason, in characters.
 REASON_MAX = 600
-#: Storage that was moved aside is kept for people to look at, but not for ever.
+#: Number of damaged storage folders that are retained for inspection.
 DAMAGED_KEPT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The pause before the first repetition; it doubles from one to the next."""
+    """Restarts after one kind of error. The pause before a restart doubles with each failure."""
 
+    #: First and longest pause.
     first_us: int
     most_us: int
-    #: Quarantined with this failure in a row.
+    #: Number of failures in a row that leads to quarantine.
     limit: int
     remedy: str
-    #: By itself; otherwise a person has to ask for it.
+    #: Restarted automatically; otherwise only when an operator requests it.
     repeated: bool = True
 
 
 POLICIES: Mapping[Kind, Policy] = {
-    # A peer or the controller is away, or the instance was replaced.
+    # A peer or the controller is unreachable, or the instance was replaced.
     "transport": Policy(
         200_000, 5 * S, 20,
         "it is tried again by itself; if it lasts, check the network between the hosts",
     ),
-    # Full, read-only, denied, EIO. Trying costs little, and whoever is back soon catches up soon.
+    # Full, read-only, permission denied, EIO. Attempts are cheap, and a component that returns
+    # early catches up early.
     "storage": Policy(
         500_000, 5 * S, 3, "free or repair the storage; it is tried again by itself",
     ),
-    # Bytes are not what was written, or the folder is gone: rebuilt where that is safe.
+    # The data differs from what was written, or the folder is missing: rebuilt where that is safe.
     "damaged": Policy(
         200_000, 60 * S, 3,
         "its storage is rebuilt; what was there is kept beside it as *.damaged-N. Check the disk",
     ),
-    # What it needs of an input is not to be had from anybody.
+    # No producer has the input data that the component needs.
     "inputs": Policy(
         500_000, 30 * S, 5,
         "restore the named file from a backup; it is tried again by itself. Without the file its "
         "rows are lost: start the network afresh with another storage",
     ),
-    # Java, ports, memory: of the machine.
+    # The environment: Java, ports, memory.
     "setup": Policy(
         5 * S, 60 * S, 1, "prepare the machine as it says; it is tried again by itself",
     ),
-    # The query, its options or its storage do not fit each other: the same again would fail again.
+    # The query, its options and its storage do not match: a restart would fail again.
     "refused": Policy(
         0, 0, 1, "mend the cause, then run `holdfast restart --host HOST`", repeated=False,
     ),
-    # Whatever nobody foresaw.
+    # Any other error.
     "crash": Policy(
         100_000, 30 * S, 4,
         "it is tried again by itself; the reason is in the log of its host. If it is not memory "
         "(Options.memory, `--memory`), please report it with that log",
     ),
-    # By somebody else: a person, the kernel.
+    # Killed from outside, by an operator or the kernel.
     "killed": Policy(
         100_000, 30 * S, 4,
         "it is started again by itself. If nobody killed it, the machine is short of memory: lower "
         "Options.memory (`--memory`) or the number of hosts",
     ),
-    # Alive, and without heartbeats for so long that it was killed (`core.watchdog`).
+    # Alive, but killed because heartbeats were missing for too long (`core.watchdog`).
     "hung": Policy(
         100_000, 30 * S, 4,
         "it is killed and started again by itself. If it happens again, look for swapping, a disk "
@@ -113,14 +115,15 @@ NOT_REBUILT = (
     "because with recovery='checkpoint' nobody keeps what it would need"
 )
 
-#: Kinds that end a process again and again in a crash loop; and of those, where the cause is not in
-#: the buckets it computes: it is well again where it was before.
+#: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not
+#: caused by the computed buckets. After these the component is healthy when it has reached its
+#: previous position again.
 _LOOPING: tuple[Kind, ...] = ("crash", "killed", "hung")
 _EXTERNAL: tuple[Kind, ...] = ("killed", "hung")
-#: SIGHUP, SIGINT, SIGKILL, SIGTERM: somebody sends them; the others are faults of the process.
+#: SIGHUP, SIGINT, SIGKILL, SIGTERM: sent by others. Other signals are faults of the process.
 _SENT = (1, 2, 9, 15)
 
-#: How a host process ends when it met an error it can name. 0: it was asked to, or is an orphan.
+#: Exit code of a host process by kind of error. 0: asked to stop, or the supervisor is gone.
 EXIT_CODES: Mapping[Kind, int] = {
     "crash": 1, "refused": 2, "setup": 3, "storage": 4, "transport": 5,
 }  # fmt: skip
@@ -144,7 +147,7 @@ def kind_of(err: BaseException) -> Kind:
 
 
 def reason_of(err: BaseException) -> str:
-    """One line, and not a page of Java."""
+    """The error message in one line of limited length, without the Java stack trace."""
     text = str(err) if isinstance(err, HoldfastError | OSError) else f"{type(err).__name__}: {err}"
     line = " ".join(text.split())
     line = line if len(line) <= REASON_MAX else f"{line[:REASON_MAX]} ..."
@@ -152,7 +155,7 @@ def reason_of(err: BaseException) -> str:
 
 
 def kind_of_exit(code: int) -> Kind:
-    """Of a process that was not asked to end."""
+    """Kind of error of a process that exited with `code` without being asked to stop."""
     named: dict[int, Kind] = {number: kind for kind, number in EXIT_CODES.items()}
     if -code in _SENT:
         return "killed"
@@ -161,35 +164,35 @@ def kind_of_exit(code: int) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Why a part is not well."""
+    """Why a component is not healthy."""
 
     kind: Kind
     reason: str
     remedy: str
-    #: Of the first failure since it was well.
+    #: Time of the first failure since the component was healthy.
     since: int
-    #: In a row, without progress.
+    #: Failures in a row without progress between them.
     failures: int
     quarantined: bool
-    #: None: it runs, or has to be asked for.
+    #: Time of the next restart. None: the component runs, or restarts only on request.
     retry_at: int | None
-    #: It runs and has made progress; only its past is reported.
+    #: The component runs and has made progress; only its recent crash loop is reported.
     works: bool = False
 
     @classmethod
     def silent(cls, since: int, kill_at: int, reason: str) -> Condition:
-        """Of a host that is not heard of, and has not been killed yet."""
+        """Condition of a host without heartbeats that is killed at `kill_at`."""
         remedy = POLICIES["hung"].remedy
         return cls("hung", reason, remedy, since, 0, quarantined=False, retry_at=kill_at)
 
     @property
     def out(self) -> bool:
-        """Nothing is to be expected of it soon."""
+        """The component is quarantined and does not work."""
         return self.quarantined and not self.works
 
     @property
     def final(self) -> bool:
-        """It is not tried again by itself."""
+        """The component is not restarted automatically."""
         return self.out and not POLICIES[self.kind].repeated
 
     def status(self, at: int) -> PartStatus:
@@ -202,7 +205,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """A condition as others are told of it: a monotonic clock means nothing to them."""
+    """A condition as reported to other processes: with durations, because monotonic times are only
+    valid within one process."""
 
     kind: Kind
     reason: str
@@ -222,7 +226,7 @@ class PartStatus:
 
     @property
     def text(self) -> str:
-        """One line: what happened, what follows, what to do."""
+        """One line: state, reason, next restart and remedy."""
         tried = "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
         return f"{self.state}{tried}: {self.reason.rstrip('.')}. To do: {self.remedy}"
 
@@ -239,7 +243,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It was asked to end, and is started again then."""
+    """The component stopped on request, and is started again at `again_at`."""
 
     at: int
     again_at: int
@@ -247,7 +251,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far it is: said again and again while it runs."""
+    """Position of the component, reported regularly while it runs."""
 
     at: int
     position: int
@@ -255,7 +259,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A person wants it tried now."""
+    """An operator requests a restart now."""
 
     at: int
 
@@ -272,13 +276,13 @@ Event = Failed | Ended | Progressed | Asked | Tick
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    #: Move what is there of its storage aside first.
+    #: Move the existing storage aside first.
     rebuild: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Its condition is another one; None: it is well again."""
+    """The condition has changed; None: the component is healthy again."""
 
     condition: Condition | None
 
@@ -288,14 +292,14 @@ Action = Start | Report
 
 @dataclass(slots=True)
 class Quarantine:
-    """One part. It is started with the first `Tick`."""
+    """State machine of one component. The first `Tick` starts the component."""
 
-    #: Lost storage can be made anew: from a peer, or because upstream keeps everything for it.
+    #: Lost storage can be rebuilt, from a peer or from inputs that upstream retains.
     rebuildable: bool = False
     condition: Condition | None = None
-    #: Since when it runs; None: it does not.
+    #: Time of the last start; None: the component does not run.
     runs_since: int | None = None
-    #: When it is to be started; None: it runs, or has to be asked for.
+    #: Time of the next start. None: the component runs, or restarts only on request.
     due: int | None = 0
     _failures: int = 0
     _crashes: list[int] = field(default_factory=list)
@@ -368,7 +372,7 @@ class Quarantine:
         return [Start(rebuild)]
 
     def _well(self, at: int) -> None:
-        """Failures are counted anew; that there were many crashes is told a while longer."""
+        """Reset the count of failures. A recent crash loop remains in the report for a while."""
         self._failures = 0
         if self.condition is None:
             return
@@ -383,7 +387,7 @@ class Quarantine:
 
 
 def _said(condition: Condition | None) -> object:
-    """What is worth a line in the log."""
+    """The part of a condition whose change is worth a report."""
     if condition is None:
         return None
     loops = condition.reason.startswith("crash loop")
@@ -391,16 +395,17 @@ def _said(condition: Condition | None) -> object:
 
 
 def damaged_to_delete(kept: Sequence[int]) -> Sequence[int]:
-    """Of the numbers of what was moved aside before, oldest first, when one more is."""
+    """Numbers of the damaged folders to delete before another one is moved aside. `kept`: the
+    numbers of the existing ones, oldest first."""
     return kept[: max(0, len(kept) + 1 - DAMAGED_KEPT)]
 
 
 def stopped(
     needs: Mapping[str, Collection[Sequence[str]]], out: Collection[str]
 ) -> dict[str, list[str]]:
-    """The outputs of which something has no replica left, and the nodes that are missing. `needs`:
-    for each output, the replicas of every fragment on the way to it; `out`: nodes of which nothing
-    is to be expected."""
+    """The outputs that need a fragment without any replica left, and the nodes that are missing.
+    `needs`: for each output, the replicas of every fragment upstream of it. `out`: the nodes that
+    do not work."""
     found: dict[str, list[str]] = {}
     for output, groups in needs.items():
         gone = [name for group in groups if all(n in out for n in group) for name in group]

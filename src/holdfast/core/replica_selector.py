@@ -1,17 +1,18 @@
 """Which replica of a producer to read (Borealis sections 3.3 and 3.5). Pure.
 
-Every replica says now and then how it is doing with the stream. A consumer reads one of them: one
-that is STABLE if there is any that is not too far behind, else one in UP_FAILURE that gets on, else
-whatever is there. While it has to be content with tentative rows, a replica in STABILIZATION is
-read beside it, for the corrections. What is stable may be taken from any replica; what is tentative
-only from the one that is read, so that no two replicas' guesses are mixed.
+Every replica regularly reports its status for the stream. A consumer reads one replica: a STABLE
+replica that is not too far behind, else a replica in UP_FAILURE that makes progress, else any other
+replica. While the consumer reads a replica in UP_FAILURE, it also reads one in STABILIZATION or
+STABLE, for the corrections. Stable buckets may come from any replica. Tentative buckets come only
+from the main replica, so that tentative results of two replicas are never mixed.
 
-How far behind is too far is for the consumer to say: as long as it may wait anyway, stable rows a
-little later are better than tentative ones now.
+The consumer determines how far behind is too far: while its `max_delay` (X in Borealis) allows it
+to wait, stable rows a little later are better than tentative rows now.
 
-Where replicas are pairs, a consumer goes back to the copy in its own dataflow, its `home`. Two
-copies under load take long steps, and finish them one after the other: that the other one is ahead
-by a step is no reason to go there and back. It is one when it is ahead by more, or for long.
+In pairs, a consumer prefers its local replica (`home`), the replica in the same dataflow. Two
+replicas under load take long steps and finish them at different times, so the consumer does not
+switch to a peer that is ahead by one step. The consumer switches when the peer is ahead by more
+than a step, or stays ahead for longer than `STEP_US`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from typing import NamedTuple
 from holdfast.frozen import dataclass
 from holdfast.types import OutputState
 
-#: Before every bucket.
+#: A position before every bucket.
 NOTHING = -(2**62)
-#: Of two that are equally good, the one that is read is left when it is so many buckets behind.
+#: A consumer switches between replicas of equal rank when its replica is this many buckets behind.
 LAG_BUCKETS = 3
-#: A step takes less: after that, a home that is behind by a step is not at work on it.
+#: Longest duration of a step. A local replica that is a step behind for longer is not running it.
 STEP_US = 10_000_000
 
 
 class Status(NamedTuple):
-    """How a replica is doing with a stream: up to where it is stable, and tentative."""
+    """Status of a replica for a stream: its last stable and its last tentative bucket."""
 
     state: OutputState
     upto: int
@@ -43,7 +44,7 @@ class Status(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Who is read, and who is read beside it for corrections; never the same."""
+    """The replica that is read, and another one that is read for corrections."""
 
     main: str | None = None
     correcting: str | None = None
@@ -51,22 +52,22 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """How a replica is doing, and how it got there."""
+    """Last reported status of a replica, and its progress."""
 
     replica: str
     status: Status
-    #: How far it was before its last step, and when that was over.
+    #: Position before the last step, and the time at which that step was reported.
     before: int
     stepped_at: int
 
     def surely(self, now: int) -> int:
-        """How far any other may be expected to be, too."""
+        """Position that every other replica can be expected to have reached as well."""
         reached = self.status.reached
         return reached if now - self.stepped_at >= STEP_US else min(self.before, reached)
 
 
 class ReplicaSelector:
-    """Of one consumer and one stream."""
+    """Chooses the replica for one consumer and one stream."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class ReplicaSelector:
         tolerance_buckets: int = LAG_BUCKETS,
     ) -> None:
         self.replicas = tuple(replicas)
-        #: The one in the same dataflow, where replicas are pairs: read when it is as good.
+        #: The local replica, in pairs: preferred among replicas of equal rank.
         self.home = home
-        #: A stable replica that is so far behind a tentative one is left for it.
+        #: A STABLE replica that is this many buckets behind loses its rank to a tentative one.
         self.too_far = max(LAG_BUCKETS, tolerance_buckets + 1)
         self._known: dict[str, _Known] = {}
         self.choice = Choice()
@@ -95,8 +96,8 @@ class ReplicaSelector:
             self._known[replica] = _Known(replica, status, was.before, was.stepped_at)
 
     def said(self, at: int, replica: str, state: OutputState, upto: int) -> bool:
-        """What came with rows: the state they were made in, and how far they go. True if that may
-        change the choice."""
+        """Update the status from a delivery: the state of the replica and its last stable bucket.
+        True if the choice may change."""
         known = self._known.get(replica)
         if known is None:
             return False
@@ -115,13 +116,14 @@ class ReplicaSelector:
         self._known, self.choice = {}, Choice()
 
     def choose(self, now: int, wanted: int | None) -> Choice:
-        """`wanted`: the next stable bucket the consumer lacks."""
+        """Choose the replicas to read. `wanted`: the next stable bucket that the consumer is
+        missing."""
         main = self._best(now, wanted)
         self.choice = Choice(main, self._corrector(main))
         return self.choice
 
     def _best(self, now: int, wanted: int | None) -> str | None:
-        """The replica to read; the one that is read where nothing speaks for another."""
+        """The replica to read. The current one is preferred among equally good replicas."""
         known = [self._known[name] for name in self.replicas if name in self._known]
         rank = {it.replica: self._rank(it, now) for it in known}
 
@@ -143,17 +145,18 @@ class ReplicaSelector:
     def _rank(self, known: _Known, now: int) -> int:
         status = known.status
         if status.state is OutputState.STABLE:
-            # One that was cut off from all its inputs knows of no failure, and does not get on.
+            # A replica that is cut off from all its inputs stays STABLE but makes no progress.
             furthest = self._furthest(known, self._known.values(), now)
             return 2 if furthest - status.upto >= self.too_far else 0
         if status.state is OutputState.UP_FAILURE:
-            # One that is stuck answers nothing, however much it has to correct.
+            # A replica that makes no progress has no new results.
             furthest = self._furthest(known, self._known.values(), now)
             return 4 if furthest - status.reached >= self.too_far else 1
         return 3
 
     def _furthest(self, known: _Known, others: Iterable[_Known], now: int) -> int:
-        """How far the others are; of a home, how far it may be expected to be, too."""
+        """Position of the furthest replica. For the local replica: the position that it can be
+        expected to have reached as well."""
         home = known.replica == self.home
         return max(it.surely(now) if home else it.status.reached for it in others)
 

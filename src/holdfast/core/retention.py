@@ -1,19 +1,21 @@
-"""What a producer keeps for the copies of a pair that read it (Flux sections 3.2.2, 5.3.2). Pure.
+"""What a producer retains for a pair of consumers (Flux sections 3.2.2, 5.3.2). Pure.
 
-Each copy says up to which bucket it no longer needs a stream: what lies behind its newest
-checkpoint. A producer deletes what both no longer need. So at any time *each disk of the pair,
-together with what the producers keep, rebuilds everything that was not acknowledged downstream*;
-one of them may be lost, and the other one is enough.
+Each replica of the pair reports up to which bucket it has released a stream: the inputs before its
+newest checkpoint. A producer deletes what both replicas have released. Therefore *each disk of the
+pair, together with what the producers retain, can rebuild everything that was not acknowledged
+downstream*. One disk may be lost, and the other one is enough.
 
-That must hold, too, while one copy is dead, because nobody knows what becomes of its disk:
+The same must hold while one replica is dead, because its disk may return or may be lost:
 
-`dead`      its position stays, so its disk remains enough should the other one be lost. Nobody
-            waits for it: it counts as having received everything, and stops no producer;
-`released`  it was dead for longer than the run's `rejoin`: its disk counts no more (`ack_all`).
-            From then on the pair has one disk, and what is kept is bounded;
-`held`      a successor is being caught up, and keeps what there is (`reset`), for as long as it
-            speaks up. It may still fall back on the old disk: that is replaced only when the new
-            log is complete, and only then does the successor say a position of its own.
+`dead`      The released position of the replica is retained, so its disk remains sufficient if the
+            other one is lost. No producer waits for the replica: its received position is FOREVER.
+`released`  The replica was dead for longer than the `rejoin` option of the run, and its disk is
+            given up (`ack_all`). From then on the pair has one disk, and the retained data is
+            bounded.
+`held`      A successor is being caught up. Producers retain what they have (`reset`) while the
+            successor renews its request. The successor may still fall back to the old disk, which
+            is replaced only when the new log is complete. Only then does the successor report a
+            position of its own.
 """
 
 from __future__ import annotations
@@ -26,25 +28,26 @@ from holdfast.core.sunion import FOREVER
 
 
 class Position(NamedTuple):
-    """What a reader said last of a stream."""
+    """Last acknowledgement of a consumer for a stream."""
 
     received: int
-    #: Up to here the reader needs nothing any more.
+    #: Last bucket that the consumer has released.
     needed: int
-    #: Of the instance that said it; 0: none ever did.
+    #: Epoch of the instance that acknowledged; 0: no instance has acknowledged yet.
     epoch: int
 
 
 def position_of_gone(
     standing: Standing, last: Position, trimmed_upto: int, held_at: int | None, at: int
 ) -> Position | None:
-    """What is to be taken down for a reader of a pair, in place of what it said `last`; None: that
-    stands. `held_at`: when a successor last asked to hold, as far as this producer knows."""
+    """The position to record for a dead replica of a pair instead of its `last` one. None: `last`
+    remains valid. `held_at`: time of the last `Hold` request of a successor that this producer
+    received."""
     if not standing.gone:
         return None
     epoch = max(last.epoch, standing.dead)
     released = standing.released >= standing.dead
-    if last.epoch > standing.dead:  # a successor holds, which has not registered yet
+    if last.epoch > standing.dead:  # a successor has sent `Hold`, but is not registered yet
         if not released or held_at is None or at - held_at <= LEASE_US:
             return None
         return Position(FOREVER, FOREVER, epoch)

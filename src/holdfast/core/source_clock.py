@@ -1,14 +1,15 @@
 """The clock by which a source closes buckets: monotonic time, anchored to the wall clock. Pure.
 
-Rows carry times of the wall clock, so buckets must close by it; but a wall clock can be set. One
-that is a day ahead for a moment would close a day of buckets for good, one that is set back by an
-hour would close nothing for an hour. So the source clock runs with monotonic time, never goes back,
-never stops, and follows steps of the wall clock only like this:
+Rows carry wall clock times, so buckets must close by the wall clock; but a wall clock can be
+stepped. A wall clock that is a day ahead for a moment would close a day of buckets permanently, and
+a wall clock that is stepped back by an hour would close no bucket for an hour. The source clock
+therefore runs with monotonic time, never goes back, never stops, and follows steps of the wall
+clock by these rules:
 
-- a step ahead when it has stood for as long as it is, at most `CONFIRM_US`: so one that is taken
-  back at once leaves no trace. Steps on top of it, or back by a part of it, do not put that off:
-  what the wall clock was ahead all the while has stood;
-- a step back at half speed, until both clocks agree: after twice the length of the step.
+- A step ahead is followed when it has lasted for its own length, at most `CONFIRM_US`. A step that
+  is reverted at once has no effect. Further steps ahead, and steps back by a part of the first one,
+  do not restart the wait: the offset that the wall clock had throughout the wait is followed.
+- A step back is followed at half speed until both clocks agree, after twice the length of the step.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import Literal
 
 from holdfast.frozen import dataclass
 
-#: From here on a change of the wall clock against monotonic time is a step, and reported. What is
-#: less may as well be the pause between reading one clock and the other.
+#: Smallest change of the wall clock against monotonic time that counts as a step and is reported.
+#: A smaller change may be the pause between reading the two clocks.
 STEP_US = 100_000
+#: Longest wait before a step ahead is followed.
 CONFIRM_US = 10_000_000
-#: Ahead of the wall clock, the source clock takes so many times as long.
+#: Factor by which the source clock runs slower while it is ahead of the wall clock.
 SLOWER = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Both clocks were read. `at` is monotonic time and never falls."""
+    """Both clocks were read. `at` is monotonic time and never decreases."""
 
     at: int
     wall_us: int
@@ -35,8 +37,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The wall clock was set, ahead or back (`by_us` < 0); now the source clock is `apart_us` ahead
-    of it, or behind."""
+    """The wall clock was stepped, ahead or back (`by_us` < 0). The source clock is now `apart_us`
+    ahead of the wall clock (behind it if negative)."""
 
     at: int
     by_us: int
@@ -45,8 +47,8 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """At the start the wall clock is behind what the source has closed before. Followed like a step
-    back."""
+    """At start, the wall clock is behind the buckets that the source has already closed. Followed
+    like a step back."""
 
     at: int
     by_us: int
@@ -54,7 +56,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A step ahead has stood long enough: the source clock has jumped."""
+    """A step ahead has lasted long enough: the source clock has jumped."""
 
     at: int
     by_us: int
@@ -72,21 +74,22 @@ ClockAction = Stepped | Behind | Followed | Agreed
 
 class SourceClock:
     def __init__(self, not_before_us: int | None = None) -> None:
-        """`not_before_us`: what the source has closed already; the clock starts there if the wall
-        clock is behind it."""
+        """`not_before_us`: the time at which the last bucket that the source has closed was due.
+        The source clock starts there if the wall clock is behind."""
         self._not_before_us = not_before_us
         self._at: int | None = None
-        #: Difference to monotonic time: of the wall clock when last read, and of the source clock.
+        #: Offset from monotonic time of the wall clock when last read, and of the source clock.
         self._wall = 0
         self._shown = 0
-        #: While the wall clock is ahead: since when it is no less than where, both rising.
+        #: While the wall clock is ahead: (since, offset), the time since when its offset has been
+        #: at least this value. Both ascend.
         self._stands: list[tuple[int, int]] = []
         self._apart = False
         self.steps = 0
 
     @property
     def now_us(self) -> int:
-        """The time of the source clock when the clocks were last read."""
+        """Time of the source clock when the clocks were last read."""
         assert self._at is not None, "the clocks were not read yet"
         return self._shown + self._at
 
@@ -114,7 +117,7 @@ class SourceClock:
         return actions + self._agreement(event.at)
 
     def _follow(self, at: int) -> list[ClockAction]:
-        """As far as the wall clock has been ahead for long enough."""
+        """Follow the wall clock to the offset that has lasted long enough."""
         since = at
         while self._stands and self._stands[-1][1] > self._wall:
             since, _ = self._stands.pop()
@@ -150,7 +153,7 @@ Course = Literal["slower", "confirms", "as before"]
 
 
 def course_of(apart_us: int) -> tuple[Course, int]:
-    """How the source clock goes on that is so far ahead of the wall clock, and for how long."""
+    """How a source clock that is `apart_us` ahead of the wall clock runs, and for how long."""
     if apart_us >= STEP_US:
         return "slower", SLOWER * apart_us
     if apart_us <= -STEP_US:

@@ -1,13 +1,13 @@
-"""A consumer's subscription to a stream, which one producer or several replicas of it offer. Pure.
+"""A consumer's subscription to a stream, served by one producer or several replicas of it. Pure.
 
-It knows how far the consumer got and which epoch of each replica it has heard; a new connection
-goes on from there. What was taken before is not taken again, and an instance older than one already
-heard is a zombie: what it says is not taken at all (ARCHITECTURE.md). Which replica is read is
-`replica_selector`'s to say; here is what follows from it: whom to connect to, whom to ask when, how
-often to try again, whom to tell how far the consumer is, and when the stream cannot be had at all.
+A subscription records the position of the consumer and the newest epoch received from each replica.
+A new connection continues from there. A bucket is taken once, and deliveries of an instance with an
+older epoch are refused (ARCHITECTURE.md). `replica_selector` chooses the replica to read. This
+module decides what follows from the choice: which replicas to connect to, which to poll and when,
+when to retry, to which replicas to report the position of the consumer, and when the stream is
+unobtainable.
 
-Whoever drives it opens connections, asks replicas and hands rows to the consumer; it decides
-nothing.
+The driver opens connections, polls replicas and passes rows to the consumer; it decides nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from holdfast.errors import HoldfastError, StaleEpoch, TransportError, Trimmed
 from holdfast.frozen import dataclass
 from holdfast.types import OutputState
 
-#: Until a lost connection to the only producer is tried again: doubled while nobody answers.
+#: Pause before a reconnect to the only producer; doubled until something is delivered.
 RETRY_US, RETRY_US_MAX = 50_000, 400_000
-#: A consumer without space is left alone for so long.
+#: Pause of the subscription after the consumer reported that it has no space.
 FULL_US = 1_000_000
-#: Attempts to tell a replica that the stream was read to its end.
+#: Attempts to report to a replica that the stream was read to its end.
 LAST_WORDS = 50
 
 
 class Position(NamedTuple):
-    """How far a consumer is: received, no longer needed, and the epoch it says that with."""
+    """Position of a consumer: received, released, and the epoch of the consumer."""
 
     received: int
     needed: int
@@ -48,7 +48,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A replica answered `Poll`; None: it has not opened the stream yet."""
+    """A replica answered `Poll`. `status` None: the replica has not opened the stream yet."""
 
     at: int
     replica: str
@@ -65,7 +65,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Something came over a connection; what it says beside its rows."""
+    """A delivery arrived over a connection; the fields that accompany its rows."""
 
     at: int
     connection: int
@@ -77,7 +77,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The consumer has what `Take` was about."""
+    """The consumer has taken the delivery of `Take`."""
 
     at: int
     upto: int
@@ -87,14 +87,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The consumer could not take it: it has no space."""
+    """The consumer could not take the delivery, because it has no space."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A connection is over, or was not made. `trimmed`: because what is wanted was deleted."""
+    """A connection ended or failed. `trimmed`: because the requested bucket was deleted."""
 
     at: int
     connection: int
@@ -103,7 +103,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The consumer is further than it was."""
+    """The position of the consumer has advanced."""
 
     at: int
     position: Position
@@ -121,7 +121,8 @@ Event = Begin | Reported | Unreachable | Delivered | Taken | Full | Disconnected
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Ask a replica how it is doing, and tell it the position; `Reported` or `Unreachable`."""
+    """Ask a replica for its status, and report the position of the consumer unless None. `Reported`
+    or `Unreachable` follows."""
 
     replica: str
     position: Position | None
@@ -132,7 +133,7 @@ class Connect:
     connection: int
     replica: str
     from_bucket: int | None
-    #: None: nothing tentative is wanted.
+    #: None: no tentative buckets are requested.
     tentative_after: int | None
 
 
@@ -143,8 +144,8 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Hand what was delivered to the consumer: stable buckets from one on, and tentative ones
-    after one, if any. `Taken` or `Full` follows."""
+    """Pass the delivery to the consumer: stable buckets from `stable_from` on (None: all), and
+    tentative ones after `tentative_after` (None: none). `Taken` or `Full` follows."""
 
     connection: int
     stable_from: int | None
@@ -153,7 +154,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """For people: a replica is not read any more."""
+    """For the log: a replica is no longer read."""
 
     replica: str
     why: str
@@ -161,7 +162,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """For people: another replica is read than before, so long after that was decided."""
+    """For the log: another replica is read, `us` microseconds after the switch was decided."""
 
     replica: str
     us: int
@@ -169,19 +170,19 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a Tick then."""
+    """Send a `Tick` at `at`."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unobtainable:
-    """Every replica has deleted what is wanted."""
+    """Every replica has deleted the next bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The stream was read to its end, and everybody who could be told was."""
+    """The stream was read to its end, and every reachable replica has been notified."""
 
 
 Action = Poll | Connect | Disconnect | Take | Lost | Switched | Wake | Unobtainable | Finished
@@ -189,12 +190,14 @@ Action = Poll | Connect | Disconnect | Take | Lost | Switched | Wake | Unobtaina
 
 @dataclass(slots=True)
 class _Polling:
-    #: Not before then.
+    #: Earliest time of the next poll.
     due: int = 0
-    #: Asked, and not answered yet, with this position.
+    #: A poll is under way, and reports the position `telling`.
     under_way: bool = False
     telling: Position | None = None
+    #: Last position that the replica confirmed.
     told: Position | None = None
+    #: Remaining attempts to report the last position.
     tries: int = LAST_WORDS
 
 
@@ -208,20 +211,19 @@ class _Connection:
 @dataclass(slots=True)
 class Subscription:
     replicas: Sequence[str]
-    #: The next stable bucket wanted; None for the oldest there is.
+    #: The next stable bucket to read; None: the oldest available.
     at: int | None = None
-    #: What is tentative is wanted too; and the last such bucket that was taken, the t_max of
-    #: Borealis section 3.5. What another replica made of the same bucket would be the same rows
-    #: again, or some of them.
+    #: Tentative buckets are read too; and the last one that was taken, the t_max of Borealis
+    #: section 3.5. The same bucket from another replica would repeat all or some of its rows.
     tentative: bool = False
     tentative_upto: int = NOTHING
-    #: The newest epoch of each replica heard of. Never falls, and outlives a subscription.
+    #: The newest epoch received from each replica. Never decreases, and outlives a subscription.
     epochs: dict[str, int] = field(default_factory=dict)
-    #: The replica in the same dataflow, where replicas are pairs.
+    #: The local replica, in pairs: the one in the same dataflow.
     home: str | None = None
     tolerance_buckets: int = LAG_BUCKETS
-    #: How often replicas are asked. The one that is read tells by itself how it is doing, so where
-    #: there is a home, and no need to compare, the others are asked seldom.
+    #: Replicas are polled at the longer of these intervals. With a local replica, the replica that
+    #: is read reports its status with its deliveries, and the others are polled rarely (`ask_us`).
     heartbeat_us: int = 100_000
     ask_us: int = 0
     ended: bool = False
@@ -233,10 +235,11 @@ class Subscription:
     _position: Position | None = None
     _trimmed: set[str] = field(default_factory=set)
     _retry_us: int = RETRY_US
-    #: With one producer: when to connect again. With several: nobody is read before then.
+    #: With one producer: time of the next connection attempt.
     _retry_at: int | None = None
+    #: With several replicas: no replica is read before this time.
     _paused_until: int = 0
-    #: Since when another replica than the one that was read is wanted.
+    #: Time at which a change of the main connection was decided; None: no change is under way.
     _wanted_at: int | None = None
     _alarm: Alarm = field(default_factory=Alarm)
 
@@ -246,8 +249,8 @@ class Subscription:
         self.many = len(self.replicas) > 1
 
     def ends_with(self, err: HoldfastError) -> bool:
-        """Whether an error of a connection ends the consumer. Where there are other replicas,
-        whatever is wrong with one of them is its own affair; but one that was replaced ends."""
+        """Whether an error of a connection stops the consumer. With several replicas, an error of
+        one of them does not; `StaleEpoch` does, because the consumer itself was replaced."""
         if self.many:
             return isinstance(err, StaleEpoch)
         return not isinstance(err, TransportError | Trimmed)
@@ -259,7 +262,7 @@ class Subscription:
         return None if reads is None else reads.replica
 
     def handle(self, event: Event) -> list[Action]:
-        """The only way anything here changes."""
+        """The only method that changes the state."""
         return [*self._handle(event), *self._polls(event.at), *self._wake(event.at)]
 
     def _handle(self, event: Event) -> list[Action]:
@@ -295,7 +298,7 @@ class Subscription:
             case _:
                 assert_never(event)
 
-    # -- asking replicas, and telling them ------------------------------------------------------
+    # -- polling replicas and reporting the position --------------------------------------------
 
     def _polls(self, at: int) -> list[Action]:
         found: list[Action] = []
@@ -318,7 +321,7 @@ class Subscription:
 
     @property
     def _owed(self) -> bool:
-        """Somebody is still to be told that the stream was read to its end."""
+        """Some replica has not been notified yet that the stream was read to its end."""
         return any(
             polling.under_way or (polling.tries and polling.told != self._position)
             for polling in self._polling.values()
@@ -330,7 +333,7 @@ class Subscription:
         return self.heartbeat_us if self.ended else max(self.heartbeat_us, self.ask_us)
 
     def _tells(self, replica: str) -> bool:
-        """How it is doing comes with its deliveries."""
+        """Whether the replica reports its status with its deliveries."""
         reads = self._connections.get(False)
         return self.home is not None and reads is not None and reads.replica == replica
 
@@ -371,7 +374,7 @@ class Subscription:
     def _connect(self, at: int, replica: str, *, correcting: bool) -> list[Action]:
         self._number += 1
         self._connections[correcting] = _Connection(self._number, replica, correcting)
-        # It may be a new instance, that does not know how far the consumer is.
+        # The replica may be a new instance that does not know the position of the consumer.
         self._polling[replica].told = None
         if not correcting and self._wanted_at is None:
             self._wanted_at = at
@@ -419,7 +422,7 @@ class Subscription:
                 return [*self._close(False), *self._close(True), Unobtainable()]
         return self._lost(event.at, reads, "the connection is over")
 
-    # -- what comes -----------------------------------------------------------------------------
+    # -- deliveries -----------------------------------------------------------------------------
 
     def _delivered(self, event: Delivered) -> list[Action]:
         reads = self._find(event.connection)
@@ -443,7 +446,7 @@ class Subscription:
         return [*actions, Take(event.connection, self.at, after)]
 
     def _refuses(self, event: Delivered, replica: str) -> str | None:
-        """Why nothing that an instance says is taken; None when it is welcome."""
+        """Why a delivery is refused; None: the delivery is accepted."""
         newest = self.epochs.get(replica, 0)
         if event.epoch < newest:
             return f"epoch {event.epoch} spoke after its successor of epoch {newest}"

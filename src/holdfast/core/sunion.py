@@ -1,9 +1,9 @@
-"""SUnion (Borealis sections 3.2, 3.3): a bucket is complete when every input said so, and may be
-held only so long.
+"""SUnion (Borealis sections 3.2, 3.3): a bucket is complete when every input has declared its
+boundary, and is held for a limited time.
 
-Only boundaries count: rows that have arrived prove nothing about rows that have not. The order
-inside a bucket is the engine's canonical one, so here a bucket is just a number. A question costs
-the same however long a failure lasts: deadlines that a later one covers are forgotten.
+Only boundaries count: rows that have arrived prove nothing about rows that have not. The engine
+sorts the rows of a bucket into canonical order, so here a bucket is just a number. The cost of a
+query does not grow with the duration of a failure: a deadline that a newer one covers is dropped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from holdfast.errors import ProtocolViolation
 
-#: Stands for "every bucket there will ever be": the boundary of a stream that has ended.
+#: The boundary of a stream that has ended: after every bucket.
 FOREVER = 2**62
-#: So many deadlines of an input are kept although they may be over.
+#: Expired deadlines of an input are removed when the input has this many deadlines.
 MANY = 8
-#: Weight of the newest buckets in the recent rate of an input.
+#: Weight of one new bucket in the moving average of an input's row rate.
 RATE_WEIGHT = 0.1
 
 
@@ -33,8 +33,8 @@ class _Held(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """How partial a tentative bucket is: the share of the inputs that were there, and the share of
-    the rows that the recent rates of all inputs let expect."""
+    """How partial a tentative bucket is: the share of the inputs that were available, and their
+    share of the rows expected from the recent rates of all inputs."""
 
     inputs: float
     rows: float
@@ -44,8 +44,8 @@ WHOLE = Partial(1.0, 1.0)
 
 
 class _Guess(NamedTuple):
-    """Buckets up to `upto`, since the guess before, came as tentative: what their producers lacked,
-    and how partial they are."""
+    """Tentative buckets after the previous entry, up to `upto`: the inputs that were missing
+    upstream, and how partial the buckets are."""
 
     upto: int
     lacked: tuple[str, ...]
@@ -62,37 +62,40 @@ class SUnion:
         self, inputs: Sequence[str], patience_us: int | None = None, own_us: int = 0
     ) -> None:
         assert inputs, "a path without inputs"
-        #: How long a bucket is held after it came on one input, with what was spent on its way, and
-        #: how long if that was all of it. None: for ever.
+        #: How long a bucket is held after it arrived on one input: `patience_us` less the delay
+        #: already spent upstream, but at least `own_us`. `patience_us` None: without limit.
         self.patience_us, self.own_us = patience_us, own_us
-        #: Last complete bucket of each input; None until its log has been seen.
+        #: Last complete bucket of each input; None while it is unknown.
         self.complete_upto: dict[str, int | None] = dict.fromkeys(inputs)
         #: Last bucket of each input that has ended; its boundary is then FOREVER.
         self.ended_at: dict[str, int] = {}
-        #: Last bucket that came as tentative, and how partial those are that may still be used.
+        #: Last tentative bucket of each input, and the tentative buckets that may still be used.
         self.tentative_upto: dict[str, int] = {}
         self._guesses: dict[str, list[_Guess]] = {stream: [] for stream in inputs}
-        #: Rows per bucket of each input, lately; None before any came.
+        #: Recent rows per bucket of each input; None before the first measurement.
         self.rate: dict[str, float | None] = dict.fromkeys(inputs)
-        #: What was known of every input when the node was started again; older news is no news.
+        #: Bucket of the durable version after a restart; boundaries up to this bucket are ignored.
         self._resumed_at: int | None = None
-        #: Deadlines per input, `upto` and `until` both rising.
+        #: Deadlines per input; `upto` and `until` both ascend.
         self._held: dict[str, deque[_Held]] = {stream: deque() for stream in inputs}
         self._expired_upto: int | None = None
+        #: Inputs that have declared a boundary since the start of the node.
         self._heard: set[str] = set()
 
     @property
     def heard_all(self) -> bool:
-        """Every input has said how far it is, since the node was started."""
+        """Every input has declared a boundary since the start of the node."""
         return len(self._heard) == len(self.complete_upto)
 
     @property
     def lacks_since_start(self) -> bool:
-        """It was started from a durable version, and some input has not been heard of since."""
+        """The node was restarted from a durable version, and some input has declared no boundary
+        since."""
         return self._resumed_at is not None and not self.heard_all
 
     def resume(self, bucket: int) -> None:
-        """A durable version of this bucket was found: every input was complete up to it."""
+        """The node continues from a durable version of `bucket`: every input was complete up to
+        this bucket."""
         self._resumed_at = bucket
         self.complete_upto = dict.fromkeys(self.complete_upto, bucket)
 
@@ -106,7 +109,8 @@ class SUnion:
         rows: int = 0,
         spent_us: int = 0,
     ) -> None:
-        """`spent_us` of what the buckets may wait on their whole way was spent upstream."""
+        """An input is complete up to `upto`. `spent_us`: delay that the buckets have already spent
+        upstream."""
         known = self.complete_upto[stream]
         self._heard.add(stream)
         if ended:
@@ -137,7 +141,7 @@ class SUnion:
             self.tentative_upto[stream] = max(upto, self.tentative_upto.get(stream, upto))
             guesses = self._guesses[stream]
             if guesses and guesses[-1].upto >= upto:
-                return  # a bucket is taken as tentative once
+                return  # a tentative bucket is taken once
             if guesses and (guesses[-1].lacked, guesses[-1].partial) == (lacked, partial):
                 guesses.pop()
             guesses.append(_Guess(upto, lacked, partial))
@@ -153,9 +157,9 @@ class SUnion:
             hold_us = max(self.own_us, self.patience_us - spent_us)
         held, until = self._held[stream], at + hold_us
         if len(held) >= MANY:
-            self.expired_upto(at)  # what is over need not be kept to know that
+            self.expired_upto(at)  # removes expired deadlines
         since = at if spent_us is None else at - spent_us
-        while held and held[-1].until >= until:  # once the newer one is over, the older one is too
+        while held and held[-1].until >= until:  # the newer deadline covers the older one
             since = min(since, held.pop().since)
         held.append(_Held(upto, since, until))
 
@@ -167,22 +171,22 @@ class SUnion:
         self.rate[stream] = newest * weight + (before or 0.0) * (1.0 - weight)
 
     def newest(self) -> int | None:
-        """The last bucket of which anything came."""
+        """The newest bucket that is available on any input."""
         found = [self.ended_at.get(s, self.available(s)) for s in self.complete_upto]
         return max((upto for upto in found if upto is not None), default=None)
 
     def available(self, stream: str) -> int | None:
-        """Last bucket that is there, stable or tentative."""
+        """Last available bucket of an input, stable or tentative."""
         complete, tentative = self.complete_upto[stream], self.tentative_upto.get(stream)
         return tentative if tentative is not None else complete
 
     def all_complete_upto(self) -> int | None:
-        """Last bucket that is complete on every input; None while an input is unknown."""
+        """Last bucket that is complete on every input; None while any input is unknown."""
         known = [upto for upto in self.complete_upto.values() if upto is not None]
         return min(known) if len(known) == len(self.complete_upto) else None
 
     def waiting_for(self) -> list[str]:
-        """The inputs that hold up the next bucket, in order of their names."""
+        """The inputs that the next bucket waits for, in order of their names."""
         unknown = sorted(stream for stream, upto in self.complete_upto.items() if upto is None)
         if unknown:
             return unknown
@@ -190,8 +194,8 @@ class SUnion:
         return sorted(stream for stream, upto in self.complete_upto.items() if upto == oldest)
 
     def missing(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
-        """What the buckets `lo` to `hi` lack, from all the way up; and how partial they are at
-        worst."""
+        """The inputs missing in the buckets `lo` to `hi`, here or upstream, and how partial the
+        worst of these buckets is."""
         names: list[str] = []
         lacked: list[str] = []
         known_rates = [rate for rate in self.rate.values() if rate is not None]
@@ -218,18 +222,18 @@ class SUnion:
         return tuple(dict.fromkeys([*names, *lacked])), partial
 
     def _used(self, stream: str, lo: int, hi: int) -> list[_Guess]:
-        """What came as tentative of these buckets."""
+        """The tentative entries that cover the buckets `lo` to `hi`."""
         guesses = self._guesses[stream]
         first = bisect_left(guesses, lo, key=_upto)
         return guesses[first : bisect_left(guesses, hi, lo=first, key=_upto) + 1]
 
     def spent_us(self, at: int) -> int:
-        """How much of what buckets may wait was spent on the oldest one that is held."""
+        """Delay spent so far on the oldest bucket that is held, including upstream."""
         oldest = [held[0].since for held in self._held.values() if held]
         return max((at - since for since in oldest), default=0)
 
     def expired_upto(self, at: int) -> int | None:
-        """Last bucket that has been held as long as may be."""
+        """Last bucket whose deadline has passed."""
         for held in self._held.values():
             while held and held[0].until <= at:
                 upto = held.popleft().upto
@@ -237,7 +241,7 @@ class SUnion:
         return self._expired_upto
 
     def is_overdue(self, after: int, at: int) -> bool:
-        """A bucket later than `after` has been held as long as may be."""
+        """Whether the deadline of a bucket later than `after` has passed."""
         if self._expired_upto is not None and self._expired_upto > after:
             return True
         return any(
@@ -247,14 +251,14 @@ class SUnion:
         )
 
     def next_expiry(self, after: int, at: int) -> int | None:
-        """When the next bucket after `after` will have been held as long as may be."""
+        """Next deadline of a bucket later than `after`."""
         for held in self._held.values():
             while held and held[0].upto <= after:
                 held.popleft()
         return min((held[0].until for held in self._held.values() if held), default=None)
 
     def done(self, upto: int) -> None:
-        """Results are given up to here: nothing of it is held any more."""
+        """Results up to `upto` are published: the deadlines of these buckets are removed."""
         for held in self._held.values():
             while held and held[0].upto <= upto:
                 held.popleft()

@@ -1,15 +1,16 @@
-"""Up to where a source's buckets are closed, and which rows are not taken as they are. Pure.
+"""When the buckets of a source close, and which rows are excluded. Pure.
 
-A bucket that is closed never opens again, so this is where event time is kept or lost:
+A closed bucket never opens again. The `clock` option of a source determines when buckets close:
 
-- `wall`: buckets close `grace` after their end by the source clock (`core.source_clock`);
-- `data`: up to the newest row less `grace`, so that a backlog is not late however old it is. When
-  no row has come for `idle` and no feed is at work, the source clock closes, as with `wall`;
-- `live` and `manual`: by whoever calls `advance`, a feed or the application.
+- `wall`: a bucket closes `grace` after its end by the source clock (`core.source_clock`).
+- `data`: buckets close up to the time of the newest row less `grace`, so a backlog of any age is
+  not late. When no row has arrived for `idle` and no feed is working, the source clock closes
+  buckets, as with `wall`.
+- `live` and `manual`: a feed or the application closes buckets by calling `advance`.
 
-A row of a closed bucket is late. A row further ahead of the clock than `ahead` is of the future,
-and is put aside before it counts: one wrong time must not close the buckets before it. Both are
-reported at once, then in summaries.
+A row of a closed bucket is late. A row further ahead of the clock than `ahead` is a future row. A
+future row is excluded before it counts as the newest row: one wrong time must not close all buckets
+before it. Both kinds are reported at once, then in summaries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.core.source_clock import ClockAction, Read, SourceClock
 from holdfast.frozen import dataclass
 from holdfast.types import bucket_of
 
-#: Between two reports of rows that are not taken as they are, for the same reason.
+#: Shortest time between two reports of excluded rows with the same reason.
 SUMMARY_US = 60_000_000
 #: The longest time between two ticks.
 _TICK_US = 500_000
@@ -33,7 +34,7 @@ Reason = Literal["late", "future", "null time"]
 
 @dataclass(frozen=True, slots=True)
 class WatermarkPlan:
-    """The options of a source that say when its buckets close."""
+    """The options of a source that determine when its buckets close."""
 
     width_us: int
     #: `wall`, `data`, `live` or `manual`.
@@ -57,7 +58,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Rows were taken, the newest of this time."""
+    """Rows were accepted; the newest of them has the time `newest_us`."""
 
     at: int
     newest_us: int
@@ -65,7 +66,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """The feed is about to bring rows: the source is not idle."""
+    """The feed is about to deliver rows: the source is not idle."""
 
     at: int
 
@@ -80,7 +81,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Rows that cannot be taken as they are; `example_us` is the time of one of them."""
+    """Rows were excluded; `example_us` is the time of one of them."""
 
     at: int
     reason: Reason
@@ -102,14 +103,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Idled:
-    """No row has come for `idle`: from now on the source clock closes, until one does."""
+    """No row has arrived for `idle`: the source clock closes buckets until a row arrives."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """So many rows since the last report, and `total` so far, were not taken as they are."""
+    """Number of rows that were excluded since the last report (`rows`), and in total."""
 
     at: int
     reason: Reason
@@ -125,7 +126,7 @@ Action = ClockAction | Close | Idled | Report
 
 @dataclass(slots=True)
 class _Told:
-    """What was reported of one reason."""
+    """Excluded rows with one reason, and the last report of them."""
 
     last_at: int | None = None
     rows: int = 0
@@ -140,7 +141,7 @@ class Watermark:
     open_us: int | None
     clock: SourceClock = field(init=False)
     _newest_us: int | None = None
-    #: When a row came last, or anything that promises one.
+    #: Time at which rows last arrived, or the feed last announced rows.
     _active_at: int | None = None
     _idle: bool = False
     _told: dict[Reason, _Told] = field(default_factory=dict)
@@ -155,7 +156,7 @@ class Watermark:
                 return list(self.clock.handle(event))
             case Tick():
                 read = self.clock.handle(Read(event.at, event.wall_us))
-                # Closing may fail for lack of space: what is only told comes first.
+                # Closing may fail when the disk is full, so reports come first.
                 return [*read, *self._reports(event.at), *self._close(event.at)]
             case Arrived():
                 self._active_at, self._idle = event.at, False
@@ -176,11 +177,12 @@ class Watermark:
             case _:
                 assert_never(event)
 
-    # -- what rows are held against ---------------------------------------------------------------
+    # -- limits for rows --------------------------------------------------------------------------
 
     @property
     def future_after_us(self) -> int:
-        """Later rows are of the future. With a `manual` clock time need not be real."""
+        """Rows later than this are future rows. A `manual` clock has no limit, because its times
+        need not be real."""
         manual = self.plan.clock == "manual"
         return NEVER_US if manual else self.clock.now_us + self.plan.ahead_us
 
@@ -195,8 +197,8 @@ class Watermark:
                 return oldest_us
 
     def due_in_us(self) -> int:
-        """How long until the next tick: until the source clock closes the next bucket, but soon
-        enough to notice steps of the wall clock and rows that close buckets."""
+        """Time until the next tick: until the source clock closes the next bucket, but short enough
+        to notice steps of the wall clock and rows that close buckets."""
         past_us = (self.clock.now_us - self.plan.grace_us) % self.plan.width_us
         return min(self.plan.width_us - past_us, _TICK_US)
 

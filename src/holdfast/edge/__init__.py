@@ -1,1 +1,1 @@
-"""Where rows enter and results leave: sources, feeds, clients, sinks."""
+"""The edge of a network, where rows enter and results leave: sources, feeds, clients, sinks."""

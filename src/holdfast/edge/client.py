@@ -1,13 +1,14 @@
-"""A client: one output, bucket by bucket, each bucket once.
+"""A client reads one output for an application and delivers each bucket once.
 
-It follows the output's log, hides what it already has, delivers, and only then acknowledges; its
-position (and, with `archive`, everything it received) is in a log of its own, so that a restarted
-application goes on where it was.
+The client follows the log of the output, skips buckets that the application already has, delivers
+the others, and only then acknowledges them. The position of a client (and, with `archive`, every
+row that the client received) is stored in the client's own log. A restarted application continues
+from that position.
 
-A tentative bucket stands until the same bucket comes again and replaces it, also by nothing; news
-of other buckets does not touch it. How far tentative buckets were given is durable, too: a client
-that is started again in the middle of a failure gives what stands again, each bucket in the place
-of whatever its predecessor gave for it.
+A tentative bucket remains valid until the stable version of the same bucket replaces it; the stable
+version may be empty. Other buckets do not affect it. The position of the last tentative bucket is
+durable, too: a client that restarts during a failure delivers the valid tentative buckets again,
+and each of them replaces the version that the previous instance delivered.
 """
 
 from __future__ import annotations
@@ -32,36 +33,40 @@ from holdfast.types import SegmentId, Stability, StreamInfo
 
 #: Before the first bucket.
 BEFORE_ALL = -(2**62)
-#: Column added to archived rows: when the application got them.
+#: Column added to archived rows: the time at which the application received the row.
 RECEIVED_AT = "_received_at"
-#: Files that were deleted while they were read are asked for again after so long.
+#: Pause before the client retries a read whose files were deleted meanwhile.
 RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
-    """What came with a bucket."""
+    """Metadata of a delivered bucket."""
 
     output: str
     bucket: int
     stability: Stability
     rows: int
-    #: From the end of the bucket to its delivery: what waiting and computing cost.
+    #: From the end of the bucket to its delivery: the cost of waiting and computing.
     delay_us: int
     received_at_us: int
-    #: What a tentative bucket was computed without, and how partial it is at worst: the share of
-    #: the inputs that were there, and of the rows that their recent rates let expect.
+    #: Of a tentative bucket: the missing inputs, and lower bounds of its completeness: the share
+    #: of the inputs that were present, and the share of the rows that recent rates predict.
     missing: tuple[str, ...] = ()
     inputs_share: float = 1.0
     rows_share: float = 1.0
-    #: These rows, none perhaps, take the place of those given as tentative for the same bucket.
+    #: These rows (possibly none) replace the tentative rows of the same bucket.
     replaces: bool = False
-    #: REC_DONE: not a bucket, but the news that everything given up to `bucket` is stable now.
+    #: REC_DONE: not a bucket, but the notification that every delivered bucket up to `bucket` is
+    #: stable.
     rec_done: bool = False
 
 
 class Client:
-    """Iterate, or hand over a function. Used by one thread."""
+    """Iterator over the buckets of an output; `foreach_bucket` calls a function instead.
+
+    Only one thread may iterate. Any thread may call `close` and `fail`.
+    """
 
     def __init__(
         self,
@@ -84,31 +89,33 @@ class Client:
         self._stop = threading.Event()
         self.tentative = tentative
         self._tolerance_buckets = tolerance_buckets
-        #: The newest epochs of producers heard of, and the subscription that tells them positions.
+        #: Newest known epoch of each producer.
         self._epochs: dict[str, int] = {}
+        #: Reports a new position to the producers; set by the current subscriber.
         self.advanced: Callable[[Position], None] = lambda position: None
-        #: Where iterating goes on; None while nobody iterates.
+        #: The iteration in progress; None if there is none.
         self._reading: Iterator[tuple[pa.Table, BucketInfo]] | None = None
-        #: Why nothing comes after a bucket.
+        #: The error that ends the output, and the last bucket before it.
         self._failure: tuple[HoldfastError, int] | None = None
-        #: Last bucket that was given as tentative and still is.
+        #: Last bucket that was delivered as tentative and is not corrected yet.
         self.tentative_upto: int | None = None
-        #: Buckets with rows that were given as tentative and still are, oldest first.
+        #: Uncorrected buckets whose rows were delivered as tentative, oldest first.
         self._guessed: deque[int] = deque()
-        #: So far a predecessor may have given tentative buckets that stand.
+        #: Last uncorrected tentative bucket that a previous instance may have delivered.
         self._inherited: int | None = None
-        #: Rows given as tentative, and buckets that were replaced.
+        #: Number of rows delivered as tentative, and number of replaced buckets.
         self.tentative_rows = 0
         self.replacements = 0
         self._schema: pa.Schema | None = None
-        #: Last bucket delivered; None before the first.
+        #: Last stable bucket that was delivered; None before the first.
         self.position: int | None = None if from_bucket is None else from_bucket - 1
         self.ended = False
         self.reconnects = 0
-        #: The replicas that were read, one after the other: which, when its first rows came, and
-        #: how many microseconds after it was decided to read it.
+        #: The replicas that the client has read, in order: name, time of the first rows, and
+        #: microseconds from the decision to switch to these rows.
         self.switches: list[tuple[str, int, int]] = []
-        #: What the application has had and the log has not: a full disk may keep them apart.
+        #: Buckets that the application has received but the log does not hold yet, for example
+        #: because the disk is full.
         self._owed: list[tuple[pa.Table | None, int, BucketInfo | None]] = []
         if log is not None and log.has(output):
             self.position = log.info(output).complete_upto
@@ -125,9 +132,9 @@ class Client:
         return self
 
     def __next__(self) -> tuple[pa.Table, BucketInfo]:
-        """Buckets with rows, in order, until the output ends or `close()` is called. Asking for the
-        next one says that the application is done with the one before; after a `break` iterating
-        goes on there. Raises `NodeFailed` once the output cannot give any more."""
+        """Return the next bucket with rows, until the output ends or `close()` is called. The call
+        confirms that the application has processed the previous bucket. After a `break`, iteration
+        continues from there. Raises `NodeFailed` when the output cannot give further results."""
         if self._reading is None:
             if self.closed and not self.ended and self._failure is None:
                 raise InputError(
@@ -158,14 +165,14 @@ class Client:
                         self._stop.set()
                     if self._stop.is_set():
                         break
-            except TransportError as err:  # files that went with the storage of whoever made them
+            except TransportError as err:  # the files were lost with the storage of the producer
                 self._lost(err)
                 self._stop.wait(RETRY_S)
         if self._failure is not None and not self.ended:
             raise self._failure[0].with_traceback(None)
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:
-        """From where the application is."""
+        """A subscription that starts after the buckets that the application has."""
         wanted = None if self.position is None else self.position + 1
         given = NOTHING if self.tentative_upto is None else self.tentative_upto
         return Subscription(
@@ -185,13 +192,13 @@ class Client:
         self._stop.set()
 
     def release(self) -> None:
-        """Lets go of its log: another client may go on where this one, which was closed, is."""
+        """Close the log of this closed client, so that another client can continue from it."""
         if self._log is not None:
             self._log.close()
 
     def fail(self, failure: HoldfastError, upto: int | None) -> None:
-        """Nothing comes after a bucket, or (None) from now on. Iterating raises that when it gets
-        there. Any thread may say so."""
+        """Declare that no bucket follows after `upto`, or, with None, from now on. Iteration raises
+        `failure` when it reaches that bucket. Any thread may call this method."""
         self._failure = failure, BEFORE_ALL if upto is None else upto
         if upto is None or self._known() >= upto:
             self._stop.set()
@@ -202,18 +209,19 @@ class Client:
 
     @property
     def known_upto(self) -> int | None:
-        """Last bucket the application has, be it as tentative."""
+        """Last bucket that the application has, stable or tentative."""
         return self.position if self._standing is None else self._standing
 
     @property
     def _standing(self) -> int | None:
-        """Last bucket that was given as tentative, also by a predecessor, and still is."""
+        """Last uncorrected tentative bucket that this or a previous instance delivered."""
         found = [upto for upto in (self.tentative_upto, self._inherited) if upto is not None]
         return max(found, default=None)
 
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """The stable buckets of a delivery, one after the other, each in place of what was given as
-        tentative for it; then the tentative ones; then the position is durable and acknowledged."""
+        """Yield the stable buckets of a delivery in order, then its tentative buckets. A stable
+        bucket replaces its tentative version. Afterwards make the position durable and acknowledge
+        it."""
         if delivery.info is not None:
             self._open(delivery.info)
         for bucket, table in self._stable(delivery):
@@ -224,7 +232,7 @@ class Client:
             if guessed:
                 self._guessed.popleft()
             self.replacements += replaces
-            # Only now has the application had it.
+            # The application has processed the bucket only when it asks for the next one.
             self._had(bucket, table if table.num_rows else None, info)
         if self.position is None or delivery.upto > self.position:
             self._had(delivery.upto, None, None)
@@ -239,9 +247,9 @@ class Client:
         self._acknowledge()
 
     def _stable(self, delivery: Delivery) -> Iterator[tuple[int, pa.Table]]:
-        """Buckets with rows, and those that are empty in place of tentative rows, in order."""
+        """Buckets with rows, and empty buckets that replace tentative rows, in order."""
         found = self._buckets(delivery, Stability.STABLE)
-        # What a full disk kept from being noted comes again.
+        # Buckets whose position a full disk did not record are delivered again by the producer.
         found = {bucket: table for bucket, table in found.items() if bucket > self._known()}
         replaced = {b for b in self._guessed if b <= delivery.upto}
         if self._inherited is not None:
@@ -253,7 +261,7 @@ class Client:
         upto = delivery.tentative_upto
         if upto is None or not self.tentative:
             return
-        # Known before the application has any of it: after a crash it is replaced.
+        # Recorded before the delivery, so that these buckets are replaced even after a crash.
         self._note_tentative(upto if self._standing is None else max(upto, self._standing))
         inputs, rows = delivery.partial
         for bucket, table in self._buckets(delivery, Stability.TENTATIVE).items():
@@ -272,7 +280,7 @@ class Client:
         return self._inherited is not None and bucket <= self._inherited
 
     def _note_tentative(self, upto: int | None) -> None:
-        """How far tentative buckets stand survives the process, and so do the counters."""
+        """Make the position of the last tentative bucket and the counters durable."""
         if self._log is None:
             return
         stands, last = f"{self.output}.tentative", f"{self.output}.tentative_upto"
@@ -303,7 +311,7 @@ class Client:
         return BucketInfo(self.output, bucket, stability, rows, delay_us, at_us, **more)
 
     def _known(self) -> int:
-        """The last bucket that stands."""
+        """The last stable bucket that was delivered."""
         return BEFORE_ALL if self.position is None else self.position
 
     def _nothing(self) -> pa.Table:
@@ -329,7 +337,8 @@ class Client:
             self.settle()
 
     def settle(self) -> None:
-        """The position, and with `archive` the rows and when they came, are durable."""
+        """Write all pending positions to the log, and with `archive` also the rows and the times of
+        their delivery."""
         while self._owed:
             assert self._log is not None
             table, upto, info = self._owed[0]
@@ -344,7 +353,7 @@ class Client:
             self._owed.pop(0)
 
     def _acknowledge(self) -> None:
-        """Producers are told: only what is durable is no longer needed."""
+        """Acknowledge the position to the producers. Only durable buckets are released."""
         if self.position is None or self._owed:
             return
         epoch = self._log.epoch if self._log is not None else 1

@@ -1,9 +1,10 @@
-"""Dead letters: rows that a source did not take, with their own times and the reason.
+"""Dead letters: rows that a source rejected, with their original times and the reason.
 
-They are a stream of the source's log, beside its rows: durable in the same append as the bucket or
-push they came with, one Parquet file each time, read with `Source.dead_letters()` or `holdfast
-dead-letters`. With `archive` all of them are kept, otherwise the newest `KEPT_BYTES`. A full disk
-is to them what it is to rows: the source waits, and nothing of it is lost.
+Dead letters are a separate stream in the log of the source. They become durable in the same append
+as the bucket or push that they arrived with, as one Parquet file per append. `holdfast
+dead-letters` and `Source.dead_letters()` read them. With `archive` all dead letters are retained,
+otherwise the newest `KEPT_BYTES`. A full disk affects dead letters like rows: the source waits, and
+no dead letter is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.storage import Log, ReadOnlyLog
 from holdfast.types import Segment, SegmentId, Stability, bucket_of
 
 REJECTED_AT, REASON = "_rejected_at", "_reason"
-#: So many bytes of files are kept where the log is not an archive.
+#: Bytes of dead-letter files that are retained without `archive`.
 KEPT_BYTES = 64 << 20
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -29,7 +30,7 @@ def stream_of(source: str) -> str:
 
 
 class DeadLetters:
-    """Of one source, which calls it under its own lock."""
+    """The dead letters of one source. The source calls every method under its own lock."""
 
     def __init__(self, log: Log, source: str, schema: pa.Schema, width_us: int) -> None:
         self._log, self._width_us = log, width_us
@@ -37,19 +38,20 @@ class DeadLetters:
         self.schema = arrow_schema(
             f"{REJECTED_AT} timestamp, {REASON} string, {schema_ddl(schema)}"
         )
-        #: Not durable yet.
+        #: Rows that are not durable yet.
         self._rows: list[pa.Table] = []
 
     @property
     def pending_rows(self) -> int:
-        """Not durable yet."""
+        """Number of rows that are not durable yet."""
         return sum(rows.num_rows for rows in self._rows)
 
     def add(self, rows: pa.Table, reason: str) -> None:
         self._rows.append(rows.add_column(0, REASON, pa.array([reason] * rows.num_rows)))
 
     def write(self, now_us: int) -> Segment | None:
-        """The rows in a file that the caller appends, or discards."""
+        """Write the pending rows to a file. The caller appends the segment to the log or discards
+        it."""
         if not self._rows:
             return None
         first = bucket_of(now_us, self._width_us)
@@ -61,7 +63,7 @@ class DeadLetters:
         return self._log.write(table, SegmentId(self.stream, 0, bucket), Stability.STABLE)
 
     def written(self) -> None:
-        """They are durable; the oldest go where there are too many."""
+        """The pending rows are durable. Without `archive`, trim files beyond `KEPT_BYTES`."""
         self._rows = []
         if self._log.archive:
             return
@@ -69,7 +71,7 @@ class DeadLetters:
         for segment in reversed(self._segments()):
             held += segment.size_bytes
             if held > KEPT_BYTES:
-                with suppress(LogError):  # tried again with the next ones
+                with suppress(LogError):  # retried after the next write
                     self._log.trim(self.stream, segment.id.bucket)
                 return
 
@@ -83,7 +85,7 @@ class DeadLetters:
 
 
 def read_dead_letters(log: ReadOnlyLog, source: str, last: int | None = None) -> pa.Table | None:
-    """Those in the log of a source that may be running elsewhere; None if there never were any."""
+    """Dead letters in the log of a source that may run in another process; None if none exist."""
     kept = log.state.streams.get(stream_of(source))
     return None if kept is None else _joined(log, kept.segments, arrow_schema(kept.schema), last)
 
@@ -91,7 +93,7 @@ def read_dead_letters(log: ReadOnlyLog, source: str, last: int | None = None) ->
 def _joined(
     log: Log | ReadOnlyLog, segments: list[Segment], schema: pa.Schema, last: int | None
 ) -> pa.Table:
-    """The newest `last` rows, or all, oldest first."""
+    """The newest `last` rows, or all rows, oldest first."""
     tables: list[pa.Table] = []
     rows = 0
     for segment in reversed(segments):

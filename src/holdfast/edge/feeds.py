@@ -1,7 +1,7 @@
-"""Feeds bring rows to a source by themselves: generators, replays of files, Structured Streaming.
+"""Feeds push rows into a source: generators, file replays, Structured Streaming.
 
-A feed is named where the source is declared, so that an application is complete in one file and
-runs the same under `holdfast run`, in a test and on a cluster.
+An application declares a feed together with its source. The application is therefore complete in
+one file and runs the same under `holdfast run`, in a test and on a cluster.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import runs, times_us
 
 _log = logging.getLogger("holdfast.feeds")
-#: A generator that did not run for longer, or whose clock was set, makes up no rows for it.
+#: A generator skips a longer gap, caused by a suspended process or a stepped clock.
 GAP_US = 10_000_000
-#: Tokens of a replay: the last bucket it has pushed; before that, the rows without a time.
+#: Tokens of a replay: the prefix of the last pushed bucket; the token of the rows without a time,
+#: which are pushed first.
 REPLAYED, TIMELESS = "replayed-", "replayed"
-#: A full disk is asked again after so long.
+#: Pause between two attempts to write to a full disk.
 FULL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`fn(number, from_us, to_us)` makes the rows of one tick of live time: a table or dict.
+    """`fn(number, from_us, to_us)` returns the rows of one tick of live time: a table or dict.
 
-    The feed is the source's clock: what it made up to now is all there is up to now.
+    The feed drives the clock of the source: after each tick, the rows up to that time are complete.
     """
 
     fn: Callable[[int, int, int], Any]
@@ -51,7 +52,7 @@ class Generate:
         if not _done(partial(source.start, since), source, stop):
             return
         while not stop.is_set():
-            # Wake at ticks, and exactly where a bucket ends.
+            # Wake at ticks, and exactly at the end of a bucket.
             now = source.now_us()
             ends = (now // source.width_us + 1) * source.width_us
             if stop.wait(min(self.every_ms * 1_000, ends - now) / 1e6 + 0.0002):
@@ -74,8 +75,8 @@ class Generate:
 class Replay:
     """Rows of a CSV, JSON-lines or Parquet file, in the order of their time column.
 
-    `speed` 1.0 is as fast as it happened, 10.0 ten times faster, None as fast as possible.
-    `timezone` is the zone of times that are written without one, such as "UTC".
+    `speed` 1.0 is the original speed, 10.0 ten times faster, None as fast as possible.
+    `timezone` is the zone of times that are written without a zone, such as "UTC".
     """
 
     path: str
@@ -100,14 +101,15 @@ class Replay:
         column = table.column(source.op.time)
         done = source.log.info(source.name).complete_upto if source.opened else None
         if source.token is None and done is None:
-            # Counted and kept as dead letters.
+            # The source counts them and writes them to the dead letters.
             source.push(table.filter(column.is_null()), token=TIMELESS)
         table = table.filter(column.is_valid()).sort_by(source.op.time)
         times = times_us(table, source.op.time)
         if not len(times):
             _done(source.end, source, stop)
             return
-        # A push to an open stream only remembers the rows: no need, and no way, to repeat it.
+        # Pushing to an open stream only buffers the rows. Only `start`, `advance` and `end` write
+        # to storage and need a retry.
         if not _done(partial(source.start, int(times[0])), source, stop):
             return
         pushed = _replayed(source.token)
@@ -122,7 +124,8 @@ class Replay:
                     return
             if stop.is_set():
                 return
-            # With a token: a run that stops before the bucket closes makes its rows durable.
+            # The token prevents a duplicate push: a run that stops before the bucket closes makes
+            # the rows durable, and the next run skips them.
             if pushed is None or bucket > pushed:
                 source.push(table.slice(lo, hi - lo), token=f"{REPLAYED}{bucket}")
             if not _done(partial(source.advance, end_us), source, stop):
@@ -132,11 +135,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Any Structured Streaming DataFrame: `fn(spark)` gives it. Each micro-batch is pushed durably
-    before Spark may forget it, and a batch that Spark repeats is recognised.
+    """Any Structured Streaming DataFrame, returned by `fn(spark)`. Each micro-batch is durable in
+    the source before Spark commits it. A batch that Spark repeats is recognised and skipped.
 
-    Buckets close by the rows' own times, so that what waited while nobody ran, or is years old,
-    keeps its place.
+    Buckets close by the times of the rows. Rows that waited while no run was active, or that are
+    years old, are therefore not late.
     """
 
     fn: Callable[[Any], Any]
@@ -156,8 +159,8 @@ class ReadStream:
             last = source.token
             if last is not None and number <= int(last):
                 return
-            # Repeated with the same token, so its rows are taken once. Closing waits while readers
-            # are too far behind, and Spark with it.
+            # A retry uses the same token, so the rows are taken once. While consumers are too far
+            # behind, closing buckets blocks, and so does Spark.
             push = partial(source.push, batch.toArrow(), token=str(number), flush=True)
             if not (_done(push, source, stop) and _done(source.tick, source, stop)):
                 raise InputError(f"source {source.name!r}: stopped before batch {number} was safe")
@@ -188,8 +191,8 @@ def _replayed(token: str | None) -> int | None:
 
 
 def _waits(status: Mapping[str, Any], before: bool) -> bool:
-    """Whether Spark has asked for rows and found none since it last had some: not while it starts,
-    plans or runs a batch. It asks again and again, so the answer is remembered."""
+    """Whether Spark has polled for rows and found none since its last batch. Startup, planning and
+    a running batch do not count. Spark polls repeatedly, so `before` carries the last answer."""
     if status["isDataAvailable"]:
         return False
     return before or status["message"] == "Waiting for data to arrive"
@@ -203,7 +206,7 @@ def run_clock(source: Source, stop: threading.Event) -> None:
 
 
 def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:
-    """Do what can be repeated until the storage takes it; false if stopped before."""
+    """Retry an idempotent action until the storage accepts it; false if stopped before."""
     told = False
     while True:
         try:

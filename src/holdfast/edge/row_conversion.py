@@ -1,8 +1,8 @@
-"""Rows as an application has them, as a table of the declared schema.
+"""Converts rows of an application into a table of the declared schema.
 
-A time is taken only if it is certain which instant is meant: Arrow itself would read a local time
-without a zone as UTC and `time.time()` as microseconds, and the rows would lie in another hour or
-year without a word.
+A time is accepted only if it identifies one instant without doubt. Arrow itself would read a local
+time without a zone as UTC, and `time.time()` as microseconds; the rows would silently land in
+another hour or year.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from holdfast.errors import InputError
 from holdfast.model.schema import schema_ddl, type_ddl
 from holdfast.storage.rows import canonical
 
-#: One value, where a column is expected.
+#: Types of a single value, given where a column is expected.
 _SINGLE = (str, bytes, int, float, bool, datetime)
-#: Of 2001 to 2100.
+#: The years 2001 to 2099, in microseconds since 1970.
 _THIS_CENTURY_US = (978_307_200_000_000, 4_102_444_800_000_000)
 
 
 def fit(data: Any, schema: pa.Schema, source: str, *, real_time: bool = False) -> pa.Table:
-    """An Arrow table, a pandas DataFrame, a list of dicts or a dict of columns in the schema and in
-    canonical form. Raises `InputError`, which names the column. `real_time`: whole numbers in a
-    column of times are of this century, or a mistake."""
+    """Convert an Arrow table, a pandas DataFrame, a list of dicts or a dict of columns to the
+    schema, in canonical form. Raises `InputError`, which names the column. With `real_time`,
+    integers in a time column that look like seconds or milliseconds of this century are refused."""
     try:
         table = _table(data, schema, real_time)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
@@ -105,7 +105,7 @@ def _table(data: Any, schema: pa.Schema, real_time: bool) -> pa.Table:
 
 
 def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
-    """A row by the names of its columns; of a tuple they are those of the schema, in order."""
+    """A row as a mapping of column names; the values of a tuple follow the order of the schema."""
     if isinstance(row, Mapping):
         return row
     if hasattr(row, "asDict"):  # Spark's Row
@@ -122,11 +122,12 @@ def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
 
 
 def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Array:
-    """Arrays keep their type until the cast to the schema; Python values are given its type."""
+    """Build a column. NumPy arrays keep their type until the cast to the schema; Python values get
+    the type of the schema at once."""
     if isinstance(values, np.ndarray) or name not in schema.names:
         array = pa.array(values)
         if isinstance(values, np.ndarray) and without_zone(array.type):
-            # NumPy knows no zones: its times are UTC by definition.
+            # NumPy has no time zones: its times are UTC by definition.
             array = array.cast(pa.timestamp(array.type.unit, tz="UTC"))
         return array
     kind, listed = schema.field(name).type, list(values)
@@ -142,7 +143,7 @@ def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Ar
                 )
             if real_time and isinstance(value, int):
                 _check_unit(name, value)
-            missing = value is None or value != value  # pandas' NaT is a datetime, too
+            missing = value is None or value != value  # NaT of pandas is a datetime, too
             if isinstance(value, datetime) and not missing and value.utcoffset() is None:
                 raise ValueError(
                     f"column {name!r}: {value.isoformat(sep=' ')} has no time zone; give "
@@ -156,7 +157,7 @@ def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Ar
 
 
 def _misfit(name: str, values: list[Any], kind: pa.DataType) -> str:
-    """The first value that is not of its column's type."""
+    """Describe the first value that does not fit the type of its column."""
     for number, value in enumerate(values):
         try:
             pa.array([value], kind, from_pandas=pa.types.is_timestamp(kind))
@@ -169,7 +170,8 @@ def _misfit(name: str, values: list[Any], kind: pa.DataType) -> str:
 
 
 def _check_unit(name: str, number: int) -> None:
-    """Microseconds of the first weeks of 1970 are seconds or milliseconds of this century."""
+    """Refuse a number that is a time of this century in seconds or milliseconds. Read as
+    microseconds, the number would be a time in the first weeks of 1970."""
     for unit, factor in (("seconds", 1_000_000), ("milliseconds", 1_000)):
         if _THIS_CENTURY_US[0] <= number * factor < _THIS_CENTURY_US[1]:
             raise ValueError(

@@ -15,15 +15,15 @@ from holdfast.storage.files import put_file
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTable:
-    """A folder of Parquet files that always holds the best there is: stable buckets, and tentative
-    ones until they are corrected. Any engine can read it at any time: each bucket is one file,
-    which its correction replaces in one move; nothing is kept in memory.
+    """A folder of Parquet files with the best available results: stable buckets, and tentative
+    buckets until they are corrected. Any engine can read the folder at any time: each bucket is one
+    file, and its correction replaces the file atomically. The sink keeps nothing in memory.
 
-    The column `_stability` tells the rows apart.
+    The column `_stability` distinguishes stable and tentative rows.
     """
 
     folder: str
-    #: A client that feeds it wants to be given what is tentative.
+    #: The client that feeds this sink must also deliver tentative buckets.
     tentative = True
 
     def __call__(self, table: pa.Table, info: BucketInfo) -> None:
@@ -33,11 +33,11 @@ class CorrectedTable:
             )
             _write_bucket(marked, self._file(info.bucket))
         elif info.replaces:
-            with suppress(FileNotFoundError):  # a crash came between this and the client's position
+            with suppress(FileNotFoundError):  # deleted before a crash, delivered again after it
                 os.unlink(self._file(info.bucket))
 
     def read(self) -> pa.Table:
-        """All of it, by bucket; without columns while there are no rows."""
+        """All rows, in the order of buckets; a table without columns if there are no files."""
         tables = [pq.read_table(self._file(bucket)) for bucket in self._files()]
         return pa.concat_tables(tables) if tables else pa.table({})
 
@@ -60,8 +60,8 @@ def _write_bucket(table: pa.Table, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSink:
-    """A folder of Parquet files, one per bucket, named by the bucket: writing one again replaces it
-    by the same rows, so a restart can never double them."""
+    """A folder of Parquet files, one per bucket, named by the bucket. Writing a bucket again
+    replaces its file with the same rows, so a restart never duplicates rows."""
 
     folder: str
 

@@ -1,10 +1,10 @@
-"""A source: rows are logged durably before anybody sees them, in the buckets of their own times.
+"""A source logs rows durably, in buckets by their time column, before any consumer reads them.
 
-Which buckets are closed, and which rows are late or of the future, `core.watermark` decides; here
-it is carried out. Rows that are not taken as they are go to the dead letters with their times and
-the reason (`late="dead-letter"`), or are given another time on request (`late="restamp"`). Both are
-counted and reported, none is dropped in silence. An idle source closes empty buckets, so it never
-holds anybody up.
+`core.watermark` decides which buckets are closed, and which rows are late or in the future; this
+module carries out its decisions. Late and future rows go to the dead letters with their times and
+the reason (`late="dead-letter"`), or receive another time (`late="restamp"`). Both are counted and
+reported; no row is dropped silently. An idle source closes empty buckets, so it never blocks its
+consumers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from holdfast.storage import Added, Boundary, Counter, Ended, Log, Retired, Toke
 from holdfast.storage.rows import runs
 from holdfast.types import Segment, SegmentId, Stability, bucket_of
 
-#: `rows` were taken, restamped ones among them. Of the others, `restamped_rows` were given another
-#: time and the rest went to the dead letters.
+#: `rows`: rows taken, including restamped rows. Of the late, future and null-time rows,
+#: `restamped_rows` received another time; the others went to the dead letters.
 COUNTERS = ("rows", "late_rows", "future_rows", "null_time_rows", "restamped_rows")
 _COUNTER_OF: dict[Reason, str] = {
     "late": "late_rows", "future": "future_rows", "null time": "null_time_rows",
 }  # fmt: skip
-#: Between reading one clock and the other; a longer pause would look like a step.
+#: Maximum pause between reading the two clocks; a longer pause would look like a step.
 _READ_US = 1_000
 
 _log = logging.getLogger("holdfast.source")
 
 
 class Source:
-    """Thread-safe: the application pushes, a clock closes buckets."""
+    """Thread-safe: the application pushes rows, a clock thread closes buckets."""
 
     def __init__(
         self,
@@ -58,31 +58,32 @@ class Source:
         received: Callable[[], int] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        #: At most so many closed buckets wait for readers that have not had them.
+        #: Maximum number of closed buckets that a consumer has not received, and the last bucket
+        #: that all consumers have received.
         self._buffer_buckets, self._received = buffer_buckets, received
         self.name, self.op, self.log, self.width_us = op.name, op, log, width_us
         self._clock, self._monotonic = clock, monotonic
-        #: Takes what users should know at once: by default a warning in the log.
+        #: Receives messages for users; by default a warning in the log.
         self._say = say or (lambda text: _log.warning("source %s: %s", op.name, text))
-        #: Why rows reach nobody any more; told to whoever pushes.
+        #: Why rows reach no output any more; raised by `push`.
         self.failure: HoldfastError | None = None
         self.schema = arrow_schema(op.schema)
         self.counters = {name: log.counter(f"{op.name}.{name}") for name in COUNTERS}
         self._lock = threading.RLock()
-        #: Rows of buckets that are not closed yet and not durable yet.
+        #: Rows of open buckets that are not durable yet.
         self._pending: dict[int, list[pa.Table]] = {}
         self._dead = DeadLetters(log, op.name, self.schema, width_us)
         #: Next part number of each open bucket that already has durable rows.
         self._parts: dict[int, int] = {}
-        #: The last bucket that was due, closed or not.
+        #: Last bucket that was due to close, closed or not.
         self._due_upto = -(2**62)
         self._token: str | None = None
         self._dirty = False
-        #: The run was stopped, and with it the log.
+        #: The run was stopped, so the source takes no more rows.
         self._closed = False
         plan = WatermarkPlan(width_us, op.clock, op.grace_us, op.ahead_us, op.idle_us)
         self._watermark = Watermark(plan, self._open_us() if self.opened else None)
-        #: Monotonic time when the clocks were last read.
+        #: Monotonic time of the last clock reading, in microseconds.
         self._at = 0
         self._read()
         if self.opened:
@@ -104,13 +105,14 @@ class Source:
         return self.log.token(self.name)
 
     def dead_letters(self, last: int | None = None) -> pa.Table:
-        """Rows that were not taken, with `_rejected_at` and `_reason`, oldest first; the newest
-        `last` of them, or all that are kept. A row is here once its push is durable."""
+        """Rejected rows, with `_rejected_at` and `_reason`, oldest first: the newest `last` rows,
+        or all retained rows. A row appears when its push is durable."""
         with self._lock:
             return self._dead.table(last)
 
     def status(self) -> dict[str, Any]:
-        """Without the lock: a disk that hangs must not keep the answer back."""
+        """Counters and clock of the source. Takes no lock, so that a hanging disk does not delay
+        the reply."""
         put_aside = sum(self.counters[name] for name in _COUNTER_OF.values())
         clock = self._watermark.clock
         return {
@@ -123,13 +125,13 @@ class Source:
         }
 
     def now_us(self) -> int:
-        """The source clock: the wall clock, unless that was set (`core.source_clock`)."""
+        """The source clock: the wall clock, unless that was stepped (`core.source_clock`)."""
         with self._lock:
             self._read()
             return self._watermark.clock.now_us
 
     def start(self, at_us: int) -> None:
-        """Open the stream: nothing will ever be before the bucket of `at_us`."""
+        """Open the stream: the bucket of `at_us` is its first bucket."""
         with self._lock:
             if not self.opened:
                 first = bucket_of(at_us, self.width_us)
@@ -139,14 +141,14 @@ class Source:
     def push(self, data: Any, *, token: str | None = None, flush: bool = False) -> None:
         """Take rows: an Arrow table, a pandas DataFrame, a list of dicts, or a dict of columns.
 
-        They are durable, and acknowledged, when their bucket closes, at once with `flush`, and when
-        the run is stopped. The last push, if it failed or was not answered, may be repeated with
-        the same `token`: rows that are here already are not taken twice. Raises `StorageFull`, and
-        takes nothing, while a reader is further behind than `buffer_buckets`.
+        Rows are durable when their bucket closes, when the run is stopped, or, with `flush`, when
+        this call returns. The last push, if it failed or was not answered, may be repeated with the
+        same `token`; rows that the source already has are not taken twice. While a consumer is
+        further behind than `buffer_buckets`, raises `StorageFull` and takes no row.
         """
         if self.failure is not None and not self._closed:
             raise self.failure.with_traceback(None)
-        # A clock that is moved by hand may show any time.
+        # A manual clock may show any time.
         table = fit(data, self.schema, self.name, real_time=self.op.clock != "manual")
         with self._lock:
             self._check_open()
@@ -163,17 +165,18 @@ class Source:
                 self.flush()
 
     def take(self, table: pa.Table, token: str | None, flush: bool) -> None:
-        """`push` as the transport calls it."""
+        """`push` with the signature that the transport calls."""
         self.push(table, token=token, flush=flush)
 
     def working(self) -> None:
-        """The feed is about to bring rows: until then nothing is closed because none come."""
+        """The feed is about to push rows, so the source is not idle and closes no bucket for
+        idleness."""
         with self._lock:
             self._read()
             self._handle(watermark.Working(self._at))
 
     def tick(self) -> None:
-        """Time has passed: close what is due by the source clock or by the rows that came."""
+        """Close the buckets that are due by the source clock or by the times of the rows."""
         with self._lock:
             self._check_open()
             at, wall_us = self._clocks()
@@ -181,13 +184,13 @@ class Source:
             self._handle(watermark.Tick(at, wall_us))
 
     def due_in_us(self) -> int:
-        """When to `tick` again."""
+        """Microseconds until the next `tick` is due."""
         with self._lock:
             self._read()
             return self._watermark.due_in_us()
 
     def advance(self, to_us: int) -> None:
-        """The clock stands at `to_us`: close every bucket that ended before."""
+        """Advance the clock to `to_us`: close every bucket that ends at or before this time."""
         with self._lock:
             self._check_open()
             self._read()
@@ -201,8 +204,8 @@ class Source:
             self._commit(sorted(self._pending), upto)
 
     def close(self) -> None:
-        """The run is stopped: make everything pushed so far durable, and take no more rows. Raises
-        `RowsNotDurable` where the storage takes nothing."""
+        """The run is stopped: make all pushed rows durable, and take no more rows. Raises
+        `RowsNotDurable` if the storage refuses the write."""
         with self._lock:
             try:
                 if self._pending or self._dirty or self._token is not None:
@@ -216,13 +219,13 @@ class Source:
                 self._closed = True
 
     def end(self) -> None:
-        """No row will come any more: close the buckets that have rows and end the stream."""
+        """No further row will arrive: close the buckets that have rows and end the stream."""
         self._end(None)
 
     def retire(self, why: str) -> int:
-        """Decide that the source never comes back: from the next bucket on everybody goes on
-        without it, so that results become stable again. Durable when returned; gives the bucket.
-        There is no way back: what the source still has must come under another name."""
+        """Declare that the source never returns. From the returned bucket on, consumers continue
+        without the source, so that results become stable again. The decision is durable when this
+        method returns, and final: further rows need a source with another name."""
         return self._end(why)
 
     def _end(self, retired: str | None) -> int:
@@ -251,7 +254,7 @@ class Source:
     # -- time -----------------------------------------------------------------------------------
 
     def _clocks(self) -> tuple[int, int]:
-        """Monotonic time and the wall clock of one moment, as far as the machine lets us."""
+        """Monotonic time and wall clock, read at the same moment as closely as possible."""
         for _ in range(3):
             at, wall_us = self._monotonic(), self._clock()
             if self._monotonic() - at <= _READ_US:
@@ -286,7 +289,8 @@ class Source:
     # -- placing rows ---------------------------------------------------------------------------
 
     def _place(self, table: pa.Table) -> None:
-        """Into buckets, and among the dead letters. Nothing is taken yet when it raises."""
+        """Put rows into buckets or among the dead letters. If this method raises, no row was
+        taken."""
         if self.opened:
             self._refuse_after_end()
         column = table.column(self.op.time)
@@ -307,13 +311,14 @@ class Source:
             self._take(table, times)
 
     def _open_for(self, times: Any) -> None:
-        """Unless all are of the future: those say nothing of where a stream begins."""
+        """Open the stream for its first rows, unless all of them are future rows, which do not
+        determine the start of the stream."""
         future, now = times > self._watermark.future_after_us, self._watermark.clock.now_us
         if self.op.late == "restamp" or not future.all():
             self.start(self._watermark.starts_us(int(np.where(future, now, times).min())))
 
     def _sort_out(self, table: pa.Table, times: Any, open_us: int) -> tuple[pa.Table, Any]:
-        """The rows that are left without late and future ones, or with new times for them."""
+        """Remove late and future rows, or, with `restamp`, give them new times."""
         restamps = self.op.late == "restamp"
         future = times > self._watermark.future_after_us
         late = (times < open_us) & ~future
@@ -344,7 +349,7 @@ class Source:
     def _exclude(
         self, reason: Reason, rows: int, example_us: int | None, dead: pa.Table | None
     ) -> None:
-        """`dead`: the rows themselves; None where they are given another time."""
+        """Count and report excluded rows. `dead`: the rows; None if they receive another time."""
         self._dirty = True
         self.counters[_COUNTER_OF[reason]] += rows
         if dead is None:
@@ -362,7 +367,7 @@ class Source:
     # -- closing buckets ------------------------------------------------------------------------
 
     def _open_us(self) -> int:
-        """First instant that is not closed."""
+        """Start of the first open bucket, in microseconds."""
         return (self.log.info(self.name).complete_upto + 1) * self.width_us
 
     def _advance(self, to_us: int) -> None:
@@ -376,7 +381,7 @@ class Source:
                 raise self._no_room()
 
     def _room_upto(self) -> int:
-        """The last bucket that may be closed before the slowest reader has had an older one."""
+        """Last bucket that may close before the slowest consumer makes progress."""
         if self._buffer_buckets is None or self._received is None:
             return 2**62
         return self._received() + self._buffer_buckets
@@ -389,7 +394,8 @@ class Source:
         )
 
     def _close(self, upto: int) -> None:
-        """A token is durable with its rows or not at all, so with it go the open buckets too."""
+        """Close the buckets up to `upto`. A token must become durable together with all its rows,
+        so a pending token also commits the rows of open buckets."""
         due = sorted(self._pending)
         if self._token is None:
             due = [bucket for bucket in due if bucket <= upto]
@@ -398,8 +404,8 @@ class Source:
         self._handle(watermark.Closed(self._at, self._open_us()))
 
     def _commit(self, buckets: list[int], upto: int | None) -> None:
-        """Files first, then one append with everything. What was pending stays so if it fails.
-        `upto` is None before the stream is open: then there are only dead letters."""
+        """Write the files first, then append all records at once. After a failure all rows remain
+        pending. `upto` is None before the stream is open: then only dead letters exist."""
         written: list[Segment] = []
         extra: list[Any] = []
         try:

@@ -1,4 +1,4 @@
-"""What a source tells people at once: rows it did not take as they are, and clocks that are set."""
+"""Messages of a source to users: late, future and timeless rows, and steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.config import duration_text
 from holdfast.core import source_clock, watermark
 from holdfast.model.operators import Source
 
-#: What keeps late rows, by clock.
+#: Advice that avoids late rows, by kind of clock.
 _REMEDY = {
     "wall": "; rows that take longer need a longer grace=, a backlog needs clock='data'",
     "data": "; rows that are further out of order need a longer grace=, pauses a longer idle=",
@@ -16,7 +16,7 @@ _REMEDY = {
 
 
 def report_text(op: Source, report: watermark.Report, now_us: int) -> str:
-    """What came, why it is not part of the results, and what to do."""
+    """Describe excluded rows: how many, why, and what to do."""
     done = "given another time (late='restamp')"
     if op.late != "restamp" or report.reason == "null time":
         done = f"not taken and put among the dead letters (`holdfast dead-letters {op.name}`)"
@@ -38,7 +38,7 @@ def report_text(op: Source, report: watermark.Report, now_us: int) -> str:
 
 
 def clock_text(action: source_clock.ClockAction) -> str:
-    """What happened to the clock, and what that means for buckets."""
+    """Describe a step of the wall clock, and its effect on buckets."""
     match action:
         case source_clock.Stepped():
             way = "ahead" if action.by_us > 0 else "back"
@@ -55,7 +55,7 @@ def clock_text(action: source_clock.ClockAction) -> str:
 
 
 def _goes_on(apart_us: int) -> str:
-    """How the source clock goes on, so far ahead of the wall clock."""
+    """How the source clock continues when it is `apart_us` ahead of the wall clock."""
     course, lasts_us = source_clock.course_of(apart_us)
     match course:
         case "slower":
@@ -75,7 +75,7 @@ def _seconds(us: int) -> str:
 
 
 def _instant(us: int) -> str:
-    """As text; times that no calendar holds as a number."""
+    """A time in ISO format, or as a number if it is outside the range of `datetime`."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Tables from CSV, JSON-lines and Parquet files."""
+"""Reads tables from CSV, JSON-lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 from holdfast.edge.row_conversion import without_zone
 from holdfast.errors import InputError
 
-#: How much is read to find out whether a file can be.
+#: Bytes that are read to check whether a file is readable.
 _HEAD_BYTES = 1 << 20
 
 
 def read_table(path: str, schema: pa.Schema, zone: str | None, *, head: bool = False) -> pa.Table:
-    """The rows of a file; with `head` only its first ones, or their types. Times that are written
-    without a zone are taken in `zone`."""
+    """The rows of a file; with `head` only the first rows (CSV, JSON) or the schema (Parquet).
+    Times that are written without a zone are interpreted in `zone`."""
     kind = os.path.splitext(path)[1].lower()
     times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
     text = schema
-    for name in times:  # Arrow's JSON reader would take every time for UTC
+    for name in times:  # Arrow's JSON reader would read every time as UTC
         text = text.set(text.get_field_index(name), pa.field(name, pa.string()))
     try:
         if kind == ".parquet":

@@ -1,7 +1,7 @@
-"""A network with types: the schema of every stream, and every user function tried on a stub.
+"""Compiles a network: derives the schema of every stream and checks every user function on a stub.
 
-This is the part of well-formedness that needs Spark (ECOC rule 3: schemas along every edge).
-All violations are collected before one is raised.
+This module implements the part of well-formedness that needs Spark (ECOC rule 3: schemas along
+every edge). All violations are collected and raised together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.model.wellformed import topological
 
 @dataclass(slots=True)
 class Compiled:
-    """What the engine knows of each stream, by operator name."""
+    """Schema, time column and aggregate plan of each operator, by operator name."""
 
     network: Network
     schema: dict[str, str] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Compiled:
     plans: dict[str, mergeable.AggregatePlan] = field(default_factory=dict)
     #: Spark schema of the panes of each time window.
     panes: dict[str, Any] = field(default_factory=dict)
-    #: Window functions that give rows even for no rows, such as a count without groups.
+    #: Operators whose window function returns rows for an empty window (a count without groups).
     from_nothing: set[str] = field(default_factory=set)
 
 
 def _send_by_value(fn: Callable[..., Any]) -> None:
-    """Executors cannot import the user's files: functions from there travel whole."""
+    """Pickle functions of the application by value: executors cannot import the user's files."""
     module = sys.modules.get(getattr(fn, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
@@ -73,7 +73,7 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
 
         for op in topological(network):
             if any(up is not None and up.name not in made.time for up in op.inputs):
-                continue  # its input is already reported
+                continue  # a violation of its input was reported already
             try:
                 _compile(op, made, spark, stub)
             except HoldfastError as err:
@@ -84,8 +84,9 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
 
 
 def _partitioned(network: Network, known: Compiled) -> Compiled:
-    """What holds for an operator holds for its copy in every partition, and rows that only go from
-    one to another stay what they are."""
+    """Derive the compiled network with partitions from the one without. An operator compiles to the
+    same result in every partition; operators that only route rows keep the schema of their input.
+    """
     made = Compiled(network)
     for op in topological(network):
         like = op.name if op.name in known.schema else op.name.rpartition(".")[0]
@@ -191,13 +192,14 @@ def _compile(
 
 
 def count_windows(plan: mergeable.AggregatePlan, rows: str, time: str) -> str:
-    """Rows with their window (`_seq`, `_last`: the time of the row that filled it) to results."""
+    """SQL from rows assigned to windows to results. `_seq`: number of the window; `_last`: time of
+    the last row of the window."""
     partials = plan.first(plan.prepare(rows), _seq="_seq", _last="_last")
     return plan.finish(partials, ("_seq", "_last"), (f"timestamp_micros(_last) AS {quoted(time)}",))
 
 
 def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
-    """The result of a window function gets the last instant of its window as time column."""
+    """Set the time column of a window function's result to the last instant of the window."""
     return df.select(
         *[name for name in df.columns if name != time],
         F.expr(f"timestamp_micros({end_us - 1}L)").alias(time),
@@ -205,7 +207,7 @@ def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
 
 
 def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: str) -> DataFrame:
-    """Pairs at most `within` apart; the later time wins the left time column."""
+    """Join pairs at most `within` apart. The left time column gets the later of the two times."""
     equal = op.on if isinstance(op.on, tuple) else ()
     _have(equal, left, f"{op.name}, input port 0", "on")
     _have(equal, right, f"{op.name}, input port 1", "on")
@@ -263,7 +265,7 @@ def _free(keys: tuple[str, ...], taken: tuple[str, ...], of: str, what: str) -> 
 
 
 def _same_everywhere(df: DataFrame, of: str) -> None:
-    """Expressions in aggregates and join conditions are held to the same rules as functions."""
+    """Apply the determinism rules of user functions to aggregates and join conditions."""
     determinism.check_plan(df, of, whole_window=True, python_udfs=False)
 
 
@@ -283,7 +285,7 @@ def _ddl(df: DataFrame, of: str) -> str:
 
 
 def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
-    """Declared UDFs are tried on a made-up sample under two splits and orders."""
+    """Run declared UDFs on sample rows in two orders and partitionings, and compare the results."""
     from holdfast.engine.sample import sample_rows
     from holdfast.storage.rows import canonical, digest
 

@@ -1,8 +1,8 @@
-"""User code is held against what is known to give the same bits everywhere (ARCHITECTURE.md).
+"""Checks that user code is deterministic: same bits on every replica (ARCHITECTURE.md).
 
-A function is called once on a streaming stub, where a hidden `collect()` cannot run, and its
-analysed plan is walked: only listed plan nodes, no expression that depends on clock, chance or
-partitioning.
+A function is called once on a streaming stub, on which a hidden `collect()` fails. Its analyzed
+plan may contain only allowed plan nodes, and no expression that depends on the clock, on random
+numbers or on partitioning.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame
 from holdfast.engine.user_errors import location_of
 from holdfast.errors import HoldfastError, InputError, NotDeterministic, UserFunctionError
 
-#: Nodes that treat every row by itself.
+#: Plan nodes that process each row independently.
 _ROW_BY_ROW = {
     "Project", "Filter", "Generate", "SubqueryAlias", "Union", "StreamingRelation",
     "StreamingRelationV2", "Expand", "ResolvedHint",
 }  # fmt: skip
-#: Further nodes that are fine over a whole window, whose rows are all there.
+#: Plan nodes allowed in window functions, which get all rows of a window.
 _WHOLE_WINDOW = _ROW_BY_ROW | {
     "LocalRelation", "LogicalRDD", "OneRowRelation", "View", "Range", "Aggregate", "Join",
     "Distinct", "Deduplicate", "Sort", "Window", "Intersect", "Except",
@@ -44,7 +44,7 @@ _CHANCE = {
     "CurrentBatchTimestamp": "current_timestamp()", "Sample": "sample()",
     "CallMethodViaReflection": "reflect()", "TryReflect": "try_reflect()",
 }  # fmt: skip
-#: Aggregates that depend on the order of rows or are randomised.
+#: Aggregates that depend on the order of rows or are randomized.
 _ORDER = {
     "First": "first()", "Last": "last()", "CollectList": "collect_list()", "AnyValue":
     "any_value()", "ApproximatePercentile": "approx_percentile()",
@@ -53,13 +53,14 @@ _ORDER = {
 }  # fmt: skip
 
 
-#: Tables that belong to no bucket: with more buckets in a job they would stand beside more rows.
+#: Plan nodes that read tables outside any bucket. Results would depend on the number of buckets in
+#: a job, because the table would be added once per job.
 _OUTSIDE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "View", "Range", "LogicalRelation"}
 _SUBQUERIES = {"ScalarSubquery", "InSubquery", "ListQuery", "Exists", "LateralSubquery"}
 
 
 def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
-    """Call user code on the stub and turn what goes wrong into one clear message."""
+    """Call user code on the stub and translate its errors into a HoldfastError."""
     try:
         result = fn(stub)
     except PySparkException as err:
@@ -76,7 +77,7 @@ def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
 
 
 def apply(fn: Callable[[DataFrame], Any], rows: DataFrame, of: str) -> DataFrame:
-    """Call user code in a step. What Spark says is told by whoever runs the step."""
+    """Call user code in a step. Spark's errors pass through: `Engine.run` translates them."""
     try:
         result: DataFrame = fn(rows)
         return result
@@ -109,13 +110,13 @@ def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError
 
 
 def brief(err: Exception) -> str:
-    """The first line of a Spark error in words, without its codes."""
+    """The first line of a Spark error, without error condition and SQLSTATE."""
     line = str(err).strip().split("\n", 1)[0].split(" SQLSTATE", 1)[0]
     return re.sub(r"^\[[A-Z0-9_.]+\] ", "", line)[:400]
 
 
 def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool) -> None:
-    """Refuse a plan that could differ between replicas, saying which part and why."""
+    """Raise NotDeterministic if results of the plan could differ between replicas."""
     allowed = _WHOLE_WINDOW if whole_window else _ROW_BY_ROW
     plan = df._jdf.queryExecution().analyzed()
     names = [cls.rsplit(".", 1)[-1].rstrip("$") for cls in _classes(json.loads(plan.toJSON()))]
@@ -166,7 +167,7 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
 
 
 def check_time_kept(after: DataFrame, time: str, of: str) -> None:
-    """The time column must come through as it is: it says in which bucket a row lives."""
+    """Raise InputError if the function changes the time column, which determines the bucket."""
     if time not in after.columns:
         raise InputError(
             f"{of}: the result has no time column {time!r} (it has {', '.join(after.columns)}); "
@@ -183,7 +184,7 @@ def check_time_kept(after: DataFrame, time: str, of: str) -> None:
 
 
 def _passed_on(plan: Any, place: int, time: str) -> bool:
-    """The output at `place` is the input's time column in every row, whatever names it went by."""
+    """Whether output column `place` is the unchanged time column of the input, even if renamed."""
     wanted = plan.output().apply(place)
     children = plan.children()
     kind = plan.getClass().getSimpleName()
@@ -212,7 +213,7 @@ def _nodes(plan: Any) -> Iterator[str]:
 
 
 def _classes(value: Any) -> Iterator[str]:
-    """Every class named anywhere in the JSON form of a plan, expressions included."""
+    """All class names in the JSON form of a plan, including expressions."""
     if isinstance(value, dict):
         if "class" in value:
             yield str(value["class"])

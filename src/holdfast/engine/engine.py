@@ -1,10 +1,9 @@
 """The engine: deterministic Spark jobs over buckets (ARCHITECTURE.md).
 
 `Engine.run(path, version, lo, hi, inputs)` computes every output of a path for buckets lo..hi from
-the inputs and the state after lo-1, and gives the state after hi. Several buckets in one job give
-the same bits as one by one. Work is done only where a result is due: rows of an open window stay
-where they are, in the durable input segments, until the window closes or many have gathered and
-are folded into panes.
+the inputs and the state after lo-1, and returns the state after hi. Several buckets in one job give
+the same bits as one bucket per job. Rows of an open window remain in the durable input segments
+until the window closes, or until enough buckets have gathered to be folded into panes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from holdfast.storage.rows import digest
 
 
 class Engine:
-    """Compiled once per node; `run` may be called from one thread per path."""
+    """The Spark engine of a node. `run` may be called by one thread per line of each path."""
 
     def __init__(
         self,
@@ -52,12 +51,12 @@ class Engine:
     ) -> None:
         self.network = network
         self.sessions = sessions
-        #: Where state files live; executors must be able to write there.
+        #: Folder of the state files; executors must be able to write to it.
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
         self.compiled = compiled or compile_network(network, sessions.small)
         self._made: dict[str, set[str]] = {}
-        #: Folders of shards that failed steps of each path left, until one has succeeded.
+        #: Shard folders of failed steps, by line, until the next `release` of the line.
         self._failed: dict[str, list[str]] = {}
         self._readers: dict[tuple[int, str], Any] = {}
         with storage(self.folder):
@@ -77,12 +76,12 @@ class Engine:
         return digest(table)
 
     def check(self, version: Version) -> None:
-        """Raises when a file of the version is missing or damaged."""
+        """Raise LogCorrupted if a file of the version is missing or damaged."""
         check_files(version, self.folder)
 
     def plan_hash(self, path: Path) -> str:
-        """Changes when the query changes in a way the state can feel, the code of its functions
-        included."""
+        """Hash of everything that state depends on: bucket width, shards, and operators with the
+        code of their functions."""
         network, schema = self.network, self.compiled.schema
         text = [network.name, str(network.width_us), str(network.partitions)]
         for op in path.operators:
@@ -90,7 +89,7 @@ class Engine:
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
     def empty(self, path: Path, bucket: int) -> Version:
-        """The state before anything: after `bucket`, nothing is known."""
+        """The empty state after `bucket`."""
         return Version(path.name, bucket, needs_from=bucket + 1, plan=self.plan_hash(path))
 
     def run(
@@ -103,7 +102,8 @@ class Engine:
         *,
         tentative: bool = False,
     ) -> StepResult:
-        """One thread may run the stable line of a path while another runs its tentative one."""
+        """Compute buckets lo..hi. The stable and the tentative line of a path may run at the same
+        time, in two threads."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         step = Step(self, path, version, lo, hi, inputs, line=line_of(path, tentative))
         known = frozenset(self._made.get(step.line, ()))
@@ -116,11 +116,11 @@ class Engine:
             raise told from err
         finally:
             for file in step.scratch:
-                with suppress(OSError):  # what failed, or who deleted the storage, is told above
+                with suppress(OSError):  # the error of the step itself is reported above
                     os.unlink(file)
 
     def _undo(self, step: Step, known: frozenset[str]) -> None:
-        """What a failed step wrote goes at once: on a full disk it is run again and again."""
+        """Delete the files of a failed step immediately: a full disk causes many failed retries."""
         made = self._made.setdefault(step.line, set())
         release(self.folder, (), made - known)
         made &= known
@@ -129,14 +129,14 @@ class Engine:
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:
-        """Tasks of a failed job may write for a while yet, so this is done more than once."""
+        """Delete folders of failed steps. Repeated: tasks of a failed job may continue to write."""
         for folder in self._failed.get(line, ()):
             shutil.rmtree(folder, ignore_errors=True)
 
     def warm_up(self, path: Path, *, rounds: int = 3) -> None:
-        """Run the path over made-up rows and forget the results: the first real bucket should not
-        pay for class loading. What user functions make of such rows does not matter."""
-        folder = f"{self.folder}-warm"  # a killed predecessor may have left it
+        """Run the path over sample rows and discard the results, so that class loading does not
+        delay the first real bucket. Errors of user functions on sample rows are ignored."""
+        folder = f"{self.folder}-warm"  # may exist from a killed process
         shutil.rmtree(folder, ignore_errors=True)
         try:
             scratch = Engine(
@@ -155,14 +155,14 @@ class Engine:
             shutil.rmtree(folder, ignore_errors=True)
 
     def recovered(self, versions: Sequence[Version]) -> None:
-        """Start from these versions: what a killed predecessor left beside them goes."""
+        """Start from these versions. Delete all other state files, left by a killed process."""
         release(self.folder, versions, files_below(self.folder))
         for version in versions:
             self._made.setdefault(version.path, set()).update(version.files())
 
     def release(self, path: Path, kept: Sequence[Version], *, tentative: bool = False) -> None:
-        """Old versions nothing can roll back to give their files back. `kept` are those of both
-        lines; a line deletes only what it made itself, since the other may be making more."""
+        """Delete the files of versions that no rollback can select. `kept`: the versions that both
+        lines retain. A line deletes only its own files, because the other line may be writing."""
         line = line_of(path, tentative)
         release(self.folder, kept, self._made.setdefault(line, set()))
         self._sweep(line)
@@ -172,7 +172,7 @@ class Engine:
         self._made.setdefault(line, set()).add(file)
 
     def reader(self, spark: SparkSession, schema: Any) -> Any:
-        """A reader of Parquet files with a schema, DDL or StructType, made once."""
+        """A cached reader of Parquet files with a schema, DDL or StructType."""
         key = (id(spark), str(schema))
         if key not in self._readers:
             self._readers[key] = spark.read.schema(schema)
@@ -184,7 +184,7 @@ def line_of(path: Path, tentative: bool) -> str:
 
 
 class _MadeUp:
-    """A bucket of sample rows on every input."""
+    """Inputs with one bucket of sample rows per stream."""
 
     def __init__(self, engine: Engine, path: Path, folder: str, bucket: int) -> None:
         self._held = {}

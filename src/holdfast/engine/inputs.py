@@ -1,4 +1,4 @@
-"""What a step reads and gives: the values between the engine and those who call it."""
+"""The interface between the engine and its callers: inputs and results of a step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class InputFile:
 
 
 class Inputs(Protocol):
-    """Where a path finds the stable input segments it may read."""
+    """The input segments that a path may read."""
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    #: For each output stream the tables of the buckets that have rows, in bucket order.
+    #: For each output stream, the buckets that have rows and their tables, in bucket order.
     outputs: dict[str, list[tuple[int, pa.Table]]]
     version: Version
-    #: Spark jobs this step needed: buckets without results need none.
+    #: Number of Spark jobs of the step; 0 if no result was due.
     jobs: int

@@ -1,10 +1,10 @@
-"""Keyed state on the executors: one shard file in, one shard file out, whole columns at a time.
+"""Keyed state on the executors, one file per shard.
 
-The rows of a step are spread by key over the network's shards; each task reads its shard of the
-previous version, runs the operator, writes the shard of the next version under a name nobody else
-uses, and passes its results on. A shard file that exists is whole (it is renamed into place) and,
-operators being deterministic, right: a task that ran twice wrote the same bytes twice.
-State never passes through the driver, and old versions are simply other files.
+The rows of a step are distributed by key over the shards of the network. Each task reads its shard
+of the previous version, runs the operator, writes its shard of the next version under a unique name
+and returns the results. A shard file that exists is complete, because it is renamed into place. If
+Spark runs a task twice, both files have the same content, because operators are deterministic.
+State never passes through the driver. Old versions are separate files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | Non
 
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
-    """What a stateful function is told of the bucket it works on."""
+    """The bucket for which a stateful function is called."""
 
     bucket: int
     start_us: int
@@ -38,10 +38,10 @@ class BucketInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Everything a task needs, sent to it with the job."""
+    """A function for `mapInArrow` that processes one shard; sent to the executors with the job."""
 
     step: Step
-    #: Shard number to the file of the previous version; missing while the shard has no state.
+    #: File of the previous version, by shard number; no entry if the shard has no state.
     files: Mapping[int, str]
     folder: str
     schema: pa.Schema
@@ -71,14 +71,14 @@ def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) 
 
 
 def read_shards(folder: str) -> dict[int, dict[str, Any]]:
-    """What the tasks of a step left in `folder`: file, rows and timer of each shard."""
+    """File, number of rows and timer of each shard that the tasks of a step wrote to `folder`."""
     found: dict[int, dict[str, Any]] = {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if not name.startswith("shard-"):
             continue
         shard = int(name[6:].split(".", 1)[0])
         if shard in found:
-            os.unlink(os.path.join(folder, name))  # a task that ran twice
+            os.unlink(os.path.join(folder, name))  # duplicate of a task that ran twice
             continue
         meta = pq.read_metadata(os.path.join(folder, name)).metadata or {}
         timer = meta.get(b"timer_us")
@@ -92,10 +92,10 @@ def read_shards(folder: str) -> dict[int, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CountWindowStep:
-    """Assign rows to count windows: full windows leave, the rows of the next ones stay.
+    """Assigns rows to count windows. Returns the rows of full windows; retains the rest as state.
 
-    Positions count from the start of each key's next window, so the state is just the rows since
-    then, in order.
+    The state of a key is the rows since the start of its first window that is not full, in order.
+    No positions are stored.
     """
 
     keys: tuple[str, ...]
@@ -114,7 +114,7 @@ class CountWindowStep:
         starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if count else np.array([0])
         sizes = np.diff(np.r_[starts, count]) if count else np.array([0])
         full = np.maximum(0, (sizes - self.size) // self.slide + 1)
-        # One entry per full window: where it starts in `order`, and its number within the key.
+        # One entry per full window: its number within the key, and its start in `order`.
         first = np.repeat(np.cumsum(full) - full, full)
         number = np.arange(int(full.sum())) - first
         window_start = np.repeat(starts, full) + number * self.slide
@@ -132,7 +132,7 @@ class CountWindowStep:
 
 @dataclass(frozen=True, slots=True)
 class StatefulStep:
-    """Call a user's function bucket by bucket, also where only a timer is due."""
+    """Calls a user function for every bucket that has rows or in which a timer is due."""
 
     fn: Callable[[pa.Table, pa.Table, BucketInfo], tuple[pa.Table, pa.Table]]
     name: str
@@ -215,7 +215,7 @@ def _fit(table: Any, schema: pa.Schema, of: str) -> pa.Table:
 
 
 def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number for every row, equal exactly where all keys are equal (nulls too)."""
+    """A group number for every row: equal if and only if all keys are equal; nulls are equal."""
     ids = np.zeros(rows.num_rows, np.int64)
     for key in keys:
         column = rows[key].combine_chunks()

@@ -1,10 +1,11 @@
-"""Aggregates as partials that merge in any order and any grouping with the same bits.
+"""Aggregates as partials that merge in any order and any grouping to the same bits.
 
-Each aggregate gives *dimensions* (columns the partials are grouped by, beside the keys), *partials*
-(columns with a commutative, associative, exact merge) and a *finish*. Sums of doubles are exact:
-a value is cut into four whole numbers of 30 bits on a grid fixed by its block of 64 binary
-exponents, whole numbers are added, and only the finish rounds. The block is a dimension; in common
-data there is one. So neither tasks, nor panes, nor groups of buckets can change a bit.
+Each aggregate has *dimensions* (columns by which partials are grouped, in addition to the keys),
+*partials* (columns with a commutative, associative, exact merge) and a *finish* (the result,
+computed from merged partials). Sums of doubles are exact: a value is split into four integers of 30
+bits on a grid fixed by its block of 64 binary exponents. The integers are added, and only the
+finish rounds. The block is a dimension; typical data has a single block. The results therefore do
+not depend on the distribution of rows over tasks, panes or jobs.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ _2P60, _2P30 = "1152921504606846976D", "1073741824L"
 
 @dataclass(slots=True)
 class _Part:
-    """One aggregate taken apart, as SQL over the columns that `prepare` adds."""
+    """One decomposed aggregate, as SQL over the columns that `prepare` adds."""
 
-    #: Columns computed one layer after the other: [{name: sql}, ...].
+    #: Columns computed layer by layer: [{name: sql}, ...]. A layer may use those before it.
     layers: list[dict[str, str]] = field(default_factory=list)
     dims: dict[str, str] = field(default_factory=dict)
-    #: Name of the partial: (function of the first level, function that merges, sql).
+    #: By name of the partial: (aggregate function over rows, merge function, sql of the argument).
     partials: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    #: SQL over the partials, or over `items` (array of structs of dims and partials) with dims.
+    #: SQL over the partials; with dimensions, SQL over the array of items (structs of dimensions
+    #: and partials).
     finish: str = ""
     #: Items with the same dimensions must be merged before the finish (top_k).
     unique_items: bool = False
@@ -45,15 +47,15 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """All aggregates of one operator as SQL text: each method wraps a SELECT into another."""
+    """All aggregates of one operator as SQL text. Each method wraps a SELECT into another one."""
 
     keys: tuple[str, ...]
-    #: Columns, as `sql AS name`, computed one layer after the other.
+    #: Columns, as `sql AS name`, computed layer by layer.
     layers: tuple[tuple[str, ...], ...]
     dims: tuple[str, ...]
     _first: tuple[str, ...]
     _merge: tuple[str, ...]
-    #: How the dimensions are folded away, level by level: (group columns kept, columns).
+    #: Levels that remove the dimensions: (dimensions that remain grouped, columns).
     _folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     _finish: tuple[str, ...]
 
@@ -63,21 +65,21 @@ class AggregatePlan:
         return rows
 
     def first(self, rows: str, **by: str) -> str:
-        """Rows (prepared) to partials grouped by the SQL in `by`, the keys and the dimensions."""
+        """Prepared rows to partials, grouped by the SQL in `by`, the keys and the dimensions."""
         named = listed(*(f"{sql} AS {name}" for name, sql in by.items()))
         keys = quoted(*self.keys, *self.dims)
         columns = listed(named, keys, *self._first)
         return f"SELECT {columns} FROM ({rows}) GROUP BY {listed(*by.values(), keys)}"
 
     def merge(self, partials: str, *by: str) -> str:
-        """Partials to partials with a coarser `by`."""
+        """Merge partials to partials with a coarser `by`."""
         return self._grouped(partials, (*by, *self.keys, *self.dims), self._merge)
 
     def finish(
         self, partials: str, by: tuple[str, ...], more: tuple[str, ...], where: str = "true"
     ) -> str:
-        """Partials, one row per `by`, keys and dimensions, to keys, results and the columns `more`
-        computed from `by`."""
+        """Partials to results. The input has one row per `by`, keys and dimensions. The output has
+        the keys, the results and the columns `more`, which are computed from `by`."""
         if self._folds:
             partials, where = f"SELECT * FROM ({partials}) WHERE {where}", "true"
         for kept, columns in self._folds:
@@ -93,14 +95,14 @@ class AggregatePlan:
 def plan(
     df: DataFrame, keys: tuple[str, ...], aggregates: Mapping[str, Any], time: str, of: str
 ) -> AggregatePlan:
-    """Take the aggregates apart; `df` is a stub with the schema of the input."""
+    """Decompose the aggregates. `df` is a stub with the schema of the input."""
     parts: dict[str, _Part] = {}
     finishes: list[tuple[str, str]] = []
     for name, wanted in aggregates.items():
         if name in keys or name in (time, "window_start"):
             raise InputError(f"{of}: the aggregate name {name!r} is taken by a key or time column")
         if callable(wanted) and not isinstance(wanted, Column):
-            wanted = wanted()  # a Column cannot be made before Spark runs
+            wanted = wanted()  # a Column cannot be created before Spark runs
         if isinstance(wanted, Aggregate):
             pieces, text = [(f"_a{len(parts)}", wanted)], f"_a{len(parts)}"
         elif isinstance(wanted, Column):
@@ -165,7 +167,7 @@ def _assemble(
 
 
 def _fold(parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...]) -> tuple[str, ...]:
-    """One level that takes dimensions away: their aggregates become arrays of items."""
+    """One level that removes dimensions: aggregates with dimensions become arrays of items."""
     columns = []
     for label, part in parts.items():
         if label in collect:
@@ -187,11 +189,11 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
     kind = _type_of(df, arg, of)
     x = f"{a}_x"
     if kind in ("float", "double"):
-        # -0.0 and 0.0 compare equal, so which one wins would depend on the order.
+        # -0.0 and 0.0 compare equal: the result would depend on the order. Adding 0 gives 0.0.
         arg = f"(({arg}) + cast(0 as {kind}))"
     part = _Part(layers=[{x: arg}])
     if aggregate.kind in _DIRECT and kind not in ("float", "double"):
-        # Nothing is computed from it twice: no layer, a shorter plan.
+        # The argument is used only once: a plan without the layer is shorter.
         part, x = _Part(), f"({arg})"
     match aggregate.kind:
         case "count":
@@ -213,7 +215,8 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
         case "approx_distinct":
             value = x if kind in ("int", "bigint", "string", "binary") else f"cast({x} as string)"
             lg_k = aggregate.param("lg_k")
-            # A union forgets the order of arrival, which a lone sketch's estimate remembers.
+            # The estimate of a single sketch depends on the order of its values; that of a union
+            # does not.
             part.finish = (
                 f"coalesce(hll_sketch_estimate(hll_union({a}_s, {a}_s)), cast(0 as bigint))"
             )
@@ -243,7 +246,7 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         high = f"({a}_h + shiftright({a}_l, 32))"
         low = f"({a}_l & 4294967295L)"
         if wanted == "sum":
-            # Between -2**31 and 2**31-1 the high half fits; elsewhere the sum is not a long.
+            # The sum fits a long only if the high half is between -2**31 and 2**31-1.
             part.finish = (
                 f"if({high} between -2147483648L and 2147483647L, "
                 f"shiftleft({high}, 32) | {low}, cast(null as bigint))"
@@ -261,8 +264,9 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         else:
             part.finish = _decimal_average(f"{a}_d", f"{a}_n", precision, scale)
         if precision > 28:
-            # Whether 38 digits overflow on the way depends on the order, unless all magnitudes fit:
-            # they are counted in units of the 20th digit.
+            # An overflow of 38 digits in an intermediate sum depends on the order of rows, unless
+            # the sum of all absolute values fits. That sum is computed in units of
+            # 10**(20 - scale), each value rounded down; the count bounds the rounding error.
             unit = format(Decimal(1).scaleb(20 - scale), "f")
             magnitude = f"cast(abs({x}) div {unit}BD as decimal(38,0))"
             part.partials[f"{a}_g"] = ("sum", "sum", magnitude)
@@ -276,7 +280,8 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
 
 
 def _decimal_average(total: str, n: str, precision: int, scale: int) -> str:
-    """Spark keeps six digits when it divides a wide decimal: divide, then divide the remainder."""
+    """Spark's division of a wide decimal has only six fractional digits: divide, then divide the
+    remainder."""
     fine = max(scale, 6)
     count = f"cast({n} as decimal(12,0))"
     rough = f"try_cast(try_divide({total}, {count}) as decimal(38,6))"
@@ -291,7 +296,7 @@ def _items_n(a: str) -> str:
 
 
 def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
-    """Add dimension and limbs for the exact sum of the double `x`; gives the finishing SQL."""
+    """Add the dimension and the limbs for the exact sum of the double `x`; return the finish."""
     y, e, w = f"{a}{tag}_y", f"{a}{tag}_e", f"{a}{tag}_w"
     block = (
         f"case when {x} is null then null when isnan({x}) then {_NAN} "
@@ -315,13 +320,13 @@ def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
         while len(part.layers) <= depth:
             part.layers.append({})
         part.layers[depth].update(layer)
-    # The block is both computed early and grouped by: the dimension gets a name of its own.
+    # The block is a column of an early layer too, so the dimension needs a different name.
     part.dims[f"{e}d"] = e
     for limb, sql in (("3", f"{w} div {_2P30}"), ("2", f"{w} % {_2P30}"),
                       ("1", f"{w}l div {_2P30}"), ("0", f"{w}l % {_2P30}")):  # fmt: skip
         part.partials[f"{a}{tag}_{limb}"] = ("sum", "sum", sql)
     i, d = f"{a}_i", f"{e}d"
-    # Items of one block, which other dimensions keep apart, are added before they are rounded.
+    # Other dimensions may divide a block into several items: add these before rounding.
     limbs = [
         ("3", "1237940039285380274899124224D"),
         ("2", _2P60),
@@ -387,7 +392,7 @@ def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: 
     part.partials = {f"{a}_n": ("count", "sum", x)}
     items = f"filter({a}_i, e -> e.{a}_b is not null)"
     rank = f"floor({q!r}D * ({_items_n(a)} - 1))"
-    # The first bin, in order, at which more than `rank` values have been seen.
+    # The first bin at which the cumulative count exceeds `rank`.
     found = (
         f"aggregate({items}, named_struct('seen', 0L, 'bin', cast(null as int)), (s, e) -> "
         f"named_struct('seen', s.seen + e.{a}_n, 'bin', "
@@ -437,7 +442,7 @@ _PLAIN = {
 def _take_apart(
     df: DataFrame, column: Column, at: int, of: str
 ) -> tuple[list[tuple[str, Aggregate]], str]:
-    """A PySpark aggregate Column as our aggregates and the expression around them."""
+    """Decompose a PySpark aggregate Column into `Aggregate`s and the expression around them."""
     from pyspark.errors import PySparkException
 
     try:

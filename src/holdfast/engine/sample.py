@@ -1,4 +1,4 @@
-"""Made-up rows of any schema, to try user functions on."""
+"""Random sample rows of any schema, for tests of user functions and for warm-up."""
 
 from __future__ import annotations
 

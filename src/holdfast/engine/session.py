@@ -1,8 +1,8 @@
 """One SparkContext per node, two sessions on it.
 
-The sessions differ only in whole-stage code generation: for a few thousand rows compiling a plan
-costs more than interpreting it, for many rows it pays. Results are the same to the bit, since our
-arithmetic does not depend on the plan.
+The sessions differ only in whole-stage code generation. For a few thousand rows, compiling a plan
+costs more than interpreting it; for many rows, compiling is faster. Results are the same to the
+bit, because the arithmetic does not depend on the plan.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from pyspark.sql import SparkSession
 from holdfast.config import Options
 from holdfast.errors import SetupError
 
-#: Rows a job may read from which code generation and more than one task are used: between the
-#: 10,000 and the 2,000,000 rows of a closing window in `experiment vs-structured-streaming`.
+#: A job that may read at least this many rows uses code generation and more than one task. The
+#: value lies between the 10,000 and the 2,000,000 rows of a closing window in
+#: `experiment vs-structured-streaming`.
 LARGE_JOB_ROWS = 50_000
 
-#: A JVM that was killed is gone by then.
+#: Longest wait for the end of a killed JVM, in seconds.
 END_S = 5.0
 
 _STATIC = {
@@ -58,7 +59,7 @@ _SQL = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.sql.ui.explainMode": "simple",
-    # Every execution describes its plan for a page nobody looks at.
+    # Every execution formats its plan for the Spark UI, which is disabled: keep the text short.
     "spark.sql.debug.maxToStringFields": "2",
     "spark.sql.maxPlanStringLength": "100",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -70,10 +71,10 @@ _SQL = {
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    #: Interpreted, for small jobs; code generation, for large ones.
+    #: `small` interprets plans, for small jobs; `large` uses code generation, for large jobs.
     small: SparkSession
     large: SparkSession
-    #: Tasks that can run at once.
+    #: Number of tasks that can run in parallel.
     cores: int
 
     def stop(self) -> None:
@@ -81,7 +82,8 @@ class Sessions:
 
 
 def java_problem() -> str | None:
-    """Why Spark could not start a JVM here, or None. Asked before Spark can answer in Java."""
+    """The reason why Spark cannot start a JVM on this machine, or None. Checked before Spark
+    starts, because Spark's own error is a Java stack trace."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     remedy = (
@@ -103,7 +105,7 @@ def java_problem() -> str | None:
 
 @contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """What the JVM prints goes to `path`: a process started inside inherits the descriptors."""
+    """Redirect stdout and stderr to `path`. A JVM started meanwhile inherits the descriptors."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
@@ -120,7 +122,7 @@ def _output_to(path: str) -> Iterator[None]:
 
 
 def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull) -> Sessions:
-    """Start Spark, or join the session of this process when there is one already."""
+    """Start Spark, or use the active session of this process."""
     active = SparkSession.getActiveSession()
     if active is None:
         problem = java_problem()
@@ -147,7 +149,7 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         active.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for query_errors in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-            # They write Spark's stack traces to stderr; our errors say what they mean.
+            # These loggers write Spark's stack traces to stderr. Holdfast reports the errors.
             PySparkLogger.getLogger(query_errors).setLevel(logging.CRITICAL)
     cores = max(1, int(active.sparkContext.defaultParallelism))
     return Sessions(
@@ -158,8 +160,8 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
 
 
 def _launched(builder: Any) -> SparkSession:
-    """The session, or no JVM at all: one whose start is interrupted would be left behind. SIGINT
-    goes on meaning what it meant: Spark's own handler cancels the jobs of nodes."""
+    """Start Spark. If the start fails or is interrupted, the JVM is killed; otherwise the JVM would
+    keep running. The previous SIGINT handler is restored: Spark's handler cancels running jobs."""
     before = {child.pid for child in psutil.Process().children()}
     interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -174,7 +176,7 @@ def _launched(builder: Any) -> SparkSession:
 
 
 def end_jvm(before: Collection[int] = ()) -> None:
-    """Kill the JVM of this process, whatever it is doing: a child that was not there `before`."""
+    """Kill the Spark JVM of this process. `before`: ids of child processes that are not it."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if child.pid not in before and any("spark" in word for word in child.cmdline()):
@@ -186,7 +188,7 @@ def end_jvm(before: Collection[int] = ()) -> None:
 
 def _session(base: SparkSession, more: dict[str, str]) -> SparkSession:
     session = base.newSession()
-    # Large jobs spread over a fixed small number of tasks; the results do not depend on it.
+    # Large jobs use a small fixed number of tasks; the results do not depend on this number.
     for key, value in {**_SQL, "spark.sql.shuffle.partitions": "2", **more}.items():
         session.conf.set(key, value)
     return session

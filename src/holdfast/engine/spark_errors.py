@@ -1,8 +1,8 @@
-"""What a failed step tells: whether the storage is to blame or the application, and where.
+"""Classifies the errors of a step: caused by the storage or by the application, and where.
 
-The difference decides what becomes of the node: storage that is full is waited for, storage that is
-gone is rebuilt, and a query that fails on its rows waits for a person. Spark hands on all of them
-as text.
+The cause determines the reaction: a step is retried while the storage is full, lost storage is
+rebuilt, and a query that fails on its rows must be repaired by the user. Spark reports all of these
+errors as text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from holdfast.errors import HoldfastError, InputError, LogError, StorageFull, Us
 from holdfast.model.fragments import Path
 from holdfast.storage.files import storage_error
 
-#: What a Python worker of ours raised.
+#: Storage error of Holdfast that was raised in a Python worker.
 _OURS = re.compile(
     r"\bholdfast\.errors\.(StorageFull|StorageDenied|StorageLost|LogCorrupted|LogError)\b"
 )
-#: Spark has files of its own elsewhere, and they too can find no space.
+#: Messages for a full disk. The file need not be in the storage of the node: Spark writes temporary
+#: files elsewhere.
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-#: What Spark and the JVM say of files in the storage of the node, and the number of it. The JVM
-#: says that a file was not found for whatever reason, and then the reason.
+#: Error messages of Spark and the JVM about files in the storage of the node, and their errno. The
+#: JVM raises FileNotFoundException for other causes too and then names the cause, so causes are
+#: first.
 _WORDS = {
     "Permission denied": errno.EACCES,
     "Read-only file system": errno.EROFS,
@@ -44,7 +46,7 @@ _WORDS = {
 
 
 def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> Exception:
-    """The error to raise for one that a step raised; `folder` holds the state of the node."""
+    """Translate an error of a step. `folder`: the state folder of the node."""
     if isinstance(err, HoldfastError):
         return err
     where = f"path {path.name!r}, buckets {lo} to {hi}"
@@ -63,7 +65,7 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
 
 
 def _storage_error(err: Exception, folder: str) -> LogError | None:
-    """What is wrong with the storage; None if it is something else."""
+    """The storage error that caused `err`; None if the cause is not the storage."""
     if isinstance(err, OSError):
         found = storage_error(err, folder)
         mine = str(err.filename or "").startswith(folder)

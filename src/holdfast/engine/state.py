@@ -1,8 +1,8 @@
-"""State versions: what a path knows after a bucket, as a small immutable description of files.
+"""State versions: the state of a path after a bucket, as a small immutable description of files.
 
-A version is never changed: a step makes the next one, which shares most files with it. Rolling
-back is choosing an older version; moving state is sending a version's files; a durable checkpoint
-is a version whose files were flushed and whose description is in the manifest.
+A version never changes. A step creates the next version, which shares most files with the previous
+one. A rollback selects an older version. A state transfer sends the files of a version. A
+checkpoint is a version whose files were flushed and whose description is in the manifest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Chunk:
     lo: int
     hi: int
     rows: int
-    #: The buckets in it that have rows, where that is known one by one.
+    #: The buckets that have rows; empty if unknown.
     buckets: tuple[int, ...] = ()
 
     def body(self) -> dict[str, Any]:
@@ -56,13 +56,13 @@ class Version:
     bucket: int
     #: Panes of each time window, oldest first.
     panes: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict)
-    #: Rows kept of each input edge ("operator:port") that does not come straight from inputs.
+    #: Retained rows of each input edge ("operator:port"), if not only references to input segments.
     edges: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict)
     #: Shards of each keyed operator.
     shards: Mapping[str, Mapping[int, Shard]] = field(default_factory=dict)
     #: First bucket of the raw inputs that this version still refers to.
     needs_from: int = 0
-    #: Hash of network, operators and schemas: state is not read by a query it was not made by.
+    #: Hash of network, operators and schemas (`Engine.plan_hash`); another query refuses the state.
     plan: str = ""
 
     def files(self) -> list[str]:
@@ -111,7 +111,7 @@ class Version:
 
 
 def write_rows(table: pa.Table, path: str) -> None:
-    """A state file: there whole or not at all, flushed only when a checkpoint names it."""
+    """Write a state file atomically. A checkpoint flushes the file later."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="snappy", row_group_size=max(1, table.num_rows))
     with storage(path):
@@ -120,7 +120,7 @@ def write_rows(table: pa.Table, path: str) -> None:
 
 
 def check_files(version: Version, folder: str) -> None:
-    """Every file of a version is there and has the rows it should have."""
+    """Raise LogCorrupted unless every file of a version exists with the expected number of rows."""
     held = [c for group in (version.panes, version.edges) for cs in group.values() for c in cs]
     expected = {chunk.file: chunk.rows for chunk in held}
     expected |= {s.file: s.rows for group in version.shards.values() for s in group.values()}
@@ -135,7 +135,8 @@ def check_files(version: Version, folder: str) -> None:
 
 
 def export_version(version: Version, folder: str, target: str) -> dict[str, Any]:
-    """Copy a version's files to `target`; the result with the files is all another node needs."""
+    """Copy the files of a version to `target`. With these files and the returned description,
+    another node can import the version."""
     check_files(version, folder)
     for name in version.files():
         _copy(os.path.join(folder, name), os.path.join(target, name))
@@ -162,7 +163,7 @@ def _copy(file: str, into: str) -> None:
 
 
 def files_below(folder: str) -> set[str]:
-    """Names, relative to `folder`, of all files in it."""
+    """All files below `folder`, as paths relative to it."""
     return {
         os.path.relpath(os.path.join(parent, name), folder)
         for parent, _, names in os.walk(folder)
@@ -171,7 +172,7 @@ def files_below(folder: str) -> set[str]:
 
 
 def release(folder: str, kept: Iterable[Version], made: set[str]) -> None:
-    """Delete the files among `made` that no kept version refers to, and forget them."""
+    """Delete files in `made` that no version in `kept` refers to, and remove them from `made`."""
     needed = {name for version in kept for name in version.files()}
     for name in sorted(made - needed):
         path = os.path.join(folder, name)

@@ -1,4 +1,4 @@
-"""One step: the operators of a path over buckets lo..hi, upstream first, and the next version."""
+"""A step: runs the operators of a path over buckets lo..hi and creates the next state version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import parts_of
 
-#: The tables of the buckets that have rows.
+#: The buckets that have rows, with their tables.
 Rows = list[tuple[int, pa.Table]]
 
 
@@ -66,14 +66,14 @@ class Step(History):
         return StepResult(outputs, version, self.jobs)
 
     def _end(self, output: str) -> ops.Operator:
-        """Whose rows an output stream has, all of them or a part."""
+        """The operator whose rows an output stream contains, all rows or one partition's part."""
         op = self.engine.network.named(output)
         end = op.inputs[0] if isinstance(op, ops.Output | ops.Part) else op
         assert end is not None
         return end
 
     def _routed(self, outputs: dict[str, Rows]) -> dict[str, Rows]:
-        """What goes to partitions is cut once for all of them."""
+        """Split rows that are routed to partitions, once for all partitions."""
         cut: dict[tuple[int, tuple[str, ...], int], list[tuple[int, list[pa.Table]]]] = {}
         found = {}
         for output, rows in outputs.items():
@@ -143,8 +143,8 @@ class Step(History):
         return query(windows.results(plan, op, panes, ends, stamp_as), **frames)
 
     def _window_function(self, op: ops.TimeWindow, ends: list[int], time: str) -> DataFrame | None:
-        """User code on each window, its rows in one partition and canonical order, so that even a
-        sum of doubles inside has one order."""
+        """Call the window function on each window. The rows are in one Spark partition and in
+        canonical order, so that even a sum of doubles has a fixed order."""
         assert op.fn is not None
         united: DataFrame | None = None
         for end in ends:
@@ -158,13 +158,13 @@ class Step(History):
             result = determinism.apply(op.fn, rows, op.name)
             result = stamp(result, self.compiled.time[op.name], end)
             if op.name in self.compiled.from_nothing:
-                # A window without rows has no result, whatever the function makes of nothing.
+                # A window without rows has no result, even if the function returns rows for it.
                 result = result.join(rows.select(F.lit(1).alias("_any")).limit(1)).drop("_any")
             united = result if united is None else united.unionByName(result)
         return united
 
     def _fold_panes(self, op: ops.TimeWindow) -> None:
-        """Raw rows of open windows become panes once enough buckets have gathered."""
+        """Fold the rows of open windows into panes once enough buckets have gathered."""
         up = op.inputs[0]
         assert up is not None
         alive_from = windows.needed_from(op, self.hi, self.width_us)
@@ -222,7 +222,7 @@ class Step(History):
         assert up is not None
         schema = arrow_schema(self.compiled.schema[up.name])
         shards = self.engine.network.partitions
-        # A single shard has all rows anyway, in whatever order; of no rows there would be no task.
+        # A single shard needs no shuffle, except without rows: coalesce would then create no task.
         together = shards == 1 and rows is not None
         if rows is None:
             rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
@@ -250,7 +250,7 @@ class Step(History):
             op, rows, keyed.CountWindowStep(op.keys, time, op.size, op.slide), out, ddl
         )
         plan = self.compiled.plans[op.name]
-        # All rows of a key are in one task already, so the groups are whole there.
+        # All rows of a key are in one task already, so the groups are complete there.
         text = count_windows(plan, "SELECT * FROM {rows}", self.compiled.time[op.name])
         return query(text, rows=assigned)
 
@@ -274,7 +274,7 @@ class Step(History):
     def _take_shards(self) -> None:
         for name, folder in self.folders:
             found = keyed.read_shards(os.path.join(self.engine.folder, folder))
-            # None at all where Spark saw that nobody can ever read the results.
+            # Spark runs no task if its optimizer proves that the results are never read.
             assert len(found) in (0, self.engine.network.partitions), (name, sorted(found))
             held = dict(self.shards.get(name, {}))
             for number, shard in found.items():

@@ -1,8 +1,8 @@
-"""The rows of a step: inputs and what is kept of them, as DataFrames for any stretch of buckets.
+"""The rows that a step reads: inputs and retained history, as DataFrames for any range of buckets.
 
-Between an input and an operator that keeps state often stands nothing but stateless code: then its
-history is the input segments themselves, read again (`by reference`). Elsewhere rows are kept in
-chunks. Many small files are put together, whoever they belong to.
+If only stateless operators lie between an input and a stateful operator, the history of the
+stateful operator is the input segments, which are read again (`by reference`). Otherwise rows are
+retained in chunks. Many small files are merged into one.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from holdfast.storage.rows import canonical, runs, sort_canonical, times_us
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
 
-#: Fold the raw rows of open windows into panes once so many buckets with rows have gathered.
+#: Number of buckets with rows after which the rows of open windows are folded into panes.
 PANE_BUCKETS = 16
-#: Merge panes once a window has so many files of them.
+#: Most files of panes, or chunks of rows, per operator; more are merged into one.
 PANE_FILES = 16
 
 
-#: Rows of a history that are put together through the driver; larger ones stay as they are.
+#: Most rows of a history that are merged into one file through the driver; a larger history is
+#: not merged.
 FOLD_ROWS_MAX = 500_000
 
 
 def together_of(files: Sequence[str]) -> pa.Table:
-    """The rows of small files."""
+    """The rows of several small files as one table."""
     tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
-    # Merged panes say that a count may be null where fresh ones say it is not.
+    # Schemas differ in nullability: counts are nullable in merged panes, but not in new ones.
     return pa.concat_tables(tables, promote_options="default")
 
 
 def put_together(files: Sequence[str], into: str) -> None:
-    """The rows of all files in one, which is there whole or not at all."""
+    """Merge files into the file `into`. The file is deleted if the write fails."""
     together = together_of(files)
     try:
         with storage(into):
@@ -65,7 +66,7 @@ def put_together(files: Sequence[str], into: str) -> None:
 
 
 class History:
-    """What one step over buckets lo..hi can read, and what it will leave for the next."""
+    """The rows and state that a step over buckets lo..hi reads, and the next state."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class History:
         *,
         line: str,
     ) -> None:
-        #: Whose files these will be.
+        #: The line (`line_of`) that owns the files of this step.
         self.line = line
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
@@ -93,7 +94,8 @@ class History:
         self.frames: dict[str, DataFrame | None] = {}
         self.folders: list[tuple[str, str]] = []
         self.scratch: list[str] = []
-        # All a job may read: new rows, the raw rows that open windows still need, and state.
+        # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
+        # still need, and state.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
         large = raw + version.rows() >= LARGE_JOB_ROWS
@@ -107,12 +109,12 @@ class History:
         if not self.small:
             return read_parquet(self.spark, reader, files)
         if len(files) > 2:
-            # Opening a file costs Spark about 2 ms and Arrow a fifth of it.
+            # Spark takes about 2 ms to open a file, Arrow a fifth of that.
             files = [self._together(files)]
         return read_parquet(self.spark, reader, files).coalesce(1)
 
     def _together(self, files: list[str]) -> str:
-        """A few small files as one, for the time of this step."""
+        """Merge small files into one temporary file, which is deleted after the step."""
         file = os.path.join(self.engine.folder, f"{self.path.name}.{uuid.uuid4().hex[:8]}.tmp")
         put_together(files, file)
         self.scratch.append(file)
@@ -123,7 +125,8 @@ class History:
         return self._read(self.compiled.schema[stream], files) if files else None
 
     def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
-        """Rows of any operator in this step; of the past where all above is stateless."""
+        """Rows of an operator in buckets lo..hi. Buckets before this step are possible only if all
+        operators upstream are stateless."""
         current = (lo, hi) == (self.lo, self.hi)
         if op.name not in self.mine:
             return self._input(op.name, lo, hi)
@@ -137,19 +140,19 @@ class History:
         assert isinstance(op, ops.Union)
         ups = [up for up in op.inputs if up is not None]
         if all(up.name not in self.mine for up in ups):
-            # Straight from inputs of one schema: one scan of all files.
+            # All inputs of the union have the same schema: read all files in one scan.
             files = [f.path for up in ups for f in self.inputs.files(up.name, lo, hi)]
             return self._read(self.compiled.schema[op.name], files) if files else None
         return self._united([df for up in ups if (df := self._stateless(up, lo, hi)) is not None])
 
     def _by_reference(self, op: ops.Operator) -> bool:
-        """Between this stream and the inputs stands nothing that keeps state."""
+        """Whether no stateful operator lies between the inputs and this stream."""
         if op.name not in self.mine:
             return True
         return not op.stateful and all(self._by_reference(up) for up in op.inputs if up is not None)
 
     def _buckets(self, op: ops.Operator, port: int, lo: int, hi: int) -> list[int]:
-        """Buckets in lo..hi in which the edge may have rows, sorted."""
+        """Buckets in lo..hi in which an input edge may have rows, sorted."""
         up = op.inputs[port]
         assert up is not None
         chunks = self.edges.get(f"{op.name}:{port}", ())
@@ -166,7 +169,7 @@ class History:
         return [s for up in op.inputs if up is not None for s in self._streams(up)]
 
     def _history(self, op: ops.Operator, port: int, lo: int, hi: int) -> DataFrame | None:
-        """Rows of an input edge in lo..hi, where lo may lie before this step."""
+        """Rows of an input edge in buckets lo..hi; lo may be before this step."""
         up = op.inputs[port]
         assert up is not None
         chunks = self.edges.get(f"{op.name}:{port}", ())
@@ -192,7 +195,7 @@ class History:
         return df
 
     def _within(self, time: str, lo: int, hi: int) -> str:
-        """SQL: the microseconds `time` lie in buckets lo..hi."""
+        """SQL condition: `time`, in microseconds, lies in buckets lo..hi."""
         start, end = lo * self.width_us, (hi + 1) * self.width_us
         return f"{time} >= {start}L and {time} < {end}L"
 
@@ -205,7 +208,8 @@ class History:
         return united.coalesce(1) if self.small and len(parts) > 1 else united
 
     def _feeds_history(self, op: ops.Operator) -> bool:
-        """Its rows must outlive the step: a window or join reads them, and they are not inputs."""
+        """Whether the rows must be retained after the step: a window or join reads them, and they
+        cannot be read from the inputs again."""
         if self._by_reference(op):
             return False
         return any(
@@ -215,7 +219,8 @@ class History:
         )
 
     def _into_union(self, op: ops.Operator) -> bool:
-        """A shard is known by its task's number, which a union in the same job would change."""
+        """Whether the rows flow into a union. The shard number is the number of the task, which a
+        union in the same job would change."""
         return any(
             isinstance(reader, ops.Union)
             or (isinstance(reader, ops.Apply) and self._into_union(reader))
@@ -240,7 +245,7 @@ class History:
     def _write(
         self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
     ) -> Chunk:
-        """A state file; where its rows are those of the stream `up`, with the buckets in it."""
+        """Write a state file. `up`: the stream of the rows, to record which buckets have rows."""
         file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
         write_rows(table, os.path.join(self.engine.folder, file))
         self.engine.made(self.line, file)
@@ -270,13 +275,13 @@ class History:
         return [(bucket, table.slice(start, end - start)) for bucket, start, end in found]
 
     def _passed_on(self, op: ops.Operator) -> bool:
-        """Nothing is computed between this stream and the inputs."""
+        """Whether only unions lie between the inputs and this stream."""
         plain = op.name not in self.mine or isinstance(op, ops.Union)
         ups = op.inputs if op.name in self.mine else []
         return plain and all(self._passed_on(up) for up in ups if up is not None)
 
     def _pass_on(self, end: ops.Operator) -> list[tuple[int, pa.Table]]:
-        """Rows of inputs as they are, bucket by bucket: no work for Spark."""
+        """The rows of the inputs, unchanged, bucket by bucket, without a Spark job."""
         time = self.compiled.time[end.name]
         files: dict[int, list[str]] = {}
         for stream in self._streams(end):
@@ -287,10 +292,10 @@ class History:
             for bucket, paths in sorted(files.items())
         ]
 
-    # -- what the next step still needs ------------------------------------------------------------
+    # -- history for later steps -------------------------------------------------------------------
 
     def _alive_from(self, op: ops.Operator) -> int | None:
-        """First bucket of its inputs that a later step can still need; None without history."""
+        """First input bucket that later steps may need; None if the operator has no history."""
         if isinstance(op, ops.TimeWindow):
             alive = windows.needed_from(op, self.hi, self.width_us)
             panes = self.panes.get(op.name, ())
@@ -300,8 +305,8 @@ class History:
         return None
 
     def _forget(self) -> None:
-        """Drop chunks out of reach, put small files together, and say from which bucket on raw
-        inputs are still referred to."""
+        """Drop chunks that no later step needs, merge small files, and set `needs_from`, the first
+        bucket of the inputs that the next version refers to."""
         for op in self.path.operators:
             alive = self._alive_from(op)
             if alive is None:
@@ -326,7 +331,7 @@ class History:
     def _fold_rows(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
     ) -> tuple[Chunk, ...]:
-        """A history of many small files is read again in every step: put them into one."""
+        """Merge a history of many small files into one file, because every step reads it again."""
         if self._by_reference(up):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets

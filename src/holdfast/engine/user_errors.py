@@ -1,8 +1,8 @@
-"""Where in the application an error comes from: the file and line of the user's own function.
+"""Locates errors in the application: the file and line of the user's function.
 
-A user's function is called in this process (DataFrame code) or in a Python worker of Spark, whose
-traceback arrives as text; expressions fail in the JVM, which remembers where they were written.
-In all three the frames of Python, Spark and Holdfast are of no use to whoever has to repair it.
+A user's function runs in this process (DataFrame code) or in a Python worker of Spark, whose
+traceback arrives as text. Expressions fail in the JVM, which records where they were written. In
+all three cases, the frames of Python, Spark and Holdfast do not help the user and are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import CodeType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _EXAMPLES = os.path.join(_OURS, "examples") + os.sep
-#: Parts of paths of installed code, also on executors whose folders are not ours.
+#: Path fragments of installed code. Also matches paths on executors, whose folders differ.
 _INSTALLED = (
     "/site-packages/", "/dist-packages/", "/lib/python3.", "/python/pyspark/", "/pyspark.zip/",
     "/holdfast/engine/", "/holdfast/storage/", "<frozen ",
@@ -23,21 +23,21 @@ _INSTALLED = (
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _CALLED_FROM = re.compile(r"was called from\n(?P<file>.+):(?P<line>\d+)\s*$", re.MULTILINE)
-#: As messages of ours say it.
+#: The location in an error message of Holdfast.
 _TOLD = re.compile(r", at (?P<where>\S[^\n]*?(?:\.py|>):\d+(?: in [\w<>]+)?)")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 TEXT_MAX = 400
 
 
 def is_users(file: str) -> bool:
-    """Whether a file may be the application's."""
+    """Whether a file may belong to the application."""
     if file.startswith(_OURS):
         return file.startswith(_EXAMPLES)
     return not any(part in file for part in _INSTALLED)
 
 
 def location_of(err: BaseException) -> str | None:
-    """The innermost line of the application that an exception passed, or one it was caused by."""
+    """The innermost application line in the traceback of an exception or of its causes."""
     known: BaseException | None = err
     while known is not None:
         if (location := getattr(known, "location", None)) is not None:
@@ -51,7 +51,7 @@ def location_of(err: BaseException) -> str | None:
 
 
 def location_in(text: str) -> str | None:
-    """The same in a text: of a Python worker, of the JVM, or of a message of ours."""
+    """The same for an error text of a Python worker, of the JVM or of Holdfast."""
     for match in reversed([*_FRAME.finditer(text)]):
         if is_users(match["file"]):
             return _where(match["file"], int(match["line"]), match["name"])
@@ -63,7 +63,8 @@ def location_in(text: str) -> str | None:
 
 
 def location_of_functions(functions: Iterable[Callable[..., object]]) -> str | None:
-    """Where the only function of the application among those is; None if there are several."""
+    """The location of the only application function in `functions`; None unless there is exactly
+    one."""
     found = {}
     for fn in functions:
         code = getattr(fn, "__code__", None)
@@ -76,8 +77,8 @@ def location_of_functions(functions: Iterable[Callable[..., object]]) -> str | N
 
 
 def raised_in(text: str) -> str | None:
-    """What a Python worker raised, in one line; None if the text is not of a Python worker. Of an
-    error of ours only the message: it is written for the user."""
+    """The exception that a Python worker raised, in one line; None if the text is not from a Python
+    worker. For a Holdfast error only the message, which is written for the user."""
     _, found, last = text.rpartition(_TRACEBACK)
     if not found:
         return None

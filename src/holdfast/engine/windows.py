@@ -1,7 +1,7 @@
-"""When time windows close, which rows they still need, and their results on Spark.
+"""Time windows: when windows close, which rows open windows need, and the SQL of their results.
 
-A window [end - size, end) is stamped with its last instant, so it closes in the bucket of `end-1`.
-All of this is whole-number arithmetic on microseconds.
+The result of a window [end - size, end) has the time `end - 1`, so the window closes in the bucket
+of `end - 1`. All arithmetic is on integer microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.model.operators import TimeWindow
 def ends_due(op: TimeWindow, lo: int, hi: int, buckets: Sequence[int], width_us: int) -> list[int]:
     """Ends of the windows that close in buckets lo..hi and overlap a bucket with rows.
 
-    `buckets` is sorted. Only stretches near data are looked at, so a gap of years costs nothing.
+    `buckets` must be sorted. Gaps without rows are skipped, so that even a gap of years is cheap.
     """
     first, last = lo * width_us + 1, (hi + 1) * width_us
     ends: list[int] = []
@@ -44,13 +44,13 @@ def _any_between(buckets: Sequence[int], lo: int, hi: int) -> bool:
 
 
 def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
-    """First bucket whose rows a window that closes after bucket `upto` can still need."""
+    """First bucket whose rows can contribute to a window that closes after bucket `upto`."""
     next_end = ((upto + 1) * width_us // op.slide_us + 1) * op.slide_us
     return (next_end - op.size_us) // width_us
 
 
 def _pane(op: TimeWindow, time: str) -> str:
-    """SQL: start of the pane a row belongs to."""
+    """SQL: start of the pane that contains a row."""
     micros = f"unix_micros({quoted(time)})"
     return f"({micros} - pmod({micros}, {gcd(op.size_us, op.slide_us)}L))"
 
@@ -67,7 +67,7 @@ def direct(plan: AggregatePlan, op: TimeWindow, rows: str, ends: Sequence[int], 
 
 
 def results(plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str) -> str:
-    """Panes, perhaps in several pieces, to the results of the windows `ends`."""
+    """Panes to the results of the windows `ends`. A pane may consist of several rows to merge."""
     if op.size_us == op.slide_us:
         found = f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes})"
     else:

@@ -17,7 +17,7 @@ FLOWS_PER_S = 1_000
 
 
 def flows(tap: int) -> Generate:
-    """Made-up traffic of one tap: few talkers send most of it, one host scans now and then."""
+    """Generated traffic of one tap: few hosts send most of it; one host sometimes scans ports."""
 
     def make(number: int, from_us: int, to_us: int) -> dict[str, Any]:
         rng = np.random.default_rng([zlib.crc32(b"netmon"), tap, number])

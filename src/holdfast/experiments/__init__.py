@@ -1,4 +1,4 @@
-"""Experiments: what the papers measured, and what we promise, measured again on this machine.
+"""Experiments that repeat the measurements of the papers and check the promises of Holdfast.
 
 Each experiment is a module with `run(quick, say) -> dict`, `table(result) -> rich.table.Table` and
 `plot(result, folder) -> list[str]`.

@@ -1,16 +1,16 @@
-"""How old the newest answer gets while a failure lasts and while it is corrected (Borealis
-sections 4.4 and 4.5), when the replica that answers is lost just then.
+"""Age of the newest result during a failure and its correction (Borealis sections 4.4 and 4.5),
+when the answering replica is lost during the correction.
 
-Three sources, a union, two or three replicas on processes with a Spark of their own, one client
-that keeps a table. One source is cut off from all replicas for a while; when it is back and the
-first replica corrects itself, the replica that the client reads is killed, stopped with SIGSTOP or
-cut off from everybody; or the client is closed and started again from its durable position. All
-links go through TCP proxies, so that a cut link is silent and not closed.
+The network has three sources, a union, two or three replicas and one client that maintains a table.
+Each replica is a process with its own Spark. One source is cut off from all replicas for a while.
+When the source is back and the first replica corrects its results, the replica that the client
+reads is killed, stopped with SIGSTOP or cut off from all processes; or the client is closed and
+restarted from its durable position. All links pass TCP proxies, so that a cut link stays open.
 
-What is measured is what a user sees: at every instant, how long ago the bucket ended of which the
-newest result came; how often a result was taken back without another one in its place (every
-bucket has rows, so an ideal run never does that); and whether the table holds in the end what an
-ideal run would have put there.
+The experiment measures what a user sees. The age is the time since the end of the newest bucket
+with a result, at every instant. An undo is a result that was withdrawn without a replacement; every
+bucket has rows, so an ideal run has no undo. At the end, the table must equal the table of an ideal
+run.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from holdfast.verify.chaos.proxy import Proxies
 BUCKET_MS = 500
 X_MS = 3_000
 RATE = 300
-#: A replica that is stopped or cut off stays so for this long.
+#: How long a replica stays stopped or cut off, in seconds.
 HELD_S = 8.0
-#: Before the first failure JVMs compile what they run; before each the step is measured.
+#: Warm-up of the JVMs before the first failure, and calm time before each failure, in seconds.
 WARM_S, CALM_S = 30.0, 5.0
-#: A node process has started its JVM and has caught up by then, also with the longest failure.
+#: Deadline for a node process to start its JVM and catch up, also after the longest failure.
 BACK_S = 180.0
-#: By then a correction has begun.
+#: Deadline for a correction to begin, in seconds.
 BEGIN_S = 30.0
 
 KILLED, STOPPED, CUT_OFF, RESTARTED = "killed", "stopped", "cut off", "client restarted"
@@ -58,7 +58,7 @@ KILLED, STOPPED, CUT_OFF, RESTARTED = "killed", "stopped", "cut off", "client re
 class Case:
     replicas: int
     failure_s: float
-    #: What happens to the replica that answers, or to the client, during the correction.
+    #: Fault during the correction: of the answering replica, or a restart of the client.
     lost: str | None = None
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:
     ]
     merged = net.union(*taps).filter("n >= 0")
     net.output("merged", merged)
-    # State that a correction has to compute again.
+    # State that a correction has to recompute.
     window = merged.map("ts", key="n % 100").window("2s", slide=f"{BUCKET_MS}ms")
     net.output("counts", window.group_by("key").agg(n=hf.count()))
     net.protect(
@@ -147,13 +147,13 @@ def _measure(
 
 
 class _Application:
-    """It keeps a table, and notes what came when; its client may be another one in between."""
+    """Application that maintains a table and records arrivals. Its client can be restarted."""
 
     def __init__(self, open_client: Callable[[], Client], table: hf.CorrectedTable) -> None:
         self._open_client, self._table = open_client, table
-        #: When the newest result that stands became another one, and its bucket.
+        #: Time at which a newer bucket became the newest result, and that bucket.
         self.newest: list[tuple[int, int]] = []
-        #: When a tentative bucket came, when one was replaced, and when by nothing.
+        #: Arrival times of tentative buckets, of replacements, and of replacements without rows.
         self.tentative: list[int] = []
         self.replaced: list[int] = []
         self.undos: list[int] = []
@@ -174,7 +174,7 @@ class _Application:
         return self.client.switches[-1][0] if self.client.switches else None
 
     def age_us(self, since_us: int, until_us: int) -> int:
-        """How old the newest result that stands got in this time, since the end of its bucket."""
+        """Return the highest age of the newest result in this interval, since its bucket ended."""
         ages = [
             min(to, until_us) - (bucket + 1) * BUCKET_MS * 1_000
             for (at, bucket), (to, _) in pairwise([*self.newest, (until_us, 0)])
@@ -233,11 +233,11 @@ class _Bench:
         self._wait(lambda: self._corrected(healed_us), BACK_S, "nothing is corrected")
         self._all_up()
         over_us = now_us()
-        # Not yet there, and not owed: the buckets of the last moments.
+        # The buckets of the last moments may arrive later.
         self._wait(lambda: self._has(over_us), BACK_S, "results stopped")
         return self._judge(case, began_us, over_us, max(steps), hit)
 
-    # -- what breaks ----------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------
 
     def _cut(self, links: Sequence[tuple[str, str]], seconds: float) -> None:
         found = [
@@ -270,7 +270,7 @@ class _Bench:
                 self._cut([pair for pair in ends if name in pair], HELD_S)
         return name
 
-    # -- what is waited for ---------------------------------------------------------------------
+    # -- waiting --------------------------------------------------------------------------------
 
     def _wait(self, test: Callable[[], bool], limit_s: float, else_: str) -> None:
         def reached() -> bool:
@@ -307,7 +307,7 @@ class _Bench:
         position = self.reader.client.position
         return position is not None and (position + 1) * BUCKET_MS * 1_000 >= until_us
 
-    # -- what is judged -------------------------------------------------------------------------
+    # -- judging --------------------------------------------------------------------------------
 
     def _judge(
         self, case: Case, began_us: int, over_us: int, step_ms: float, hit: str | None
@@ -346,7 +346,7 @@ class _Bench:
         return row
 
     def _rows(self, since_us: int, until_us: int) -> pa.Table:
-        """What the table holds of the time of a failure."""
+        """Return the rows of the table that were due during a failure."""
         table, (lo, hi) = self._table.read(), self._numbers(since_us, until_us)
         n = table["n"]
         return table.filter(pc.and_(pc.greater_equal(n, lo), pc.less(n, hi)))
@@ -356,12 +356,12 @@ class _Bench:
         return np.sort(np.concatenate([4 * n + rows.source for rows in self._made]))
 
     def _numbers(self, since_us: int, until_us: int) -> tuple[int, int]:
-        """Of the rows that are due in this time; of all sources, which count alike."""
+        """Return the range of row numbers due in this interval. All sources number alike."""
         return self._made[0].due(since_us), self._made[0].due(until_us)
 
 
 def _keys(table: pa.Table) -> np.ndarray:
-    """A row as one number."""
+    """Encode each row as one number."""
     keys: np.ndarray = 4 * table["n"].to_numpy() + table["source"].to_numpy()
     return keys
 

@@ -1,9 +1,10 @@
-"""Borealis Figure 11: a failure before a chain of nodes, and what the reader at its end sees.
+"""Borealis Figure 11: a failure upstream of a chain of nodes, as seen by the client at its end.
 
-One to four node processes in a row, each with a JVM of its own; three sources feed the first, and
-the connection to one of them is cut for 15 s. Every node may hold rows for X. A node that works on
-what is there (`process`) adds nothing to the delay of those before it; one that always waits
-(`delay`) adds its X. Corrections go down the chain: a node is corrected once the one before it is.
+The chain has one to four node processes, each with its own JVM. Three sources feed the first node,
+and the connection to one of them is cut for 15 s. Every node may delay rows by `max_delay` (X in
+Borealis). A node that processes the available rows (`process`) adds nothing to the delay of its
+predecessors; a node that always waits (`delay`) adds its X. Corrections propagate down the chain: a
+node corrects its results after its predecessor.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from holdfast.verify.chaos.proxy import Proxies
 X_S, FAILURE_S = 3.0, 15.0
 BUCKET_MS = 500
 RATE = 3_000
-#: Failure policy, policy while it is corrected.
+#: Policy during a failure, policy during its correction.
 POLICIES: dict[str, tuple[FailurePolicy, CorrectionPolicy]] = {
     "process+process": ("process", "process"),
     "delay+delay": ("delay", "delay"),
     "process+suspend": ("process", "suspend"),
 }
 DEPTHS = (1, 2, 3, 4)
-#: Read off Figure 11 (top): the longest delay in seconds, by depth of the chain. The two first are
-#: given in the text as X plus processing, and as X for each node.
+#: Read off Figure 11 (top): the longest delay in seconds, by depth of the chain. The text gives the
+#: two curves as X plus processing, and as X for each node.
 PAPER_S = {
     "process+process": (3.0, 3.0, 3.0, 3.0),
     "delay+delay": (3.0, 6.0, 9.0, 12.0),
 }
-#: JVMs of half a dozen processes share two cores: the first results take their time.
+#: Warm-up in seconds. Several JVMs share two cores, so the first results are slow.
 WARM_S = 25.0
 
 
@@ -71,7 +72,7 @@ def network(policy: str, depth: int) -> tuple[hf.Network, list[Numbered]]:
 
 
 def __getattr__(name: str) -> hf.Network:
-    """Node processes ask for the network of their chain: `process_process_3`."""
+    """Build the network that a node process imports by name, such as `process_process_3`."""
     policy, _, depth = name.rpartition("_")
     policy = policy.replace("_", "+")
     if policy not in POLICIES or not depth.isdigit():
@@ -80,7 +81,7 @@ def __getattr__(name: str) -> hf.Network:
 
 
 class Chain(Breakable):
-    """Node processes; what can be cut is the link between a source and the first of them."""
+    """A chain of node processes. The link between source `CUT` and the first node can be cut."""
 
     def __init__(self, network: hf.Network, **how: Any) -> None:
         super().__init__(network, deployment="processes", **how)

@@ -1,7 +1,8 @@
-"""Thousands of buckets in one run: memory, step time and files must not grow.
+"""Thousands of buckets in one run: memory, step time and number of files must not grow.
 
-A windowed and joined network on a manual clock, one bucket per step, acknowledged by its clients,
-logs trimmed. Resident memory of driver and JVM is compared with what it was after the first fifth.
+The network has a window and a join, on a manual clock, with one bucket per step. Clients
+acknowledge results, so logs are trimmed. Resident memory of driver and JVM at the end is compared
+with the memory after the first fifth of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from holdfast.runtime.running import Run
 BUCKETS, QUICK_BUCKETS = 5_000, 500
 ROWS, KEYS = 1_000, 100
 WIDTH_US = 100_000
-#: A step that takes so long will never end.
+#: Deadline for one step, in seconds.
 LIMIT_S = 60.0
 
 

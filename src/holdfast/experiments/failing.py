@@ -1,10 +1,10 @@
-"""Failures of input streams on purpose, and what a client of the network saw of them (Borealis
+"""Injected failures of an input stream, and what a client of the network received (Borealis
 section 5).
 
-Three sources, an SUnion, a stage with some state, an output. The sources make rows that follow from
-the time alone, so what should have arrived is known without having been written down. A connection
-is cut between a source and the node that reads it; the source itself goes on, and what was missed
-flows once the connection is mended.
+The network has three sources, an SUnion, a stage with some state, and an output. The rows of a
+source depend only on time, so the expected rows need not be recorded. The connection between one
+source and the node is cut. The source continues, and the missed rows are delivered when the
+connection is restored.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from holdfast.streams.serving import Service
 from holdfast.transport.in_process import InProcess
 from holdfast.types import Stability
 
-#: The stream that is cut; rows of the two others are what is watched.
+#: The stream that is cut. Delays are measured on rows of the two other streams.
 CUT = "s3"
 BUCKET_MS = 100
-#: Part of X that is spent on waiting, as in the paper.
+#: Share of `max_delay` (X in Borealis) that is spent on waiting, as in the paper.
 ALPHA = 0.9
-#: A failure that is not corrected by then never will be.
+#: Deadline for a correction, in seconds.
 LIMIT_S = 120.0
-#: The first run of a process has a JVM that is still compiling itself, the others a new plan.
+#: Warm-up in seconds: of the first run, whose JVM is cold, and of later runs, with a new plan.
 WARM_S, WARM_AGAIN_S = 20.0, 3.0
-#: So long after everything is corrected a failure may still be felt.
+#: Effects of a failure are measured until this long after its correction, in seconds.
 AFTER_S = 2.0
 
 
@@ -49,7 +49,7 @@ class Breakable(Run):
     def __init__(self, network: hf.Network, **how: Any) -> None:
         super().__init__(network, **how)
         self._cut: set[str] = set()
-        #: When something first came through a connection since it was made or mended, by stream.
+        #: Time of the first delivery since a connection was opened or restored, by stream.
         self.back_at_us: dict[str, int] = {}
 
     def cut(self, stream: str) -> None:
@@ -60,7 +60,7 @@ class Breakable(Run):
         self._cut.discard(stream)
 
     def through(self, stream: str) -> None:
-        """Raises while the stream is cut."""
+        """Raise TransportError while the stream is cut."""
         if stream in self._cut:
             raise TransportError(f"the connection to {stream!r} is cut")
 
@@ -87,20 +87,22 @@ class _Line(InProcess):
         return super()._open()
 
 
-# -- what is sent ---------------------------------------------------------------------------------
+# -- generated rows -------------------------------------------------------------------------------
 
 
 class Numbered:
-    """Rows of one source, `rate` of them in a second: row `n` is stamped n / rate seconds after
-    1970, so that its number says when it was due."""
+    """Generator of the rows of one source, `rate` rows per second.
+
+    Row `n` is stamped n / rate seconds after 1970, so its number determines when it is due.
+    """
 
     def __init__(self, source: int, rate: int) -> None:
         self.source, self.rate = source, rate
-        #: The first number that was made.
+        #: The first row number that was generated.
         self.since: int | None = None
 
     def due(self, at_us: int) -> int:
-        """The first number that is stamped at this time or later."""
+        """Return the first row number stamped at this time or later."""
         return -(-at_us * self.rate // 1_000_000)
 
     def __call__(self, number: int, from_us: int, to_us: int) -> dict[str, Any]:
@@ -114,8 +116,11 @@ class Numbered:
 def merging(
     rate: int, *, window_ms: int | None = None, **protection: Any
 ) -> tuple[hf.Network, list[Numbered]]:
-    """Three sources with `rate` rows a second in all, put together. `merged` gives all rows as they
-    are; with a window, `counts` of the same path holds so many milliseconds of them as state."""
+    """Build a union of three sources with `rate` rows per second in total.
+
+    Output `merged` gives all rows unchanged. If `window_ms` is given, output `counts` of the same
+    path holds that many milliseconds of rows as state.
+    """
     net = hf.Network("failing", bucket=f"{BUCKET_MS}ms")
     made = [Numbered(number, rate // 3) for number in (1, 2, 3)]
     sources = [
@@ -135,11 +140,11 @@ def merging(
     return net, made
 
 
-# -- what arrives ---------------------------------------------------------------------------------
+# -- received rows --------------------------------------------------------------------------------
 
 
 class Watch:
-    """Reads an output to the end of the run, from a thread of its own, and keeps what came."""
+    """Reads an output in its own thread until the end of the run, and records all deliveries."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -157,10 +162,10 @@ class Watch:
         self._thread.join(10)
 
     def wait(self, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-        """Until the test holds; it is asked again after everything that is received."""
+        """Wait until `test` holds. It is evaluated again after every delivery."""
         until = time.monotonic() + limit_s
         with self._changed:
-            # Some news are empty buckets, which are not given: so it is asked now and then too.
+            # Empty buckets advance the position without a delivery, so the test is also polled.
             while not test():
                 if self.failure is not None:
                     raise self.failure
@@ -184,7 +189,7 @@ class Watch:
 
 
 class Seen:
-    """The rows of `merged` that a client was given, in the order it was given them, as columns."""
+    """The rows of `merged` that a client received, as columns, in order of arrival."""
 
     def __init__(self, watch: Watch) -> None:
         given = [(table, info) for table, info in list(watch.given) if table.num_rows]
@@ -193,20 +198,22 @@ class Seen:
         self.source, self.n = table["source"].to_numpy(), table["n"].to_numpy()
         received_us = np.repeat([info.received_at_us for _, info in given], counts)
         self.stable = np.repeat([info.stability is Stability.STABLE for _, info in given], counts)
-        #: Where each row stands that was new: it had not been given before, not as tentative
-        #: either.
+        #: Positions of new rows: rows not delivered before, neither as stable nor as
+        #: tentative.
         self.new = np.unique(4 * self.n + self.source, return_index=True)[1]
         self.new_source, self.new_at_us = self.source[self.new], received_us[self.new]
         self.new_delay_ms = (self.new_at_us - times_us(table, "ts")[self.new]) / 1_000
 
     def delay_new_ms(self, since_us: int, until_us: int) -> float:
-        """Delay_new (section 2.3): the longest from the stamp of a row to its first delivery, of
-        the streams that were not cut, over the rows that were new in this time."""
+        """Delay_new (section 2.3): the longest time from the stamp of a row to its first delivery.
+
+        Covers rows that were new in this interval, of the streams that were not cut.
+        """
         new = (self.new_at_us >= since_us) & (self.new_at_us <= until_us)
         return float(self.new_delay_ms[new & (self.new_source != int(CUT[1:]))].max())
 
     def lossless(self, made: Sequence[Numbered], since_us: int, until_us: int) -> bool:
-        """Of all rows stamped in this time each is there as stable, once."""
+        """Whether each row stamped in this interval was delivered as stable exactly once."""
         for rows in made:
             assert rows.since is not None
             due = np.arange(max(rows.since, rows.due(since_us)), rows.due(until_us))
@@ -219,35 +226,35 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure, as it went."""
+    """Timeline of one failure."""
 
     failure_s: float
     cut_at_us: int
     healed_at_us: int
-    #: When the node first got something of the stream again: it tries every 0.4 s or more often.
+    #: When the node received the stream again. It retries at least every 0.4 s.
     back_at_us: int
-    #: When the client had REC_DONE, or, where nothing was tentative, the first bucket in time.
+    #: When the client received REC_DONE, or its first timely bucket if nothing was tentative.
     over_at_us: int
     tentative_rows: int
 
     @property
     def until_us(self) -> int:
-        """As long as it may be felt."""
+        """End of the interval in which effects of the failure are measured."""
         return self.over_at_us + int(AFTER_S * 1e6)
 
     @property
     def missing_s(self) -> float:
-        """How long the node was without the stream."""
+        """How long the stream was missing at the node."""
         return (self.back_at_us - self.cut_at_us) / 1e6
 
     @property
     def stabilization_ms(self) -> float:
-        """From the first sign of the stream to REC_DONE at the client."""
+        """Time from the return of the stream at the node to REC_DONE at the client."""
         return (self.over_at_us - self.back_at_us) / 1_000
 
 
 def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
-    """Cut the stream for so long, then wait until everything is corrected, and a while longer."""
+    """Cut the stream for `seconds`, then wait for the correction and `AFTER_S` longer."""
     width_us, pause = run.network.width_us, threading.Event()
     given = len(watch.given)
     cut_at = now_us()
@@ -257,7 +264,7 @@ def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
     run.heal(CUT)
 
     def over() -> bool:
-        """Stable again, up to a bucket that was not late."""
+        """Stable again, up to a bucket after the end of the cut."""
         run.raise_failure()
         client = watch.client
         if client.tentative_upto is not None or client.position is None:
@@ -287,7 +294,7 @@ def failures(
     network: hf.Network, seconds: Sequence[float], *, warm_s: float,
     said: Callable[[Failure], None] = lambda failure: None,
 ) -> tuple[list[Failure], Seen]:  # fmt: skip
-    """One failure after the other in one run of the network, and what its client was given."""
+    """Inject failures one after the other in one run, and return what the client received."""
     found: list[Failure] = []
     run = Breakable(network, options=hf.Options(archive=False))
     with run, ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""What protection costs while nothing fails: the same network with `block` and with `process`.
+"""Cost of protection without failures: the same network with `block` and with `process`.
 
-Both run in one process at the same time of day: pairs of short runs, one after the other, in turns.
-What counts is the processor time of Python and its JVM per bucket.
+Short runs of both policies alternate in one process, so that changes of machine load affect both
+alike. The measure is the CPU time of Python and its JVM per bucket.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ POLICIES = ("block", "process")
 
 
 def _cpu_s() -> float:
-    """Of this process and whatever it started."""
+    """CPU time of this process and all its descendants."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return float(sum(time.user + time.system for time in times))
 
 
 def measure(policy: str, seconds: float, warm_s: float) -> float:
-    """Milliseconds of processor time per bucket."""
+    """Return the CPU time per bucket, in milliseconds."""
     net, _ = merging(
         RATE, window_ms=1_000, on_failure=policy, while_correcting="process", max_delay="3s"
     )  # fmt: skip

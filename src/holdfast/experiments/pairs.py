@@ -1,13 +1,14 @@
-"""A host is lost, and another one takes its place (Flux section 5.4 and Figure 8).
+"""A host is lost, and a standby replaces it (Flux section 5.4 and Figure 8).
 
-Sessions and their statistics, four partitions each in pairs, on four hosts by chained declustering,
-ingress and egress apart, one more that stands by: node processes with a Spark of their own, fed in
-real time. One host is killed with SIGKILL and loses its storage, then another one, then one whose
-stand-in is killed in the middle of catching up; at last all are restarted one after the other.
-Whatever the client received is audited.
+The network computes sessions and their statistics, in four partitions each. The partitions run in
+pairs on four hosts by chained declustering; ingress and egress run on a separate host, and one more
+host is a standby. Each host is a process with its own Spark, fed in real time. First, a host is
+killed with SIGKILL and loses its storage. Then a second host is killed, then a third one whose
+standby is killed while it catches up. Finally all hosts are restarted one after the other. All
+results of the client are audited.
 
-A gap is the time between two results at the client. It may last as long as silence is not yet taken
-for death, two buckets and two steps; while state is moved, as long as that takes besides.
+A gap is the time between two results at the client. The bound is `silence`, two buckets and two
+steps. While state is moved, the bound also includes the time of the move.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ from holdfast.runtime.running import Run
 from holdfast.verify.audit import audit
 
 OPTIONS = replace(HOSTS, standby=1)
-#: Of the paper: 8.5 MB of state, moved in 941 ms.
+#: The paper: 8.5 MB of state, moved in 941 ms.
 PAPER_MOVED_BYTES, PAPER_MOVE_MS = 8_500_000, 941
-#: Everything is steady when so many results in a row came soon ...
+#: The run is steady when the last `STEADY_BUCKETS` results arrived within this delay.
 STEADY_BUCKETS, SOON_MS, QUICK_SOON_MS = 5, 1_500, 3_000
-#: ... or will not be: the machine is busy.
+#: The experiment continues after this time even if the run is not steady, in seconds.
 WARM_S = 120.0
-#: Rows per second are drawn as means over so many buckets.
+#: The plot shows rows per second as means over this many buckets.
 RATE_BUCKETS = 3
-#: What was killed is back by then, or never.
+#: Deadline for a killed host to be replaced and to catch up, in seconds.
 BACK_S = 150.0
 
 
 class _Load(threading.Thread):
-    """A bucket of packets whenever one is over."""
+    """Pushes the packets of a bucket when the bucket ends."""
 
     def __init__(self, run: Run, keys: int, rows: int) -> None:
         super().__init__(name="load", daemon=True)
@@ -80,12 +81,12 @@ class _Load(threading.Thread):
 
 
 class _Reader(threading.Thread):
-    """The application: it notes what came when."""
+    """Application that records the arrival of results."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="reader", daemon=True)
         self.client = run.client("stats")
-        #: When results came, how many rows, how long after the end of their bucket.
+        #: Arrival time (us), number of rows, and delay since the end of the bucket (ms).
         self.came: list[tuple[int, int, float]] = []
 
     def run(self) -> None:
@@ -95,7 +96,7 @@ class _Reader(threading.Thread):
         self.came.append((info.received_at_us, info.rows, info.delay_us / 1_000))
 
     def gap_ms(self, since_us: int, until_us: int) -> float:
-        """The longest time between results that has any of this time in it."""
+        """Return the longest time between two results that overlaps this interval."""
         times = [at for at, _, _ in self.came]
         gaps = [b - a for a, b in pairwise(times) if b >= since_us and a <= until_us]
         return round(max(gaps, default=0) / 1_000, 1)
@@ -153,7 +154,7 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
 
 
 class _Story:
-    """What happens to a run, and what its client saw."""
+    """The sequence of faults of one run, and the measurements at its client."""
 
     def __init__(
         self, run: Run, keys: int, rows: int, quick: bool, say: Callable[[str], None]
@@ -201,13 +202,13 @@ class _Story:
         }
 
     def _steady(self) -> None:
-        with suppress(SetupError):  # the machine is busy
+        with suppress(SetupError):  # not steady on a busy machine
             steady = partial(self._reader.is_steady, self._soon_ms)
             self._run.wait_for(steady, WARM_S, "results that come soon")
         self._run.wait_for(self._all_speak, BACK_S, "everybody to be back")
 
     def _all_speak(self) -> bool:
-        """Every host has told of itself since it was started."""
+        """Whether every host has sent a heartbeat recently."""
         return all(self._run.controller.speaks(host, monotonic_us()) for host in self._run.layout)
 
     def _kill(
@@ -227,7 +228,7 @@ class _Story:
 
         run.wait_for(lambda: bool(given()), BACK_S, "a stand-in")
         if stand_in:
-            time.sleep(0.3)  # it has begun
+            time.sleep(0.3)  # the standby has begun to catch up
             run.processes[given()[0]].kill()
         run.wait_for(
             lambda: all(controller.epoch(name) > epochs[name] for name in names), BACK_S,
@@ -248,7 +249,7 @@ class _Story:
             if name not in names and node.get("switches", 0) > before[name].get("switches", 0)
         ]
         moving_us = min((int(m["at_us"] - 1_000 * m["ms"]) for m in moved), default=at_us)
-        # Until results that came in between have reached the client.
+        # Wait until the client has received a result after the catch-up.
         self._run.wait_for(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "results")
         bound_ms = _bound_ms(before.values())
         found = {
@@ -272,7 +273,7 @@ class _Story:
     def _roll(self) -> dict[str, Any]:
         at_us = now_us()
         bound_ms = _bound_ms(self._run.status()["nodes"])
-        # Ingress and egress are not doubled: who only restarts them is not hidden by anybody.
+        # Ingress and egress are not replicated, so a restart of their host would be visible.
         hosts = [host for host in self._run.layout if host != EDGE]
         self._run.rolling.hosts(self._say, hosts)
         done_us = now_us()
@@ -285,7 +286,7 @@ class _Story:
         }  # fmt: skip
 
     def _caught_up(self, names: list[str]) -> bool:
-        """They are where their partners are."""
+        """Whether the nodes are at most one bucket behind their peers."""
         for name in names:
             mine, other = (position(node_status(self._run, n)) for n in (name, self._peers[name]))
             if mine is None or other is None or mine < other - 1:
@@ -336,7 +337,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     for one in result["runs"]:
         figure, panels = plt.subplots(2, 1, figsize=(10, 6), sharex=True)
         at, rows = (np.array([row[column] for row in one["series"]]) for column in (0, 1))
-        # Two results may come at once: over a few buckets.
+        # Two results can arrive at once, so the rate is averaged over a few buckets.
         over_s = RATE_BUCKETS * BUCKET_MS / 1_000
         held, edges = np.histogram(at, np.arange(at[0], at[-1] + over_s, over_s), weights=rows)
         panels[0].stairs(held / over_s / 1_000, edges)

@@ -1,10 +1,10 @@
-"""What running everything twice costs (Flux section 5.4): rows a second of the plain partitioned
-dataflow, of two copies that know nothing of each other (cluster pairs), and of pairs.
+"""Cost of replication (Flux section 5.4): throughput of the plain partitioned dataflow, of two
+independent replicas of the dataflow (cluster pairs), and of pairs.
 
-The same packets are pushed at once, and the time until the last result is there is taken; a new
-deployment each time, the three in turn, forwards and backwards, so that cluster pairs are measured
-next to both others: machines are faster at times. What counts is the median of the ratios within a
-round.
+The same packets are pushed at once, and the time until the last result is measured. Each
+measurement uses a new deployment. The order of the three kinds is reversed every second round, so
+that cluster pairs are always measured next to both others: the speed of a machine varies. The
+result is the median of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ OPTIONS = replace(HOSTS, archive=False)
 KINDS = ("plain", "clusters", "flux")
 ROUNDS = 5
 KEYS, ROWS = 100_000, 20_000
-#: Buckets to warm up with, one by one and at once; and those that count, some at once and more when
-#: all their results are there: one push is only five or six steps, and worth ± 8 %.
+#: `WARM`: warm-up buckets pushed one by one, and pushed at once. Then `PUSHES` times, `BUCKETS`
+#: buckets are pushed at once and their results awaited. One push takes only five or six steps and
+#: varies by ± 8 %.
 WARM, BUCKETS, PUSHES = (10, 20), 60, 2
 LIMIT_S = 300.0
 
@@ -53,7 +54,7 @@ def run(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _rate(kind: str) -> tuple[float, int]:
-    """Rows a second; and how often a copy left the one it reads, though nothing failed."""
+    """Return rows per second, and how often a replica changed its producer without a failure."""
     network: hf.Network = getattr(sessions, kind)
     storage = tempfile.mkdtemp(prefix="holdfast-pairs-cost-")
     app = f"holdfast.experiments.sessions:{kind}"
@@ -68,7 +69,7 @@ def _rate(kind: str) -> tuple[float, int]:
             packets = Packets(KEYS, ROWS)
 
             def push(first: int, last: int) -> None:
-                """And wait until all results are there."""
+                """Push these buckets and wait for all their results."""
                 for bucket in range(first, last + 1):
                     source.push(packets.bucket(bucket))
                     source.advance((bucket + 1) * BUCKET_MS * 1_000)

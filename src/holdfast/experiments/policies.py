@@ -1,18 +1,19 @@
-"""Borealis Figure 10: what to do with new rows during a failure and while it is corrected.
+"""Borealis Figure 10: policies for new rows during a failure and during its correction.
 
-The stream s3 of three is cut for D seconds, X is 3 s, and a node may process new rows at once or
-hold each of them for alpha X (during a failure), and process, hold or suspend them (while results
-are corrected). Delay_new is over the rows of the two streams that stayed, from their stamp to their
-first delivery, be it as tentative; N_tentative counts the tentative rows that the client was given.
+One stream of three, s3, is cut for D seconds, and `max_delay` (X in Borealis) is 3 s. During the
+failure, a node processes new rows at once or delays each of them by alpha X. During the correction,
+the node processes, delays or suspends new rows. Delay_new covers the rows of the two remaining
+streams, from their stamp to their first delivery, stable or tentative. N_tentative counts the
+tentative rows that the client received.
 
-The paper prints curves, no numbers. What its text says of them (section 5.1) is, with `left` the
-rate of the streams that stayed, `all` that of all three, R the time it takes to correct (ours), and
-D how long the node was without the stream:
+The paper prints curves, no numbers. Its text (section 5.1) implies the values below. `left` is the
+rate of the remaining streams, `all` the rate of all three, R the measured time of the correction,
+and D the time during which the stream was missing at the node:
 
     during the failure          none if D <= alpha X, else
                                 process: left * D       delay: left * (D - alpha X)
     during the correction       suspend: none
-                                process: all * R, and what a failure policy of delay had held back
+                                process: all * R, and rows held back by a failure policy of delay
                                 delay:   all * R after delay, all * (R - alpha X) after process
 """
 
@@ -34,7 +35,7 @@ from holdfast.experiments.failing import (
     merging,
 )
 
-#: Rows a second of all three streams, and X.
+#: Rows per second of all three streams together, and X in seconds.
 RATE, X_S = 4_500, 3.0
 POLICIES = [
     (failure, healing)
@@ -43,7 +44,7 @@ POLICIES = [
 ]
 SECONDS = (2, 4, 6, 8, 10, 14, 20, 30, 45, 60)
 QUICK_SECONDS = (2, 6)
-#: Those that must keep every delay below X, however long the failure (section 5.1).
+#: Policies that must keep every delay below X for any length of the failure (section 5.1).
 ALWAYS_IN_TIME = ("process+process", "delay+delay")
 
 
@@ -64,8 +65,10 @@ def paper_rows(policy: str, missing_s: float, stabilization_ms: float) -> int:
 
 
 def paper_delay_ms(policy: str, missing_s: float, stabilization_ms: float) -> float:
-    """Delay_new as the same text has it: alpha X, but with suspended rows the time to correct comes
-    after what they had waited already."""
+    """Delay_new as the text of section 5.1 implies it.
+
+    Delay_new is alpha X. Suspended rows wait for the correction in addition to earlier waiting.
+    """
     failure, healing = policy.split("+")
     held_ms = 1_000 * ALPHA * X_S
     if missing_s <= ALPHA * X_S or healing != "suspend":
@@ -124,7 +127,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def accepted(runs: list[dict[str, Any]]) -> dict[str, bool]:
-    """What the paper's section 5.1 promises of these policies, and whether it held."""
+    """Check what section 5.1 of the paper promises of these policies."""
     given = {(met["policy"], met["failure_s"]): met["tentative_rows"] for met in runs}
     longer = {seconds for _, seconds in given if seconds > X_S}
     return {
@@ -144,7 +147,7 @@ def accepted(runs: list[dict[str, Any]]) -> dict[str, bool]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    """Narrow enough for 80 columns."""
+    """Return the results as a table that fits into 80 columns."""
     shown = Table(
         title="Borealis Figure 10, X = 3 s: failure (s), delay of new rows and correction (R) in ms"
     )

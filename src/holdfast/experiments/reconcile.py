@@ -1,18 +1,19 @@
-"""Borealis Figure 12 and Table 2: how long it takes to correct a failure, from the state before it
+"""Borealis Figure 12 and Table 2: time to correct a failure, from the state before the failure
 (checkpoint) or by undoing and rebuilding the state (undo).
 
-One stream of three is cut for 5 s, X is 1 s, new rows are suspended while results are corrected.
-The time is from the first sign of the stream that was cut to REC_DONE at the client. Two things are
-varied, as in the paper: the rows of state, by the width of a window at 1,000 rows a second, and the
-rows to be done again, by the rate, with a window of one bucket.
+One stream of three is cut for 5 s, `max_delay` (X in Borealis) is 1 s, and new rows are suspended
+during the correction. The time is measured from the return of the cut stream at the node to
+REC_DONE at the client. As in the paper, two parameters vary: the rows of state (by the width of a
+window at 1,000 rows per second) and the rows to recompute (by the rate, with a window of one
+bucket).
 
-Table 2 expects, beside a fixed part,
+Table 2 expects, in addition to a fixed cost,
 
     checkpoint  S p_copy            + D rate p_proc
     undo        S (p_comp + p_proc) + D rate (p_comp + p_proc)
 
-so a line is fitted to each: what a row costs, and the fixed part. Versions of our state are never
-changed, so going back to one copies nothing: p_copy is 0, and what is fixed is a Spark job.
+so a line is fitted to each: the cost per row and the fixed cost. State versions of Holdfast are
+immutable, so a rollback copies nothing: p_copy is 0, and the fixed cost is a Spark job.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KINDS = ("checkpoint", "undo")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    #: What is varied here: "state", "failure", or neither: the case that is promised.
+    #: The varied parameter: "state" or "failure"; "promise" for the case with a promised time.
     varied: str
     rows_per_s: int
     window_ms: int
@@ -44,7 +45,7 @@ class Point:
         return self.rows_per_s * self.window_ms // 1_000
 
 
-#: 5 s at 4,500 rows/s with 1,000 rows of state: to be corrected in a fifth of the time it took.
+#: A failure of 5 s at 4,500 rows/s with 1,350 rows of state must be corrected within 1 s.
 PROMISED = Point("promise", 4_500, 300)
 POINTS = [
     PROMISED,
@@ -101,7 +102,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def fit(runs: list[dict[str, Any]], kind: str, varied: str) -> dict[str, Any]:
-    """A line through what was measured: milliseconds per 1,000 rows, and those without any."""
+    """Fit a line to the measurements: milliseconds per 1,000 rows, and fixed milliseconds."""
     mine = _of(runs, kind, varied)
     rows = [met[f"{varied}_rows"] / 1_000 for met in mine]
     slope, fixed = np.polyfit(rows, [met["stabilize_ms"] for met in mine], 1)

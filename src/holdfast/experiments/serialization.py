@@ -1,8 +1,9 @@
-"""Borealis Table 3: what it costs to wait for whole buckets, as the bucket width grows.
+"""Borealis Table 3: cost of waiting for complete buckets, by bucket width.
 
-Three sources stamp rows with the wall clock as they are pushed; SUnion puts the streams together; a
-client takes the result. The delay of a row is from its stamp to its delivery: on average half a
-bucket of waiting, plus one step. `local` deployment, logs flushed before anything is told.
+Three sources stamp rows with the wall clock when they are pushed, an SUnion merges the streams, and
+a client reads the result. The delay of a row is the time from its stamp to its delivery: on average
+half a bucket of waiting, plus one step. The deployment is `local`. Logs are flushed before
+consumers are notified.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ PAPER = {
     250: (298, 55),
     300: (327, 70),
 }
-#: Pause between two pushes of a source, and rows in each.
+#: Seconds between two pushes of a source, and rows per push.
 PUSH_EVERY_S, PUSH_ROWS = 0.01, 5
-#: The first buckets run on a JVM that is still compiling itself.
+#: Warm-up of a cold JVM, in seconds.
 WARM_S = 6.0
 
 
 def network(interval_ms: int) -> hf.Network:
     net = hf.Network("serialization", bucket=f"{interval_ms}ms")
-    # Stamped and pushed at once: a bucket that ends in between is left to the next one.
+    # Rows are pushed as soon as they are stamped. A row whose bucket ends in between is restamped.
     sources = [
         net.source(f"s{i}", "ts timestamp, value long", time="ts", grace="0s", late="restamp")
         for i in range(3)
@@ -50,7 +51,7 @@ def network(interval_ms: int) -> hf.Network:
 
 
 def measure(interval_ms: int, seconds: float, warm_s: float) -> list[float]:
-    """Delay of every row, in ms, after the warm-up."""
+    """Return the delay of every row after the warm-up, in milliseconds."""
     delays: list[float] = []
     net = network(interval_ms)
     with Run(net, options=hf.Options(archive=False)) as run:

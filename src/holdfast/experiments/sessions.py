@@ -1,9 +1,9 @@
-"""The query of Flux section 2.4: sessions from packets, and statistics of them.
+"""The query of Flux section 2.4: sessions of packets, and statistics of sessions.
 
-Packets open and close sessions between a source and a destination; of every session that ends, its
-application, source and duration go on, and for each application and source the longest and the mean
-duration are given every two seconds. Sessions are split by the two ends, the statistics by
-application and source, four partitions each.
+Packets open and close sessions between a source and a destination. Every ended session emits its
+application, source and duration. Every two seconds, the query gives the longest and the mean
+duration for each application and source. Sessions are partitioned by source and destination, the
+statistics by application and source, into four partitions each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.model.protection import Replication
 PARTITIONS = 4
 APPS = 10
 BUCKET_MS = 2_000
-#: Four of them. JVMs that live for minutes, many on a small machine: one compiler each is enough.
+#: Four hosts on a small machine. Their JVMs live for minutes, so the first-tier compiler is enough.
 HOSTS = hf.Options(
     memory="512m", master="local[1]", java_options="-XX:TieredStopAtLevel=1", heartbeat="250ms",
     hosts=4, by_reference=False,
@@ -27,7 +27,7 @@ HOSTS = hf.Options(
 
 
 def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """The last packet of each pair of ends that opened a session is what is kept."""
+    """Emit ended sessions. The state holds the opening packet of each open session."""
     names = ["src", "dst", "app", "ts"]
     held = pa.concat_tables([state.select(names), rows.select(names)])
     ends = np.r_[np.zeros(state.num_rows, bool), rows["ends"].to_numpy(zero_copy_only=False)]
@@ -44,7 +44,7 @@ def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.T
 
 
 def network(replication: Replication | None) -> hf.Network:
-    """As pairs, as two clusters, or (None) without protection."""
+    """Build the network with replication by pairs or clusters, or without protection (None)."""
     net = hf.Network(f"sessions-{replication or 'plain'}", bucket=f"{BUCKET_MS}ms", partitions=1)
     packets = net.source(
         "packets", "ts timestamp, src long, dst long, app int, ends boolean", time="ts",
@@ -69,8 +69,11 @@ plain, flux, clusters = network(None), network("pairs"), network("clusters")
 
 
 class Packets:
-    """Packets of `keys` pairs of ends, each of which opens and closes sessions in turn, and of a
-    tenth as many applications and sources: uniformly distributed, a bucket at a time."""
+    """Generator of packets, one bucket at a time, uniformly distributed.
+
+    There are `keys` pairs of source and destination; each pair alternately opens and closes a
+    session. There are a tenth as many combinations of application and source.
+    """
 
     def __init__(self, keys: int, rows: int) -> None:
         self._keys, self._rows = keys, rows

@@ -1,20 +1,20 @@
-"""The other side of the comparison: plain Structured Streaming on the same rows and storage.
+"""Baseline of the comparison: plain Structured Streaming on the same rows and storage.
 
-Holdfast schedules its own jobs, and the claim that this costs less per step is worth only as much
-as the care given to what it is compared with. So the baseline comes in two forms that are always
-reported together: *untuned* is what ``pip install pyspark`` gives, *tuned* is the fastest local
-set-up we could find. Most of the difference is no fault of Structured Streaming: without Hadoop's
-native library its local file system forks ``chmod`` for every file it creates, so the tuned form
-brings a local file system that sets permissions in the JVM.
+Holdfast schedules its own jobs. The claim that this costs less per step needs a fair baseline, so
+the baseline has two forms that are always reported together: *untuned* is the result of ``pip
+install pyspark``, *tuned* is the fastest local configuration we could find. Structured Streaming
+does not cause most of the difference. Without its native library, Hadoop's local file system forks
+``chmod`` for every file it creates; the tuned form uses a local file system that sets permissions
+in the JVM.
 
-A step is ``durationMs.triggerExecution`` of a batch that read one bucket: from looking for the
-file to the commit of the batch. All files wait in the directory and ``availableNow`` takes one per
-batch, so no polling, idle time or listing of a growing directory is counted; a live query pays for
-those on top. The watermark also lags one batch, so the reader of a window sees it one step later
-than a step time suggests. Both leave the baseline faster here than in service, on purpose.
+A step is ``durationMs.triggerExecution`` of a batch that reads one bucket: from the search for the
+file to the commit of the batch. All files exist before the start, and ``availableNow`` takes one
+per batch, so polling, idle time and listing of a growing directory are not counted; a live query
+has these costs too. The watermark also lags one batch, so a consumer receives a window one step
+later than the step time suggests. Both choices favor the baseline, on purpose.
 
 Neither form calls ``fsync``: Hadoop's local file system closes files and leaves flushing to the
-kernel. The side compared with it must run under the same policy.
+kernel. Holdfast must run under the same policy in the comparison.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ State = Literal["hdfs", "rocksdb"]
 Sink = Literal["arrow", "file"]
 
 SEED = 20260101
-#: Start of event time; a whole number of every window length used, so that windows start full.
+#: Start of event time; a multiple of every window length, so that the first window is complete.
 EPOCH_US = 1_767_225_600_000_000
 SCHEMA = pa.schema(
     [("ts", pa.timestamp("us", tz="UTC")), ("src", pa.string()), ("bytes", pa.int64())]
@@ -66,7 +66,7 @@ _FILE_MANAGER = (
 )
 
 _NOFORK_CLASS = "holdfast.NoForkLocalFileSystem"
-#: Extends LocalFileSystem because ``FileSystem.getLocal`` casts to it; without .crc side files.
+#: Extends LocalFileSystem because ``FileSystem.getLocal`` casts to it; writes no .crc files.
 _NOFORK_SOURCE = """\
 package holdfast;
 
@@ -137,21 +137,21 @@ public class NoForkLocalFileSystem extends LocalFileSystem {
 
 @dataclass(frozen=True)
 class StreamingResult:
-    """What one query took, batch by batch, after the warm-up."""
+    """Measurements of one query after the warm-up, by batch."""
 
     #: One entry per measured batch, in batch order.
     step_ms: list[float]
     #: Rows read by the measured batches.
     rows: int
-    #: From the start of the first measured batch to the end of the last, gaps included.
+    #: From the start of the first measured batch to the end of the last, including gaps.
     seconds: float
-    #: Rows found in the output of the whole run, warm-up included: the check that work was done.
+    #: Rows in the output of the whole run, including the warm-up; shows that work was done.
     rows_out: int
 
 
 @dataclass(frozen=True)
 class Job:
-    """One configuration, as the experiment spells it in JSON; one JVM runs one job."""
+    """One configuration, given as JSON. One JVM runs one job."""
 
     kind: Literal["windowed", "count"] = "windowed"
     tuned: bool = True
@@ -159,15 +159,15 @@ class Job:
     rows: int = 1_000
     keys: int = 100
     steps: int = 20
-    #: Batches before measuring. The JVM still gets faster after a hundred: tuned steps fell from
-    #: 170-220 ms after 15 batches to 106-109 ms after 150, so a short warm-up flatters us.
+    #: Warm-up batches. The JVM still gets faster after a hundred batches: tuned steps fell from
+    #: 170-220 ms after 15 batches to 106-109 ms after 150. A short warm-up favors Holdfast.
     warm: int = 150
     width_us: int = 100_000
     window: str = "1 second"
     size: int = 10
     sink: Sink = "arrow"
     cores: int = 2
-    #: Shuffle partitions; None leaves it to the form: one per core tuned, Spark's 200 untuned.
+    #: Shuffle partitions; None uses the default of the form: one per core tuned, 200 untuned.
     partitions: int | None = None
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Job:
 
 
 def make_bucket(bucket: int, rows: int, keys: int, width_us: int) -> pa.Table:
-    """Rows of one bucket in time order, the same ones for every system and every run."""
+    """Generate the rows of one bucket in time order, identical for every system and run."""
     rng = np.random.default_rng([SEED, bucket])
     ts = np.sort(rng.integers(0, width_us, rows)) + (EPOCH_US + bucket * width_us)
     names = pa.array([f"src-{key:06d}" for key in range(keys)])
@@ -201,7 +201,7 @@ def write_buckets(dir: str | Path, n: int, rows: int, keys: int, width_us: int) 
 
 
 def compile_nofork(work_dir: str | Path) -> str | None:
-    """Build the file system that does not fork; None where there is no Java compiler."""
+    """Compile the file system that does not fork; None without a Java compiler."""
     import pyspark
 
     javac = shutil.which("javac")
@@ -228,9 +228,9 @@ def compile_nofork(work_dir: str | Path) -> str | None:
 def tuned_conf(jar: str | None, cores: int = 2) -> dict[str, str]:
     """Settings of the tuned form; the session must be started with them in a fresh JVM.
 
-    Checksums of state files are left out (Spark 4.3 writes one more file for each), state is kept
-    as a changelog, old state is cleaned up outside the measured time, and the settings that keep
-    Holdfast's own short jobs cheap are given to this side as well.
+    State files have no checksums (Spark 4.3 writes one more file for each), state is written as a
+    changelog, and old state is removed outside the measured time. The baseline also gets the
+    settings that make Holdfast's short jobs cheap.
     """
     conf = {
         "spark.sql.shuffle.partitions": str(cores),
@@ -273,9 +273,9 @@ def run_windowed(
 ) -> StreamingResult:
     """Count and sum per source and event-time window, one bucket per batch, append mode.
 
-    ``tuned`` must agree with how the session was started, and is checked, because settings that
-    need a fresh JVM are easily lost and the result would carry the wrong name. ``width_us`` checks
-    that the run is long enough for a window to close.
+    ``tuned`` is checked against the session: settings that need a fresh JVM are easily lost, and
+    the result would have the wrong label. ``width_us`` is used to check that the run is long enough
+    for a window to close.
     """
     from pyspark.sql import functions as F
 
@@ -310,10 +310,10 @@ def run_count_window(
     width_us: int = 100_000,
     sink: Sink = "arrow",
 ) -> StreamingResult:
-    """Sum and last time of every ``size`` rows of a key: a window no built-in operator offers.
+    """Sum and last time of every ``size`` rows of a key, a window without a built-in operator.
 
-    Structured Streaming's answer from Python is a function called once per key and batch, with the
-    rows as pandas. The function leaves early when no window fills, which is what most calls do.
+    In Python, Structured Streaming offers a function that is called once per key and batch, with
+    the rows as pandas. The function returns early if no window is full, as in most calls.
     """
 
     def query(arrived: DataFrame) -> DataFrame:
@@ -330,7 +330,7 @@ def run_count_window(
 
 
 def _count_windows(size: int) -> Any:
-    """The per-key function, as a closure so that workers need not import this package."""
+    """Return the per-key function, a closure, so that workers need not import this package."""
 
     def fold(
         key: tuple[str], frames: Iterator[pd.DataFrame], state: GroupState
@@ -368,13 +368,14 @@ def _run(
     warm: int,
     sink: Sink,
 ) -> StreamingResult:
-    """Run one query over the first ``warm + steps`` files and read its own account of the time.
+    """Run one query over the first ``warm + steps`` files and read the times that Spark reports.
 
-    The Arrow sink collects a batch's result and writes one Parquet file under the batch's number,
-    by rename, so that a repeated batch replaces its own output; a batch without results writes
-    nothing. The file sink commits every batch to a manifest. Taking turns in one warm JVM (tuned,
-    1,000 rows, three rounds), Arrow took 96-107 ms and the file sink 108-115 ms on hdfs state; on
-    rocksdb neither was ahead throughout (104-115 and 101-133 ms). Arrow is therefore the default.
+    The Arrow sink collects the result of a batch and writes one Parquet file named by the batch
+    number. The file is renamed into place, so that a repeated batch replaces its own output. A
+    batch without results writes nothing. The file sink commits every batch to a manifest. In
+    alternating runs in one warm JVM (tuned, 1,000 rows, three rounds), the Arrow sink took 96-107
+    ms and the file sink 108-115 ms on hdfs state; on rocksdb neither was consistently faster
+    (104-115 and 101-133 ms). The Arrow sink is therefore the default.
     """
     if len(files) < warm + steps:
         raise ValueError(f"{warm + steps} batches need as many files, got {len(files)}")
@@ -384,7 +385,7 @@ def _run(
     oldest = now_us() / 1e6 - len(files) - 60
     for at, file in enumerate(files[: warm + steps]):
         placed = shutil.copy(file, arriving)
-        # The source takes files by modification time; equal times would be taken in any order.
+        # The source takes files by modification time; the order of equal times is undefined.
         os.utime(placed, (oldest + at, oldest + at))
 
     spark.conf.set(f"{_STREAMING}.stateStore.providerClass", _PROVIDERS[state])
@@ -406,7 +407,7 @@ def _run(
     )
     running = writer.trigger(availableNow=True).start()
     running.awaitTermination()
-    # A batch without rows only drops old state after the last file; it is nobody's step.
+    # A batch without rows only drops old state after the last file and is not counted.
     batches = [batch for batch in running.recentProgress if batch["numInputRows"] > 0]
     if len(batches) != warm + steps:
         raise RuntimeError(f"{warm + steps} files were read in {len(batches)} batches")
@@ -437,7 +438,7 @@ def _session(job: Job, jar: str | None) -> SparkSession:
 
 
 def run(job: Job, work_dir: Path) -> dict[str, Any]:
-    """Run one job in a JVM of its own and return what is printed."""
+    """Run one job in its own JVM and return the results for output as JSON."""
     jar = compile_nofork(work_dir) if job.tuned else None
     spark = _session(job, jar)
     try:
@@ -481,14 +482,14 @@ def run(job: Job, work_dir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take one JSON object with the fields of ``Job``, print one JSON line."""
+    """Read one JSON object with the fields of ``Job`` and print one JSON line."""
     given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     unknown = sorted(set(given) - {field.name for field in fields(Job)})
     if unknown:
         raise SystemExit(f"no such option: {', '.join(unknown)}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Windows are compared in UTC; a session in local time would print the same instants otherwise.
+    # Windows are compared in UTC; a session in local time would print other values.
     os.environ["TZ"] = "UTC"
     time.tzset()
     with tempfile.TemporaryDirectory(prefix="holdfast-baseline-") as work_dir:

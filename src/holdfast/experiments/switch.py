@@ -1,10 +1,10 @@
-"""What a reader notices when the replica it reads is killed (Borealis section 5: 40 ms to switch).
+"""A client whose replica is killed: time to switch and gap (Borealis section 5: 40 ms to switch).
 
-Three sources, one fragment on two node processes with a Spark of their own, one client. The replica
-that the client reads is killed with SIGKILL, every second time with its storage; when it is back
-and caught up, the one that is read then is killed, and so on. The gap is the longest time between
-two stable buckets at the client, which may be at most the time after which silence is taken for
-death, two buckets and two steps. Every row must arrive once.
+The network has three sources, one fragment on two node processes with their own Spark, and one
+client. The replica that the client reads is killed with SIGKILL, every second time with its
+storage. When the killed replica has caught up, the replica that is read at that time is killed, and
+so on. The gap is the longest time between two stable buckets at the client. Its bound is `silence`,
+two buckets and two steps. Every row must arrive exactly once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from holdfast.types import OutputState, Stability
 BUCKET_MS = 200
 PAPER_SWITCH_MS = 40
 PUSH_EVERY_S, PUSH_ROWS = 0.05, 10
-#: A node process has started its JVM and caught up by then.
+#: Deadline for a node process to start its JVM and catch up, in seconds.
 BACK_S = 90.0
-#: Calm before each kill.
+#: Calm time before each kill, in seconds.
 CALM_S = 4.0
 
 
 def network() -> hf.Network:
     net = hf.Network("switch", bucket=f"{BUCKET_MS}ms")
-    # Stamped and pushed at once: a bucket that ends in between is left to the next one.
+    # Rows are pushed as soon as they are stamped. A row whose bucket ends in between is restamped.
     taps = [
         net.source(f"tap{i}", "ts timestamp, value long", time="ts", grace="0s", late="restamp")
         for i in (1, 2, 3)
@@ -57,13 +57,13 @@ net = network()
 
 
 class _Reader(threading.Thread):
-    """The application: it notes what came when."""
+    """Application that records the arrival of results."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="reader", daemon=True)
         self.client = run.client("merged", tentative=True)
         self.values: Counter[int] = Counter()
-        #: When each stable bucket came.
+        #: Arrival time of each stable bucket, in microseconds.
         self.came: list[int] = []
         self.tentative_rows = 0
 
@@ -99,7 +99,7 @@ def _push(source: Source, stop: threading.Event, number: int, pushed: list[int])
 
 
 def status_at(run: Run, output: str, name: str) -> StreamStatus:
-    """How a replica is doing with an output; nothing, if it does not answer."""
+    """Return the status of an output at a replica; empty if the replica does not answer."""
     try:
         peer = run.peer_of(output, "watch", name)
         told = peer.call(GetStreamStatus(output))
@@ -110,7 +110,7 @@ def status_at(run: Run, output: str, name: str) -> StreamStatus:
 
 
 def caught_up(run: Run, output: str, name: str, bucket_ms: int) -> bool:
-    """The replica serves stable results again, not far behind."""
+    """Whether the replica is stable and less than 2 s behind."""
     told = status_at(run, output, name)
     now = now_us() // (bucket_ms * 1_000)
     if told.state is not OutputState.STABLE or told.upto is None:
@@ -200,7 +200,7 @@ def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
     process.kill(before_restart=lose_storage if wipe else None)
 
     def switched() -> list[tuple[str, int, int]]:
-        """Away from the one that was killed."""
+        """Switches to another replica than the killed one."""
         return [one for one in reader.client.switches[before:] if one[0] != killed]
 
     running.wait_for(lambda: bool(switched()), 10.0, "switching")

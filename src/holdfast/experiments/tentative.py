@@ -1,13 +1,15 @@
-"""Borealis Figure 9: how long to wait before results turn tentative.
+"""Borealis Figure 9: how long to wait before results become tentative.
 
-One stream of three is cut for 5 s. A node that has waited for alpha X either goes on holding every
-row for so long (delay) or catches up and processes new ones as they come (process). While results
-are corrected new rows are suspended, so that what is tentative belongs to the failure alone.
+One stream of three is cut for 5 s. A node that has waited for alpha X (X is `max_delay`) either
+continues to delay every row by that time (delay), or catches up and processes new rows as they
+arrive (process). New rows are suspended during the correction, so that all tentative rows belong to
+the failure.
 
-The paper prints curves. What its text says of them (section 5.1): with both, Delay_new rises with X
-one to one; with delay the tentative rows fall in proportion to X, `left * (D - alpha X)`; with
-process they are `left * D` as long as there is time to catch up, a step function; `left` is the
-rate of the streams that stayed and D how long the node was without the third.
+The paper prints curves. According to its text (section 5.1), Delay_new rises one to one with X
+under both policies. Under delay, the number of tentative rows falls in proportion to X:
+`left * (D - alpha X)`. Under process, the number is a step function: `left * D` as long as there is
+time to catch up. `left` is the rate of the remaining streams, and D the time during which the third
+stream was missing at the node.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from rich.table import Table
 
 from holdfast.experiments.failing import ALPHA, WARM_AGAIN_S, WARM_S, failures, merging
 
-#: Rows a second of all three streams, and the failure.
+#: Rows per second of all three streams together, and length of the failure in seconds.
 RATE, FAILURE_S = 3_000, 5.0
 HELD_S = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 QUICK_HELD_S = (1.0, 3.0)
@@ -67,7 +69,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def points(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Means over the repeats; the longest delay of any."""
+    """Return means over the repeats; for the delay, the maximum."""
     found = []
     for policy, held_ms in dict.fromkeys((met["policy"], met["held_ms"]) for met in result["runs"]):
         mine = [

@@ -1,14 +1,14 @@
 """The same queries on Holdfast and on plain Structured Streaming, as installed and tuned.
 
-Both sides read the same Parquet buckets, which are written before the clock runs, and leave their
-results as Parquet without flushing to the disk. One JVM per configuration, after a long warm-up,
-the sides taking turns. A step of ours runs from a whole bucket to its logged result: engine, result
-segment and manifest record.
+Both sides read the same Parquet buckets, which are written before the measurement starts, and write
+their results as Parquet without flushing to disk. Each configuration has its own JVM and a long
+warm-up, and the two sides alternate. A Holdfast step lasts from a complete bucket to its logged
+result: engine, result segment and manifest record.
 
-`lazy` (the default): nothing is computed before a window closes; its delay is that of the steps in
-which a result is due, which is what a reader waits for. `eager`: every bucket is folded into
-panes at once. Structured Streaming does the work of a batch in every batch, and gives a window
-one batch later.
+`lazy` (the default) computes nothing before a window closes. Its latency is the time of the steps
+in which a result is due, because a consumer waits for these. `eager` folds every bucket into panes
+at once. Structured Streaming does the work of a batch in every batch, and gives a window one batch
+later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WIDTH_US = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One configuration of our side; one JVM runs one job."""
+    """One configuration of Holdfast. One JVM runs one job."""
 
     kind: Literal["windowed", "count"] = "windowed"
     eager: bool = False
@@ -62,7 +62,7 @@ def network(job: Job) -> hf.Network:
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """Our side, in this process."""
+    """Run a job on Holdfast, in this process."""
     from holdfast.engine import session
     from holdfast.engine.engine import Engine
     from holdfast.engine.inputs import InputFile
@@ -140,13 +140,13 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     small = {"rows": 1_000, "keys": 100, "steps": 40 if quick else 80,
              "warm": 60 if quick else 200}  # fmt: skip
     large = {"rows": 200_000, "keys": 10_000, "steps": 20, "warm": 20 if quick else 40}
-    # Most of our buckets need no job: these many make a warm-up of about the same time (40 s in the
-    # long form) as theirs, which still gets faster after a hundred batches, like ours.
+    # Most buckets of Holdfast need no job. With these numbers, both warm-ups take about the same
+    # time, 40 s in the long form. Both sides still get faster after a hundred batches.
     lazy = {
         "small": {"warm": 25 * small["warm"], "steps": 10 * small["steps"]},
         "large": {"warm": 3 * large["warm"], "steps": 2 * large["steps"]},
     }
-    # Theirs takes tens of seconds a step at this size, so it gets few.
+    # Structured Streaming takes tens of seconds per step at this size, so it runs few steps.
     count = {"kind": "count", "rows": 100_000, "keys": 100_000}
     states = ("hdfs",) if quick else ("hdfs", "rocksdb")
     found: dict[str, list[dict[str, Any]]] = {}

@@ -1,8 +1,8 @@
-"""What an aggregate is, without saying how it is computed: that is the engine's business.
+"""The aggregates of a window, as descriptions. The engine computes them (`engine/mergeable.py`).
 
-Every aggregate here has a form that can be merged from partials in any grouping with the same
-bits (ARCHITECTURE.md). A plain PySpark aggregate Column may stand in the same place; the engine
-takes it apart into these.
+Every aggregate can be merged from partial aggregates. The result is the same to the bit for every
+grouping of the rows (ARCHITECTURE.md). A PySpark aggregate Column can be used instead of an
+`Aggregate`; the engine decomposes the Column into these aggregates.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Aggregate:
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Rows, or the non-null values of `column`."""
+    """The number of rows, or of non-null values of `column`."""
     return Aggregate("count", column)
 
 
 def sum(column: str) -> Aggregate:
-    """Exact for whole numbers (NULL where it does not fit a long) and decimals (NULL where the sum
-    of the magnitudes does not fit 38 digits); for doubles the exact sum of the values, rounded at
-    the end, so that no order of rows can change a bit."""
+    """The sum. Integers: exact, NULL if the sum does not fit a long. Decimals: exact, NULL if the
+    sum of the absolute values does not fit 38 digits. Doubles: the exact sum, rounded once at the
+    end, so that the result does not depend on the order of rows."""
     return Aggregate("sum", column)
 
 
@@ -54,22 +54,22 @@ def avg(column: str) -> Aggregate:
 
 
 def stddev(column: str) -> Aggregate:
-    """Sample standard deviation, from n, the sum and the sum of squares."""
+    """Sample standard deviation, computed from the count, the sum and the sum of squares."""
     return Aggregate("stddev", column)
 
 
 def first(column: str) -> Aggregate:
-    """The value of the earliest row; among rows of the same time, the smallest value."""
+    """The value of the earliest row; among rows with the same time, the smallest value."""
     return Aggregate("first", column)
 
 
 def last(column: str) -> Aggregate:
-    """The value of the latest row; among rows of the same time, the greatest value."""
+    """The value of the latest row; among rows with the same time, the greatest value."""
     return Aggregate("last", column)
 
 
 def approx_distinct(column: str, *, lg_k: int = 12) -> Aggregate:
-    """Number of different values, by a HyperLogLog sketch of 2**lg_k registers."""
+    """Estimated number of distinct values, from a HyperLogLog sketch of 2**lg_k registers."""
     if not 4 <= lg_k <= 21:
         raise InputError(f"approx_distinct: lg_k={lg_k} must be from 4 to 21")
     return Aggregate("approx_distinct", column, (("lg_k", lg_k),))
@@ -85,8 +85,8 @@ def quantile(column: str, q: float, *, error: float = 0.01) -> Aggregate:
 
 
 def top_k(column: str, k: int = 10) -> Aggregate:
-    """The k most frequent values with their exact counts, as array<struct<value, count>>; among
-    equal counts the smaller value comes first."""
+    """The k most frequent values with their exact counts, as array<struct<value, count>>. Among
+    values with equal counts, the smaller value comes first."""
     if k < 1:
         raise InputError(f"top_k: k={k} must be at least 1")
     return Aggregate("top_k", column, (("k", int(k)),))

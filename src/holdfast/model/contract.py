@@ -1,4 +1,4 @@
-"""What an output promises (ARCHITECTURE.md; ECOC section 2.5)."""
+"""The contract of an output: delay, loss, errors and order (ARCHITECTURE.md; ECOC section 2.5)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Order = Literal["none", "intra", "inter"]
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Delay, loss and order a reader may count on."""
+    """The guarantees that clients of an output can rely on."""
 
-    #: Longest time from a row's stamp at the source to its result at the client.
+    #: Longest delay from the time column of a row to its result at the client; None: no limit.
     within: str | None = None
-    #: Share of the ideal rows that may be missing (ECOC: 1 - LF) ...
+    #: Largest share of the ideal rows that may be missing (ECOC: 1 - LF).
     loss: float = 0.0
-    #: ... and share of wrong rows, relative to the ideal ones (ECOC: EF).
+    #: Largest number of wrong rows, relative to the number of ideal rows (ECOC: EF).
     error: float = 0.0
-    #: `intra`: in stream order (IASO); `inter`: also across outputs (IESO).
+    #: `none`: any order; `intra`: in stream order (IASO); `inter`: also across outputs (IESO).
     order: Order = "intra"
 
     def __post_init__(self) -> None:

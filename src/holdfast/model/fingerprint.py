@@ -1,11 +1,12 @@
-"""Values and functions as text that is the same in every process, and differs when they differ.
+"""Fingerprints of values and functions: texts that are equal in every process for equal values.
 
-A function is its code and all it refers to: closure, defaults, and the globals it names, down to
-the functions and classes of the application that it calls. Code of installed libraries is not
-looked into: it goes by its name, and by the version of the library (`libraries`). Neither the hash
-seed, nor the order of sets, nor the name or the place of a file is part of the text.
+The fingerprint of a function covers its code and everything the code refers to: closure, defaults
+and globals, including, recursively, the functions and classes of the application that it calls.
+Code of installed libraries is represented by its name and by the version of the library
+(`libraries`). The text does not depend on the hash seed, the order of sets, or the name and
+location of a file.
 
-Long texts are cut to a digest, so that two of them can be compared and short ones can be read.
+Short texts remain readable. Long texts are shortened to a prefix and a digest.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from typing import Any
 
 from holdfast.model.source_code import code_text, instructions, module_text, nested
 
-#: Texts up to this length are kept as they are.
+#: Longest text, in characters, that is not shortened to a digest.
 SHORT = 120
 _SCALARS = (type(None), type(...), bool, int, float, complex, str, bytes)
 _NAMED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-#: Of a class: where it is, what it says, and what is made from the rest.
+#: Class attributes that are not part of the fingerprint: location, documentation, derived values.
 _ABOUT = {
     "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__",
     "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
@@ -46,7 +47,7 @@ _ABOUT = {
 _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
 _DUNDER = re.compile(r"__\w+__")
 _OURS = str(Path(__file__).parents[1]) + os.sep
-#: Applications that come with us.
+#: Folders of this package that hold applications, whose code is fingerprinted like user code.
 _APPLICATIONS = tuple(f"{_OURS}{name}{os.sep}" for name in ("examples", "experiments", "verify"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
@@ -57,16 +58,16 @@ def digest(texts: Iterable[str]) -> str:
 
 
 class Fingerprints:
-    """Texts of many values: what they share is looked at once."""
+    """Computes fingerprints. Values that several fingerprints share are described only once."""
 
     def __init__(self) -> None:
-        #: Packages whose code was taken by its name.
+        #: Packages whose code was represented by name.
         self.libraries: set[str] = set()
-        #: Values that are being described, outermost first, and the outermost of them that the
-        #: innermost refers to.
+        #: Ids of the values being described, outermost first. `_outermost` is the smallest index in
+        #: this list that the current value refers back to; it detects cycles.
         self._open: list[int] = []
         self._outermost = 0
-        #: By id; the value is kept, because an id is free again when it is gone.
+        #: Value and text by id. Holding the value prevents the reuse of its id.
         self._known: dict[int, tuple[Any, str]] = {}
 
     def text(self, value: Any) -> str:
@@ -89,12 +90,12 @@ class Fingerprints:
             self._open.pop()
             closed = self._outermost >= depth
             self._outermost = min(before, self._outermost)
-        if closed:  # else it depends on where it was met
+        if closed:  # else the text contains a reference to an enclosing value
             self._known[id(value)] = value, found
         return found
 
     def parts(self, fn: Callable[..., Any]) -> dict[str, str]:
-        """A function in pieces that can be named when one of them changes."""
+        """The fingerprint of a function as named parts: messages can name the part that changed."""
         if not isinstance(fn, types.FunctionType):
             return {"function": self.text(fn)}
         code, names = fn.__code__, fn.__code__.co_varnames
@@ -155,7 +156,7 @@ class Fingerprints:
             return f"{fn.__name__} #{digest(f'{name}={it}' for name, it in parts.items())}"
         module = fn.__globals__.get("__name__", "")
         self.libraries.add(module.partition(".")[0])
-        # What a decorator of a library was applied to is the application's again.
+        # A decorator of a library may wrap a function of the application.
         held = [fn.__wrapped__] if hasattr(fn, "__wrapped__") else list(_closure(fn).values())
         return f"{module}.{fn.__code__.co_qualname}({self._all(*held)})"
 
@@ -176,7 +177,7 @@ class Fingerprints:
         return f"module #{digest([module_text(file) or ''])}"
 
     def _of_spark(self, value: Any) -> str:
-        """Handles of the JVM are numbered, and made when they are first used: they are left out."""
+        """JVM handles are omitted: their numbers depend on the order in which they are created."""
         name = type(value).__name__
         if name in ("Column", "DataFrame"):
             return f"{name} {value!r}"
@@ -186,7 +187,7 @@ class Fingerprints:
         return name
 
     def _by_reduction(self, value: Any) -> str:
-        """Any other object is what `copy` would make it from. What cannot be copied is no data."""
+        """Describe any other object by its `__reduce_ex__`; by its type alone if that fails."""
         name = self.text(type(value))
         if (wrapped := getattr(value, "__wrapped__", None)) is not None:  # such as lru_cache
             return f"{name}({self.text(wrapped)})"
@@ -204,10 +205,10 @@ class Fingerprints:
         held = [make, args, state, list(items or ()), list(pairs or ())]
         return f"{name}({self._all(*held)})"
 
-    # -- what a function refers to ----------------------------------------------------------------
+    # -- references of a function -----------------------------------------------------------------
 
     def _refers_to(self, fn: types.FunctionType) -> dict[str, Any]:
-        """Closure and globals by name; what is used of the application's modules as `module.it`."""
+        """Closure and globals by name; attributes of application modules as `module.attribute`."""
         closure = _closure(fn)
         found: dict[str, Any] = {}
         for code in nested(fn.__code__):
@@ -225,7 +226,7 @@ class Fingerprints:
         return dict(sorted(found.items()))
 
     def _followed(self, name: str, value: Any, attributes: Iterable[str]) -> dict[str, Any]:
-        """From a module of the application to what is used of it."""
+        """Resolve a module of the application to the attribute that the function uses."""
         for attribute in attributes:
             if not isinstance(value, types.ModuleType) or _is_library(_file(value)):
                 break
@@ -237,8 +238,8 @@ class Fingerprints:
     def _imported(
         self, fn: types.FunctionType, name: str, level: int, wanted: Iterable[str]
     ) -> dict[str, Any]:
-        """What the function imports when it is called; it is imported now, and not looked into if
-        it is a library's."""
+        """Modules that the function imports when it is called. Modules of the application are
+        imported here to be described; libraries are recorded by name."""
         top = name.partition(".")[0]
         try:
             if not level and _is_library(_origin(importlib.util.find_spec(top))):
@@ -247,7 +248,7 @@ class Fingerprints:
             package = fn.__globals__.get("__package__")
             module = importlib.import_module("." * level + name, package)
         except Exception:
-            return {}  # the call will tell
+            return {}  # the same import error occurs when the function is called
         found: dict[str, Any] = {}
         for attribute in wanted:
             found |= self._followed(name, module, [attribute])
@@ -267,7 +268,7 @@ def _closure(fn: types.FunctionType) -> dict[str, Any]:
 
 
 def _file(module: types.ModuleType) -> str:
-    """Where a module is; empty for one that is built in."""
+    """The file of a module; empty for a built-in module."""
     file = getattr(module, "__file__", None)
     return file or _origin(getattr(module, "__spec__", None))
 

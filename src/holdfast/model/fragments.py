@@ -1,7 +1,8 @@
-"""Cutting a network into fragments, one per node, and each fragment into paths.
+"""Divides a network into fragments and each fragment into paths; lists nodes and their streams.
 
-A path is a set of outputs of a fragment that depend on exactly the same inputs: scheduling and
-state versions go per path, so a missing input never delays an output that does not need it.
+A path is the set of outputs of a fragment that depend on exactly the same inputs. Each path has its
+own schedule and state versions, so a missing input never delays an output that does not depend on
+that input.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from holdfast.model.wellformed import topological
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    #: Name of the first output: unique in the fragment.
+    #: Name of the first output; unique in the fragment.
     name: str
-    #: Streams read and streams written, in the order of the network.
+    #: Streams that the path reads, sorted by name, and streams that the path writes.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    #: The operators between, upstream first, without inputs and outputs.
+    #: The operators between inputs and outputs, upstream first.
     operators: tuple[ops.Operator, ...]
 
     @property
@@ -31,7 +32,7 @@ class Path:
         return all(op.convergent for op in self.operators)
 
     def extent_us(self) -> int:
-        """How far back in the inputs the results of a bucket may reach, over all operators."""
+        """Longest time between a result and the input rows that contribute to it."""
         reach: dict[str, int] = {}
         for op in self.operators:
             before = [reach.get(up.name, 0) for up in op.inputs if up is not None]
@@ -48,12 +49,12 @@ class Fragment:
 
 
 def stream_name(op: ops.Operator) -> str:
-    """The name under which an operator's rows are logged, where they are."""
+    """Name of the stream in the log, for an operator whose rows are logged."""
     return op.name
 
 
 def fragments(network: Network) -> list[Fragment]:
-    """Upstream fragments first."""
+    """The fragments of a network, upstream fragments first."""
     order = topological(network)
     names: list[str] = []
     for op in order:
@@ -63,7 +64,7 @@ def fragments(network: Network) -> list[Fragment]:
 
 
 def replicas_of(network: Network, fragment: str) -> tuple[str, ...]:
-    """The nodes that run a fragment: the first has its name, the others `main@2` and so on."""
+    """The nodes of a fragment: the first has the name of the fragment, the second is `main@2`."""
     number = network.protection(fragment).replicas
     return (fragment, *(f"{fragment}@{n}" for n in range(2, number + 1)))
 
@@ -73,7 +74,7 @@ def fragment_of(node: str) -> str:
 
 
 def peers_of(network: Network, node: str) -> tuple[str, ...]:
-    """The other replicas of what a node runs."""
+    """The other replicas of a node's fragment."""
     return tuple(name for name in replicas_of(network, fragment_of(node)) if name != node)
 
 
@@ -82,12 +83,12 @@ def is_pair(network: Network, fragment: str) -> bool:
 
 
 def recovery_of(network: Network, fragment: str, options: Options) -> RecoveryPolicy:
-    """What upstream logs retain for the replicas of a fragment, where they are no pair."""
+    """What upstream logs retain for the replicas of a fragment that is not a pair."""
     return network.protection(fragment).recovery or options.recovery
 
 
 def check_recovery(network: Network, options: Options) -> None:
-    """Raise InputError where a fragment recovers from checkpoints that are never written."""
+    """Raise InputError if a fragment recovers from checkpoints but checkpoints are disabled."""
     parts = {part.name for part in fragments(network)}
     wanting = [name for name in parts if recovery_of(network, name, options) == "checkpoint"]
     if wanting and options.checkpoint_buckets == 0:
@@ -98,7 +99,7 @@ def check_recovery(network: Network, options: Options) -> None:
 
 
 def pairs_of(network: Network) -> dict[str, str]:
-    """Every node that is one of a pair, and the other one."""
+    """Every node of a pair, and its peer."""
     names = [
         name
         for fragment in fragments(network)
@@ -109,15 +110,16 @@ def pairs_of(network: Network) -> dict[str, str]:
 
 
 def home_of(reader: str, producers: Sequence[str]) -> str | None:
-    """Of the makers of a stream, the one in the same dataflow as its reader."""
+    """The producer with the same replica number as the consumer: its local replica. None if the
+    stream has only one producer, or no producer with that number."""
     copy = reader.partition("@")[2]
     found = [producer for producer in producers if producer.partition("@")[2] == copy]
     return found[0] if len(found) == 1 and len(producers) > 1 else None
 
 
 def producers_for(network: Network, stream: str, reader: str) -> tuple[str, ...]:
-    """From whom a reader may read a stream. Copies of a dataflow in clusters stay among themselves
-    (Flux section 4.2)."""
+    """The producers from which a consumer may read a stream. With `replication="clusters"`, a
+    replica reads only from producers of its own dataflow (Flux section 4.2)."""
     producers = producers_of(network)[stream]
     home = home_of(reader, producers)
     apart = fragment_of(reader) in network.protections and (
@@ -127,7 +129,7 @@ def producers_for(network: Network, stream: str, reader: str) -> tuple[str, ...]
 
 
 def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
-    """Who makes each stream that leaves its fragment: a source, or the replicas of one."""
+    """The producers of every logged stream: a source, or the replicas of a fragment."""
     found: dict[str, tuple[str, ...]] = {op.name: (op.name,) for op in network.sources}
     for fragment in fragments(network):
         found |= dict.fromkeys(fragment.outputs, replicas_of(network, fragment.name))
@@ -135,7 +137,7 @@ def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
 
 
 def readers_of(network: Network) -> dict[str, list[str]]:
-    """Who reads each stream that leaves its fragment: nodes, and a client of each output."""
+    """The consumers of every logged stream: nodes, and one client per output."""
     found: dict[str, list[str]] = {}
     for fragment in fragments(network):
         for stream in fragment.inputs:
@@ -180,7 +182,7 @@ def _fragment(order: list[ops.Operator], name: str) -> Fragment:
 
 
 def _upstream(end: ops.Operator, fragment: str) -> list[ops.Operator]:
-    """The operators of the fragment that `end` depends on, itself included."""
+    """The operators of the fragment that `end` depends on, including `end`."""
     found: dict[str, ops.Operator] = {}
     waiting = [end]
     while waiting:

@@ -1,13 +1,13 @@
-"""The identity of a run: which query it computes, with which code, on which libraries.
+"""The identity of a run: its query, its code and its libraries.
 
-Results of two replicas are the same to the bit only if all of this is the same, and so are results
-from before and after a restart. So it is written into the storage when a network is first started
-(`storage/root.py`), every host is compared with it before it runs anything (`Controller.admit`),
-and state is stamped with the part of it that made it (`Engine.plan_hash`).
+Two replicas produce the same results to the bit only if their identities are equal. The same holds
+for results before and after a restart. The identity is therefore written to the storage when a
+network is first started (`storage/root.py`). Every host is compared with the stored identity before
+the host runs anything (`Controller.admit`). A state version carries a hash of the operators that
+produced the state (`Engine.plan_hash`).
 
-What a query is fed with, what is promised of it and who reads it are not part of it: they change
-which rows there are, and when, but not what is computed from them.
-See docs/design/0011-identity-of-a-run.md.
+Feeds, contracts and sinks are not part of the identity: they change which rows exist and when, but
+not the results computed from these rows. See docs/design/0011-identity-of-a-run.md.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from holdfast.model.fingerprint import Fingerprints, digest
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, schema_ddl
 
-#: Every run depends on them; others are added when the query's functions use them.
+#: Libraries of every run. Other libraries are added if functions of the query use them.
 LIBRARIES = ("holdfast", "numpy", "pandas", "pyarrow", "pyspark")
-#: Differences that a message lists.
+#: Most differences that a message lists.
 TOLD = 8
 
-#: Operators of which only these options are part of the query.
+#: Options that are part of the identity, for operators of which not all options are.
 _SETTINGS: dict[type[ops.Operator], tuple[str, ...]] = {
     ops.Source: ("schema", "time"),
     ops.Output: ("inputs", "fragment"),
 }
 _SCHEMAS = ("schema", "state", "out")
 _ITS = "function's "
-#: A name and a digest.
+#: Fingerprint of a function or class: a name and a digest.
 _CODE = re.compile(r"(\S+) #[0-9a-f]{16}")
 
 Parts = Mapping[str, Mapping[str, str]]
@@ -49,15 +49,15 @@ Parts = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    #: By operator, and "network" for all of them: its options, as text.
+    #: Options of each operator as text, by operator name; options of the network under "network".
     query: Parts
-    #: How each fragment is protected: equal in all processes of a run, free to change between two.
+    #: Protection of each fragment: equal in all processes of a run; may change between runs.
     protection: Parts
     libraries: Mapping[str, str]
 
     @property
     def digest(self) -> str:
-        """Of the query: equal for runs that may share a storage."""
+        """Digest of the query; equal for runs that may use the same storage."""
         return digest(_flat(self.query))
 
     def body(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Identity:
 
     @staticmethod
     def of(body: Any, where: str) -> Identity:
-        """The inverse of `body`, of whatever somebody else has written."""
+        """The inverse of `body`. The input is validated: another process may have written it."""
         known = {"query", "protection", "libraries"}
         if not isinstance(body, dict) or set(body) != known:
             found = sorted(body) if isinstance(body, dict) else type(body).__name__
@@ -81,8 +81,8 @@ class Identity:
 
 
 def identity_of(network: Network) -> Identity:
-    """Of the network as it is now. Its functions are looked at once, before anything calls them:
-    what they fill later (a cache) is not part of them."""
+    """The identity of a network. Functions are described once, before their first call, so that
+    values which a function stores later (a cache) are not part of the identity."""
     known = _known(network)
     query = {"network": {"name": network.name, "bucket": duration_text(network.width_us),
                          "shards": str(network.partitions)}}  # fmt: skip
@@ -97,7 +97,7 @@ def identity_of(network: Network) -> Identity:
 
 
 def operator_digest(network: Network, op: ops.Operator) -> str:
-    """Of one operator of the network as it is run."""
+    """Digest of one operator of the network as it is run (`partitions.physical`)."""
     return digest(_flat({op.name: _known(network).options(op)}))
 
 
@@ -110,7 +110,7 @@ def library_differences(expected: Identity, found: Identity) -> list[str]:
 
 
 def differences(expected: Identity, found: Identity) -> list[str]:
-    """All that keeps two processes from being of one run."""
+    """All differences that prevent two processes from taking part in the same run."""
     return [
         *query_differences(expected, found),
         *_differences(expected.protection, found.protection),
@@ -124,7 +124,7 @@ def listed(told: list[str], before: str = "\n  - ") -> str:
 
 
 class _Described:
-    """What is known of the operators of one network."""
+    """The described options of the operators of one network."""
 
     def __init__(self) -> None:
         self._fingerprints = Fingerprints()
@@ -157,8 +157,9 @@ class _Described:
         return {name: value if isinstance(value, str) else self._fingerprints.text(value)}
 
     def _function(self, fn: Any) -> dict[str, str]:
-        """What a function of ours holds is an option of the operator, such as the condition of a
-        filter; what the application's functions refer to has names of its own."""
+        """Parts of a function. Values that a function of Holdfast holds, such as the condition of
+        a filter, are named like options of the operator; references of an application's function
+        get the prefix `function's`."""
         parts = self._fingerprints.parts(fn)
         ours = " #" not in parts["function"]
         return {name if ours or name == "function" else f"{_ITS}{name}": text
@@ -187,7 +188,7 @@ _seen: WeakKeyDictionary[Network, _Described] = WeakKeyDictionary()
 
 @lru_cache
 def _distributions(package: str) -> tuple[str, ...]:
-    """What is installed under which name is asked only for packages that are not always there."""
+    """The distributions of a package. The slow metadata lookup is skipped for `LIBRARIES`."""
     if package in LIBRARIES:
         return (package,)
     return tuple(sorted(set(importlib.metadata.packages_distributions().get(package, ()))))

@@ -1,9 +1,10 @@
-"""Which host runs which node. A host is a process, on a machine of its own if there are several.
+"""Placement of nodes on hosts. A host is a process; hosts may run on different machines.
 
-Without `hosts` every node is a host of its own. With it, copies are spread over `host-1` to
-`host-N` by chained declustering (Flux section 5.4): the copy of what a host runs is on the next
-one, so a lost host costs each of the others little, and two copies never share one. What only
-passes rows on, `ingress` and `egress`, stands apart in a host `edge`.
+Without `hosts`, every node has its own host. With `hosts`, replicas are placed on `host-1` to
+`host-N` by chained declustering (Flux section 5.4): the peer of a node is on the next host. The
+peers of the nodes of a lost host are therefore spread over other hosts, and no two replicas of a
+fragment share a host. The fragments `ingress` and `egress`, which only forward rows, run on the
+host `edge`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.model.wellformed import RESERVED
 
 EDGE = "edge"
 
-#: The nodes of each host; those that stand by have none.
+#: The nodes of each host; a standby host has none.
 Layout = dict[str, tuple[str, ...]]
 
 
@@ -29,7 +30,7 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
             "standby: only nodes of pairs can be moved to another host, and there are none; "
             "protect a fragment with replication='pairs', or leave it out"
         )
-    # Those that stand by come last: there may be more or fewer another time.
+    # Standby hosts come last, so that their number can change without renaming other hosts.
     found: dict[str, list[str]] = {EDGE: []} if network.logical is not network else {}
     found |= {f"host-{n + 1}": [] for n in range(hosts + standby)}
     for order, part in enumerate(parts):
@@ -43,7 +44,7 @@ def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
                 f"may share a host; give at least {len(names)}"
             )
         place = partition[1] if (partition := partition_of(network, part)) else order
-        # In clusters, each copy of the dataflow has hosts of its own.
+        # With "clusters", the two dataflows use disjoint sets of hosts.
         apart = hosts // len(names) if network.protection(part).replication == "clusters" else None
         for copy, name in enumerate(names):
             at = (place + copy) % hosts if apart is None else copy * apart + place % apart

@@ -1,22 +1,25 @@
-"""The reliability levels of ECOC section 2.5: how close what really came is to what an ideal
-system, which loses nothing and takes no time, would have given.
+"""The reliability levels of ECOC section 2.5.
 
-An element of a stream has a sequence number, a payload and an instant. One that came with number
-and payload of an ideal element is correct (DS_c); everything else that came is false (DS_f). Each
-ideal element makes one arrival correct, the first: when it arrives again, that is a *duplicate*,
-and a duplicate is false, for the ideal stream has no second element it could be.
+The levels compare a real stream with an ideal stream, the output of a system without loss and
+delay. An element of a stream has a sequence number, a payload and an instant. A real element is
+correct (DS_c) if its number and payload equal those of an ideal element; every other real element
+is false (DS_f). Each ideal element makes only its first arrival correct. A later arrival is a
+*duplicate*, and a duplicate is false.
 
-Three questions are then asked of the streams, each for itself:
+The levels cover loss, delay and order:
 
-    loss    LILO(LF, EF)  at least LF of the ideal elements came, with at most EF false ones
-            LOLE          everything came, and nothing else: LILO(1, 0)
-    delay   LIDE(delta)   no correct element came before its ideal instant or more than delta after
-            DEFR          every one came at its ideal instant: LIDE(0)
-    order   IASO          a stream's correct elements came in the order of their numbers
-            IESO          any two of all streams came in the order, or as simultaneously, as ideally
+    loss    LILO(LF, EF)  at least the share LF of the ideal elements arrived, with false elements
+                          of at most the share EF
+            LOLE          all ideal elements arrived, and nothing else: LILO(1, 0)
+    delay   LIDE(delta)   every correct element arrived 0 to delta after its ideal instant
+            DEFR          every correct element arrived at its ideal instant: LIDE(0)
+    order   IASO          the correct elements of a stream arrived in the order of their numbers
+            IESO          any two elements of all streams arrived in their ideal order, or at the
+                          same instant if their ideal instants are equal
 
-They are independent, but DEFR brings IASO and IESO with it, and IESO brings IASO, as long as the
-ideal streams themselves are in order. So ideal streams that are not are refused.
+Loss, delay and order are independent of each other, with two exceptions: DEFR implies IASO and
+IESO, and IESO implies IASO. Both hold only if the ideal streams are in order, so an ideal stream
+out of order is refused.
 """
 
 from __future__ import annotations
@@ -38,16 +41,16 @@ Element = tuple[int, Hashable, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matched:
-    """A stream as it came, held against the ideal one. The columns are the correct elements by
-    number; elements that share one, like the rows of a bucket, have no order among themselves."""
+    """A real stream matched with its ideal stream. The columns hold the correct elements, sorted by
+    number. Elements with the same number, such as the rows of a bucket, have no order."""
 
     #: |DS_i| and |DS_f|.
     ideal_rows: int
     false_rows: int
     seq: Ints
-    #: When the elements come in the ideal stream; never falls.
+    #: Instants of the elements in the ideal stream; never decreases.
     ideal_at_us: Ints
-    #: When they came in reality.
+    #: Instants at which the elements arrived.
     at_us: Ints
 
     def __post_init__(self) -> None:
@@ -61,23 +64,23 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What was reached. Of several streams, loss and delay are those of the worst: a level holds
-    when it does for every stream."""
+    """The levels reached. For several streams, loss and delay are the worst over all streams: a
+    level holds only if it holds for every stream."""
 
-    #: The greatest LF and the smallest EF for which LILO holds.
+    #: The largest LF and the smallest EF for which LILO holds.
     loss_factor: float
     error_factor: float
-    #: 1 - LF, kept by itself because 1.0 - 0.7 is not 0.3 in floating point.
+    #: 1 - LF, as a separate field because 1.0 - 0.7 is not 0.3 in floating point.
     loss_share: float
-    #: The smallest delta for which LIDE holds; None: something came too early, so none does.
+    #: The smallest delta for which LIDE holds; None: an element arrived before its ideal instant.
     delay_us_max: int | None
     iaso: bool
-    #: Only when equal instants stayed equal too, for so the formula reads. Across streams this is
-    #: hardly ever seen, because two real deliveries never share an instant.
+    #: True only if elements with equal ideal instants also arrived at equal instants, as the paper
+    #: demands. Rarely true across streams, because real deliveries hardly ever share an instant.
     ieso: bool
-    #: How many elements came really earlier than one that ideally comes strictly before them, over
-    #: all streams. What ideally is simultaneous may come in any order, and what ideally is not may
-    #: come together. This is what a contract with `order="inter"` promises to be none.
+    #: Number of elements, over all streams, that arrived before an element with a strictly earlier
+    #: ideal instant. Elements with equal ideal instants may arrive in any order, and elements with
+    #: different ones may arrive at the same instant. Contracts with `order="inter"` demand 0.
     inversions: int
 
     @property
@@ -85,8 +88,8 @@ class Levels:
         return self.loss_share == 0.0 and self.error_factor == 0.0
 
     def lilo(self, loss_factor: float, error_factor: float) -> bool:
-        """|DS_c| >= |DS_i| * LF and |DS_f| <= |DS_i| * EF, divided by |DS_i|: so 9 elements of 10
-        are LF = 0.9, however 10 * 0.9 may be rounded."""
+        """|DS_c| >= |DS_i| * LF and |DS_f| <= |DS_i| * EF. Both sides are divided by |DS_i|: so
+        9 elements of 10 satisfy LF = 0.9 regardless of the rounding of 10 * 0.9."""
         if not 0.0 < loss_factor <= 1.0 or not 0.0 <= error_factor < np.inf:
             raise InputError(f"LILO({loss_factor}, {error_factor}): LF in (0, 1], EF in [0, inf)")
         return self.loss_factor >= loss_factor and self.error_factor <= error_factor
@@ -102,7 +105,7 @@ class Levels:
 
 
 def evaluate(streams: Mapping[str, Matched]) -> Levels:
-    """The levels that all these output streams reach together."""
+    """The levels that hold for all given output streams together."""
     of_all = streams.values()
     none = np.empty(0, np.int64)
     ideal_at_us = np.concatenate([none, *(stream.ideal_at_us for stream in of_all)])
@@ -122,7 +125,7 @@ def evaluate(streams: Mapping[str, Matched]) -> Levels:
 
 
 def came_too_early(ideal_at_us: Ints, at_us: Ints) -> Bools:
-    """Which elements came before one that ideally comes strictly before them."""
+    """Marks the elements that arrived before an element with a strictly earlier ideal instant."""
     order = np.argsort(ideal_at_us, kind="stable")
     ideal, real = ideal_at_us[order], at_us[order]
     strictly_before = np.searchsorted(ideal, ideal, side="left")
@@ -133,8 +136,8 @@ def came_too_early(ideal_at_us: Ints, at_us: Ints) -> Bools:
 
 
 def match(ideal: Sequence[Element], real: Sequence[Element]) -> Matched:
-    """Hold a small stream against its ideal, element by element, as multisets: of equal ones the
-    first arrivals are correct and the surplus is false."""
+    """Match a small stream with its ideal stream. Both are multisets: of equal elements, the first
+    arrivals are correct and the surplus is false."""
     ideal = sorted(ideal, key=lambda element: (element[0], element[2]))
     _demand_order(_column([seq for seq, _, _ in ideal]), _column([at for _, _, at in ideal]))
     arrivals: dict[tuple[int, Hashable], list[int]] = defaultdict(list)
@@ -168,14 +171,14 @@ def _share(rows: int, of: int) -> float:
 
 
 def _in_order(stream: Matched) -> bool:
-    """IASO, with the next element that came as the successor: one that was lost excuses nothing."""
+    """IASO. A lost element is skipped: the next element that arrived is the successor."""
     at_us = stream.at_us[np.lexsort((stream.at_us, stream.seq))]
     return not (at_us[1:] < at_us[:-1]).any()
 
 
 def _isomorphic(ideal_at_us: Ints, at_us: Ints) -> bool:
-    """IESO: of any two elements the one is later than the other, in reality just as ideally. If it
-    holds for neighbours in sorted order, it does for any two."""
+    """IESO: the real order of any two elements equals their ideal order. If this holds for all
+    neighbours in sorted order, it holds for any two elements."""
     order = np.lexsort((at_us, ideal_at_us))
     steps, ideal_steps = np.diff(at_us[order]), np.diff(ideal_at_us[order])
     return bool(((steps >= 0) & ((steps > 0) == (ideal_steps > 0))).all())

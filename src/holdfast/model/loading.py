@@ -1,4 +1,4 @@
-"""Finding the network of an application: `path/to/app.py` or `package.module:name`."""
+"""Loads the network of an application, given as `path/to/app.py` or `package.module:name`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def load(app: str) -> Network:
-    """Import the application and give its network. Errors inside it are told, not traced."""
+    """Import the application and return its network. An error in the application is raised as a
+    SetupError that names the user's file and line."""
     target, _, attribute = app.partition(":")
     try:
         if target.endswith(".py") or os.path.sep in target:
@@ -55,7 +56,7 @@ def load(app: str) -> Network:
 
 
 def _where(err: Exception) -> str:
-    """The innermost line outside of Holdfast, Python and installed packages."""
+    """The innermost line of the traceback outside Holdfast, Python and installed packages."""
     installed = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ")
     for frame in reversed(traceback.extract_tb(err.__traceback__)):
         file = frame.filename

@@ -1,4 +1,4 @@
-"""A network: the query, written in Python, checked before it runs.
+"""The network: a query written in Python, checked before it runs.
 
 net = hf.Network("netmon", bucket="500ms")
 tap = net.source("tap", "ts timestamp, src string, bytes long", time="ts")
@@ -28,13 +28,14 @@ from holdfast.model.schema import ddl_of
 #: DDL text, names and types, an Arrow schema or Spark's StructType (`schema.ddl_of`).
 Schema: TypeAlias = str | Mapping[str, str] | Any
 
-#: Every partition sends to every partition of the next fragment, a file per bucket each.
+#: Most partitions of a fragment. Every partition writes one file per bucket for every partition of
+#: the next fragment, so the number of files grows with the square.
 PARTITIONS_MAX = 64
 _UNPROTECTED = Protection()
 
 
 class Network:
-    """Operators and the streams between them; the unit that is checked, run and audited."""
+    """Operators and the streams between them: the unit that is checked, run and audited."""
 
     def __init__(self, name: str, *, bucket: str = "500ms", partitions: int = 2) -> None:
         if not name.replace("-", "_").isidentifier():
@@ -43,12 +44,13 @@ class Network:
             raise InputError(f"partitions={partitions}: must be at least 1")
         self.name = name
         self.width_us = duration_us(bucket, of="bucket")
-        #: Shards of keyed state. A constant of the network, never of the machine.
+        #: Number of shards of keyed state. Must not depend on the machine.
         self.partitions = partitions
         self.operators: list[ops.Operator] = []
-        #: The network as it was written, where this is what is run of it (`partitions.physical`).
+        #: The network as written by the user, if this one was derived from it
+        #: (`partitions.physical`); else this network itself.
         self.logical: Network = self
-        #: By fragment, what `protect` was told; read it with `protection`.
+        #: Options given to `protect`, by fragment. Use `protection` for lookups with defaults.
         self.protections: dict[str, Protection] = {}
 
     def __repr__(self) -> str:
@@ -69,15 +71,22 @@ class Network:
         idle: str | None = None,
         clock: str | None = None,
     ) -> Stream:
-        """A stream of rows from outside, of the columns in `schema`: text such as "ts timestamp, x
-        long", a dict of names and types, a StructType or an Arrow schema. `feed` brings the rows by
-        itself (a generator, a replay, a Structured Streaming query); without one the application
-        pushes.
+        """Add a source: a stream of rows from outside the network.
 
-        `clock` says which time closes buckets: "wall" (default), "data" (default of `ReadStream`),
-        "manual" or "live"; `grace` how long after its end a bucket is closed; `late` what becomes
-        of rows that come later still, or from further ahead than `ahead`; `idle` (with "data") when
-        the clock goes on without rows, or "never". See docs/event-time.md."""
+        schema: columns as text such as "ts timestamp, x long", a dict of names and types, a
+            StructType or an Arrow schema.
+        time: name of the timestamp column that places rows in buckets.
+        feed: supplies the rows (a generator, a replay, a Structured Streaming query); without a
+            feed the application pushes rows.
+        clock: which time closes buckets: "wall" (default), "data" (default of `ReadStream`),
+            "manual" or "live".
+        grace: how long after its end a bucket is closed.
+        late: what happens to rows that arrive later than `grace`, or that are further in the
+            future than `ahead`: "dead-letter" (default) or "restamp".
+        idle: with clock="data", time without rows after which the source clock closes buckets;
+            "never" disables this.
+
+        See docs/event-time.md."""
         if late not in ("dead-letter", "restamp"):
             raise InputError(
                 f"source {name!r}: late={late!r} is not one of 'dead-letter', 'restamp'"
@@ -117,7 +126,7 @@ class Network:
         return self._add(ops.Union(name=self._name("union", name), inputs=inputs))
 
     def port(self, name: str, schema: Schema, *, time: str) -> Stream:
-        """A stream connected later with `connect`, to draw a cycle."""
+        """Declare a stream that `connect` feeds later. Cycles need a port."""
         ddl = ddl_of(schema, f"port {name!r}")
         return self._add(
             ops.Port(name=self._name("port", name), schema=ddl, time=time, inputs=[None])
@@ -161,9 +170,9 @@ class Network:
     ) -> None:
         """Replicate a fragment, and choose what it does while inputs are missing.
 
-        replicas: copies of the fragment, each on a node of its own; all but one may fail.
+        replicas: number of replicas of the fragment, each on its own node; all but one may fail.
         replication: `"switch"`: consumers switch to another replica; `"pairs"`: two replicas, a
-            lost one is rebuilt from the other; `"clusters"`: two independent dataflows.
+            lost replica is rebuilt from its peer; `"clusters"`: two independent dataflows.
         on_failure: while an input is missing, give no results (`"block"`), hold every bucket for
             `max_delay` before it becomes tentative (`"delay"`), or only the first (`"process"`).
         while_correcting: new buckets while tentative results are corrected: `"suspend"`,
@@ -173,9 +182,9 @@ class Network:
         wait_share: share of `max_delay` spent waiting for inputs; the rest is for processing.
         reconcile: correct from the state before the failure (`"checkpoint"`), or from a state
             rebuilt from the inputs that still matter (`"undo"`).
-        recovery: what upstream logs retain for a replica that comes back: everything it needs to
-            start empty (`"replay"`), or what its newest checkpoint needs (`"checkpoint"`); by
-            default `Options.recovery`.
+        recovery: what upstream logs retain for a replica that restarts: everything a replica
+            without state needs (`"replay"`), or what its newest checkpoint needs (`"checkpoint"`);
+            by default `Options.recovery`.
         """
         if fragment in self.protections:
             raise InputError(
@@ -205,7 +214,7 @@ class Network:
         return [op for op in self.operators if isinstance(op, ops.Output)]
 
     def check(self) -> None:
-        """Raise NetworkError with every violation of well-formedness that needs no Spark to see."""
+        """Raise NetworkError with all violations of well-formedness that need no Spark."""
         from holdfast.model.wellformed import check
 
         check(self)
@@ -242,7 +251,7 @@ class Network:
 
 
 class Stream:
-    """The output port of an operator. Every method adds an operator and gives its stream."""
+    """The output of an operator. Every method adds an operator and returns its stream."""
 
     def __init__(self, network: Network, op: ops.Operator) -> None:
         self.network = network
@@ -259,7 +268,7 @@ class Stream:
     def apply(
         self, fn: Callable[[Any], Any], *, python_udfs: bool = False, name: str | None = None
     ) -> Stream:
-        """Any DataFrame function that works row by row and passes the time column on."""
+        """Apply a DataFrame function that works row by row and leaves the time column unchanged."""
         if not callable(fn):
             raise InputError("apply: give a function from DataFrame to DataFrame")
         return self._then(
@@ -267,13 +276,13 @@ class Stream:
         )
 
     def filter(self, condition: Any, *, name: str | None = None) -> Stream:
-        """Keep the rows for which the SQL text or Column holds."""
+        """Select the rows for which the condition, SQL text or a Column, is true."""
         return self._then(
             ops.Apply(name=self._named("filter", name), fn=lambda df: df.filter(condition))
         )
 
     def map(self, *columns: Any, name: str | None = None, **named: Any) -> Stream:
-        """Choose and compute columns, as SQL text or Columns: `map("ts", kb="bytes / 1024")`."""
+        """Select and compute columns, as SQL text or Columns: `map("ts", kb="bytes / 1024")`."""
 
         def select(df: Any) -> Any:
             from pyspark.sql import functions as F
@@ -291,7 +300,7 @@ class Stream:
         return self.network.union(self, *others, name=name)
 
     def window(self, size: str, *, slide: str | None = None, name: str | None = None) -> Windowed:
-        """Time windows, tumbling or (with `slide`) sliding. A result is stamped with the last
+        """Time windows, tumbling or (with `slide`) sliding. The time column of a result is the last
         instant of its window."""
         size_us = duration_us(size, of="window size")
         slide_us = size_us if slide is None else duration_us(slide, of="window slide")
@@ -309,8 +318,8 @@ class Stream:
         slide: int | None = None,
         name: str | None = None,
     ) -> CountWindowed:
-        """Windows of `size` rows per group, one every `slide` rows, in canonical order: by time,
-        then by the row itself."""
+        """Windows of `size` rows per group of `by`; a window starts every `slide` rows. Rows are
+        counted in canonical order: by time, then by the row itself."""
         slide = size if slide is None else slide
         if not 1 <= slide <= size:
             raise InputError(f"count_window: slide={slide} must be from 1 to size={size}")
@@ -324,10 +333,10 @@ class Stream:
         within: str,
         name: str | None = None,
     ) -> Stream:
-        """Pairs whose times are at most `within` apart. `on`: a list of columns equal on both
-        sides, or SQL over the aliases l and r such as "l.id = r.seller and r.price > 10". The
-        result carries the left columns, the right ones the left does not have, and the later
-        of the two times."""
+        """Join pairs of rows whose times are at most `within` apart. `on`: a list of columns that
+        are equal on both sides, or SQL over the aliases l and r such as "l.id = r.seller and
+        r.price > 10". A result has the columns of the left side and the further columns of the
+        right side. Its time is the later of the two times."""
         condition: str | tuple[str, ...] = on if isinstance(on, str) else _keys(on, "join")
         return self._then(
             ops.Join(
@@ -348,9 +357,11 @@ class Stream:
         timer: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Your own keyed state, whole shards at once: `fn(state, rows, info)` takes and returns
-        Arrow tables, `(out, state)`. It is called once for every bucket in which the shard has
-        rows or a timer is due; rows come in canonical order. Each key must be treated apart."""
+        """Keyed state with a user-defined function. `fn(state, rows, info)` gets the state and the
+        rows of one shard as Arrow tables and returns the Arrow tables `(out, state)`. `fn` is
+        called once for every bucket in which the shard has rows or a timer is due, with rows in
+        canonical order. A shard holds many keys; the result for a key must not depend on other
+        keys."""
         return self._then(
             ops.Stateful(
                 name=self._named("stateful", name),
@@ -369,8 +380,8 @@ class Stream:
         by: str | list[str] | tuple[str, ...] | None = None,
         partitions: int | None = None,
     ) -> Stream:
-        """What follows runs in `fragment`, on a node of its own. With `by`, the fragment is split
-        into `partitions`, each of which gets the rows whose keys belong to it."""
+        """Run the following operators in `fragment`, on a separate node. With `by`, the fragment is
+        divided into `partitions`, and rows are routed to partitions by these key columns."""
         moved: ops.Apply
         if by is None and partitions is None:
             moved = ops.Apply(name=self._named("on", None), fn=_same)
@@ -397,7 +408,7 @@ class Stream:
 
 
 class Windowed:
-    """A time window that still wants its aggregates."""
+    """A time window whose aggregates are not specified yet."""
 
     def __init__(
         self,
@@ -430,7 +441,7 @@ class Windowed:
         return self._op(aggregates=dict(aggregates))
 
     def apply(self, fn: Callable[[Any], Any]) -> Stream:
-        """Any DataFrame code over the raw rows of one window; the time column is set for you."""
+        """Apply a DataFrame function to the rows of each window. Holdfast sets the time column."""
         if self._keys:
             raise InputError("window.apply: group inside the function, not with group_by()")
         return self._op(fn=fn)
@@ -448,7 +459,7 @@ class Windowed:
 
 
 class CountWindowed:
-    """A count window that still wants its aggregates."""
+    """A count window whose aggregates are not specified yet."""
 
     def __init__(
         self, stream: Stream, size: int, slide: int, keys: tuple[str, ...], name: str | None

@@ -1,7 +1,7 @@
-"""The operators of a network: what each needs, keeps and gives. No Spark here, no time.
+"""The operators of a network: their inputs, options and state. Independent of Spark and clocks.
 
-`convergent` says whether an empty start heals by itself once enough input has passed (`extent_us`);
-every recovery path asks it (ARCHITECTURE.md).
+An operator is `convergent` if its results become correct after a start with empty state, once
+`extent_us` of input has passed. All recovery decisions depend on this property (ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from holdfast.model.contract import Contract
 
-#: By clock, how long after its end a bucket is closed unless `grace` says otherwise: an application
-#: takes a while from stamp to push, and rows of several files or partitions are not in order.
+#: Default of `grace`, by clock: how long after its end a bucket is closed. `wall` allows for the
+#: time from stamping to pushing a row, `data` for several files or partitions out of order.
 GRACE_US = {"wall": 200_000, "data": 1_000_000, "live": 0, "manual": 0}
 IDLE_US = 10_000_000
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Operator:
-    #: Unique in the network; given by the user or made from the kind and a number.
+    #: Unique in the network; given by the user or generated from the kind and a number.
     name: str
-    #: What feeds each input port, by position; None while a port is not connected.
+    #: The upstream operator of each input port, by position; None while a port is not connected.
     inputs: list[Operator | None] = field(default_factory=list)
-    #: The part of the network that runs this operator.
+    #: The fragment that runs this operator.
     fragment: str = "main"
 
     @property
@@ -41,7 +41,7 @@ class Operator:
 
     @property
     def extent_us(self) -> int:
-        """How far back in its inputs a result may reach."""
+        """Longest time between a result and the input rows that contribute to it."""
         return 0
 
 
@@ -50,45 +50,48 @@ class Source(Operator):
     schema: str
     time: str
     feed: Any = None
-    #: What becomes of rows whose bucket is closed, or that are too far ahead: `dead-letter` puts
-    #: them aside with their times and the reason, `restamp` moves them to the open bucket.
+    #: What happens to rows whose bucket is closed, or that are too far in the future.
+    #: `dead-letter`: such rows are stored apart, with their times and the reason; `restamp`: such
+    #: rows move to the open bucket.
     late: str = "dead-letter"
-    #: Rows further ahead of the source clock than this are put aside before they count.
+    #: Rows further ahead of the source clock than this are too far in the future: they are handled
+    #: as `late` says and do not advance a `data` clock.
     ahead_us: int = 60_000_000
-    #: A bucket is closed so long after its end, for rows that are late or out of order.
+    #: Time between the end of a bucket and its closing, for rows that are late or out of order.
     grace_us: int = 0
-    #: With clock `data`: the source clock closes when no row has come for so long; None: never.
+    #: With clock `data`: after this time without rows the source clock closes buckets; None: never.
     idle_us: int | None = None
     #: Which time closes buckets. `wall`: the system clock; `data`: the rows themselves; `live`: a
-    #: feed that follows the system clock; `manual`: `advance()`, whose time need not be real.
+    #: feed that follows the system clock; `manual`: `advance()`, with any time.
     clock: str = "wall"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Port(Operator):
-    """A stream that is declared now and connected later: the only way to draw a cycle."""
+    """A stream that is declared first and connected later: the only way to define a cycle."""
 
     schema: str
     time: str
-    #: Delay of the edge that feeds it, in buckets; 0 for an ordinary edge.
+    #: Delay of the edge into this port, in buckets; 0 for an ordinary edge.
     feedback_buckets: int = 0
-    #: Everything ever connected here, so that a second connection can be reported.
+    #: All operators connected to this port, so that a second connection can be reported.
     feeds: list[Operator] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Apply(Operator):
-    """Row by row: any DataFrame function without state."""
+    """A stateless DataFrame function that works row by row."""
 
     fn: Callable[[Any], Any]
-    #: The function holds Python UDFs that the user declares deterministic and row by row.
+    #: The function contains Python UDFs; the user declares that they are deterministic and work
+    #: row by row.
     python_udfs: bool = False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Exchange(Apply):
-    """Rows move to a fragment that is split into partitions, each to the one its keys belong to
-    (Flux, section 4.1)."""
+    """Routes every row to a partition of a partitioned fragment, by the keys of the row (Flux,
+    section 4.1)."""
 
     keys: tuple[str, ...]
     partitions: int
@@ -96,7 +99,7 @@ class Exchange(Apply):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Part(Apply):
-    """The rows that belong to one partition of the fragment they go to."""
+    """The rows of a stream that are routed to one partition of the next fragment."""
 
     keys: tuple[str, ...]
     number: int
@@ -113,9 +116,9 @@ class TimeWindow(Operator):
     size_us: int
     slide_us: int
     keys: tuple[str, ...] = ()
-    #: Name of the result to what it is: our Aggregate or a PySpark Column.
+    #: An `Aggregate` or a PySpark Column, by name of the result column.
     aggregates: Mapping[str, Any] = field(default_factory=dict)
-    #: Any DataFrame code over the raw rows of one window, instead of aggregates.
+    #: A DataFrame function over the rows of one window, instead of aggregates.
     fn: Callable[[Any], Any] | None = None
 
     @property
@@ -162,10 +165,10 @@ class CountWindow(Operator):
 class Stateful(Operator):
     fn: Callable[[Any, Any, Any], Any]
     keys: tuple[str, ...]
-    #: DDL of the state (with the key columns, if the function wants them) and of the output.
+    #: DDL of the state (with the key columns, if the function needs them) and of the output.
     state: str
     out: str
-    #: Timestamp column of the state: the function is also called once that time has passed.
+    #: Timestamp column of the state. The function is also called in the bucket of the earliest one.
     timer: str | None = None
 
     @property
@@ -184,7 +187,7 @@ class Output(Operator):
 
 
 def sources_of(op: Operator) -> list[Source]:
-    """The sources an operator depends on, each once."""
+    """The sources that an operator depends on, without duplicates."""
     if isinstance(op, Source):
         return [op]
     return list(dict.fromkeys(source for up in op.inputs if up for source in sources_of(up)))

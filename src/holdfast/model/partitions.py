@@ -1,12 +1,12 @@
-"""A network with partitioned fragments as one without: what is really run (Flux, section 4.1).
+"""Rewrites a network with partitions as one of ordinary fragments, to be run (Flux, section 4.1).
 
-A fragment split into P partitions becomes P fragments, `stats.0` to `stats.3`, each with a copy of
-its operators. Whoever sends rows there routes them: beside an operator stand P `Part`s, streams of
-their own, and each partition unites those meant for it. So everything that holds for fragments
-holds for partitions: whole buckets, replicas, state per path, corrections.
+A fragment with P partitions becomes P fragments, for example `stats.0` to `stats.3`, each with its
+own instances of the operators. Producers route the rows: each upstream operator gets P `Part`s,
+which are separate streams, and each partition reads the union of its parts. Partitions therefore
+have all properties of fragments: complete buckets, replicas, state per path, corrections.
 
-Sources do not route: a fragment `ingress` does it for them, and `egress` unites the partitions of
-an output, as the paper's two operators of that name. Both only pass rows on.
+Sources do not route rows. A fragment `ingress` routes for them, and a fragment `egress` unites the
+partitions of an output, like the paper's operators of the same names. Both only forward rows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ INGRESS, EGRESS = RESERVED
 
 
 def partitions_of(network: Network) -> dict[str, int]:
-    """Into how many partitions each fragment is split; one that is not here is not."""
+    """Number of partitions of each partitioned fragment, by name."""
     return {op.fragment: op.partitions for op in network.operators if isinstance(op, ops.Exchange)}
 
 
 def partition_of(network: Network, fragment: str) -> tuple[str, int] | None:
-    """The fragment that was split and the number of the part, of one of the network as it is run;
-    None for one that is no part."""
+    """For a fragment of the network as it is run: the partitioned fragment and the number of the
+    partition. None if the fragment is not a partition."""
     whole, _, number = fragment.rpartition(".")
     return (whole, int(number)) if whole in partitions_of(network.logical) else None
 
 
 def one_of_each(network: Network, names: Iterable[str]) -> list[str]:
-    """Of partitions of the same fragment the first alone: all are compiled to the same."""
+    """Only the first partition of each fragment: all partitions compile to the same plans."""
     kinds: dict[str, str] = {}
     for name in names:
         part = partition_of(network, name)
@@ -43,7 +43,7 @@ def one_of_each(network: Network, names: Iterable[str]) -> list[str]:
 
 
 def physical(network: Network) -> Network:
-    """The network as it is run. One without partitions is run as it is."""
+    """The network as it is run. A network without partitions is returned unchanged."""
     split = partitions_of(network)
     if not split:
         return network
@@ -56,7 +56,8 @@ class _Expansion:
         self.made = Network(network.name, partitions=network.partitions)
         self.made.width_us = network.width_us
         self.made.logical = network
-        #: The copies of each operator, by partition; one where its fragment is not split.
+        #: The instances of each operator, by partition; a single one if the fragment is not
+        #: partitioned.
         self._copies: dict[str, list[ops.Operator]] = {}
         for op in topological(network):
             self._copies[op.name] = self._copied(op)
@@ -95,7 +96,7 @@ class _Expansion:
         ]
 
     def _routed(self, op: ops.Exchange, number: int) -> ops.Operator:
-        """What one partition gets: its part of every copy of what is upstream."""
+        """The input of one partition: its part of every instance of the upstream operator."""
         up = op.inputs[0]
         assert up is not None
         parts: list[ops.Operator | None] = []
@@ -119,7 +120,7 @@ class _Expansion:
         )
 
     def _united(self, up: ops.Operator | None, fragment: str) -> ops.Operator:
-        """What a fragment that is not split reads: all partitions together."""
+        """The input of a fragment without partitions: the union of all upstream partitions."""
         assert up is not None
         copies: list[ops.Operator | None] = [*self._copies[up.name]]
         if len(copies) == 1 and up.fragment not in self.split:

@@ -26,12 +26,12 @@ _CHOICES = {
 class Protection:
     """The options of `Network.protect`, validated."""
 
-    #: Copies of the fragment, each on a node of its own; all but one may fail.
+    #: Number of replicas of the fragment, each on its own node; all but one may fail.
     replicas: int = 1
     #: How the replicas work together. `switch`: each replica recovers on its own, from its storage
-    #: or from upstream; consumers switch between replicas. `pairs` (Flux): two replicas; a lost one
-    #: is rebuilt from its peer, which keeps running. `clusters`: two independent dataflows, one of
-    #: which is useless while any of its nodes is lost; for comparison.
+    #: or from upstream; consumers switch between replicas. `pairs` (Flux): two replicas; a lost
+    #: replica is rebuilt from its peer, which continues to run. `clusters`: two independent
+    #: dataflows; the loss of a node makes its whole dataflow unusable; for comparison.
     replication: Replication = "switch"
     #: While an input is missing (UP_FAILURE). `block`: no tentative results; `delay`: every bucket
     #: waits `max_delay`; `process`: only the first bucket of a failure waits.
@@ -39,8 +39,8 @@ class Protection:
     #: New buckets while results are corrected (STABILIZATION). `suspend`: no results until the
     #: correction is complete; `delay` and `process`: tentative results, as in `on_failure`.
     while_correcting: CorrectionPolicy = "process"
-    #: Longest delay the fragment adds, X in Borealis; None: its share of the `within` of the
-    #: outputs downstream.
+    #: Longest delay that the fragment may add (X in Borealis); None: its share of the `within` of
+    #: the outputs downstream.
     max_delay: str | None = None
     #: Share of `max_delay` spent waiting for inputs, above 0 and up to 1; the rest is for
     #: processing. Borealis (section 5) uses 0.9.
@@ -48,9 +48,9 @@ class Protection:
     #: State from which results are corrected. `checkpoint`: the state before the failure; `undo`: a
     #: state rebuilt from the inputs that still matter.
     reconcile: Reconcile = "checkpoint"
-    #: What upstream logs retain for a replica. `replay`: enough to rebuild its state from nothing,
-    #: so that even the loss of its storage is survived. `checkpoint`: what its newest checkpoint
-    #: needs. None: `Options.recovery`. A pair retains what comes after a checkpoint.
+    #: What upstream logs retain for a replica. `replay`: everything that a replica without state
+    #: needs, so that a replica survives the loss of its storage. `checkpoint`: what the newest
+    #: checkpoint needs. None: `Options.recovery`. For a pair: everything after a checkpoint.
     recovery: RecoveryPolicy | None = None
 
     def __post_init__(self) -> None:

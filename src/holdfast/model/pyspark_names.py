@@ -1,5 +1,4 @@
-"""What to write instead of a DataFrame's methods: streams have operators, and DataFrame code goes
-into the function of `apply`."""
+"""Error messages for DataFrame methods called on a stream; each names the operator to use."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _INSTEAD = {
 
 
 def missing(what: str, name: str, of: type) -> str:
-    """Of an attribute that a `what` does not have."""
+    """The error message for attribute `name`, which class `of` (shown as `what`) does not have."""
     methods = [method for method in vars(of) if not method.startswith("_")]
     text = f"a {what} has no {name!r}"
     for method in methods:

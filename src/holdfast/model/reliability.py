@@ -1,14 +1,15 @@
-"""How long a cluster whose work runs twice lives until something is lost: its mean time to failure.
+"""Mean time to failure (MTTF) of a cluster with two replicas of everything.
 
-Flux sections 3.1 and 4.2 compare two schemes. With *cluster pairs* the whole dataflow runs on two
-replica sets of half the nodes each, and one dead node makes its whole set useless. With *partition
-pairs* every partition has its own pair of nodes, and only nodes that share a partition must not be
-down together.
+Flux sections 3.1 and 4.2 compare two schemes. With *cluster pairs*, the whole dataflow runs on two
+replica sets of half the nodes each, and one dead node makes its whole set unusable. With *partition
+pairs*, every partition has its own pair of nodes; data is lost only if two nodes that share a
+partition are down at the same time.
 
-Both are the same process: units (nodes, or replica sets) fail at a constant rate while they are up
-and come back after a repair; it is over when a unit fails while a partner of it is down. Of this
-process there are three answers here. `limit_mttf_s` is good where repairs are short, as the paper
-assumes; `exact_mttf_s` solves the Markov chain; `simulate` rolls dice and can do other repairs.
+Both schemes are the same stochastic process. Units (nodes, or replica sets) fail at a constant rate
+while they are up, and are up again after a repair. The process ends when a unit fails while one of
+its peers is down. This module computes the MTTF in three ways: `limit_mttf_s` is accurate if
+repairs are short, as the paper assumes; `exact_mttf_s` solves the Markov chain; `simulate` is a
+Monte Carlo simulation, which also supports constant repair times.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Placement = Literal["mirrored", "chained"]
 Scheme = Literal["cluster pairs", "partition pairs"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 NODES_MAX = 256
-#: Cycles of a simulation, where nobody says how many: the 95 % interval is then below +-2 %.
+#: Default number of simulated cycles: the 95 % confidence interval is then below +-2 %.
 RUNS = 40_000
 
-#: A Markov chain is followed only up to as many nodes down at once as this many states allow.
+#: Most states of a Markov chain. A larger chain is truncated at a number of units down at once.
 _STATES_MAX = 800
-#: Nodes times cycles that are simulated side by side.
+#: Units times cycles that are simulated at once, in one array.
 _CELLS_MAX = 1_000_000
 
 Floats = npt.NDArray[np.float64]
@@ -41,12 +42,12 @@ Floats = npt.NDArray[np.float64]
 class Layout:
     nodes: int
     node_mttf_s: float
-    #: From the failure of a node until everything it held has two replicas again.
+    #: Time from the failure of a node until all its data has two replicas again.
     repair_s: float
-    #: The same for a replica set of cluster pairs; Flux: between `repair_s` and `nodes` times it.
+    #: The same for a replica set of cluster pairs; Flux: from `repair_s` to `nodes * repair_s`.
     repair_cluster_s: float
-    #: `mirrored`: nodes 2k and 2k+1 hold the same. `chained`: node i shares a partition with i+1,
-    #: the last with the first, so that a dead node's work is divided.
+    #: `mirrored`: nodes 2k and 2k+1 hold the same partitions. `chained`: node i shares a partition
+    #: with node i+1, and the last with the first, so that two nodes share the work of a dead node.
     placement: Placement = "chained"
 
     def __post_init__(self) -> None:
@@ -70,16 +71,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """What fails and is repaired as one: the nodes, or the two replica sets of cluster pairs."""
+    """The units that fail and are repaired: the nodes, or the two replica sets of cluster pairs."""
 
     mttf_s: float
     repair_s: float
-    #: Which may fail while all their partners are up.
+    #: The units that may fail while all their peers are up.
     opens: npt.NDArray[np.bool_]
-    #: Two rows. A unit that fails while one of its two partners is down ends it all; its own number
-    #: stands for no partner.
+    #: Up to two peers of each unit, in two rows; the unit's own number means no peer. The process
+    #: ends when a unit fails while one of its peers is down.
     peers: npt.NDArray[np.int64]
-    #: Turning the ring of units changes nothing; else swapping pairs of them does not.
+    #: Symmetry of the states. True: the units form a ring, and rotations of a state are equivalent.
+    #: False: the units form pairs, and permutations of the pairs are equivalent.
     ring: bool
 
     @property
@@ -88,8 +90,9 @@ class Units:
 
 
 def units_of(layout: Layout, scheme: Scheme, *, both_fail: bool = True) -> Units:
-    """`both_fail`: any unit may fail first, as in real life. Else only the primary of a pair does,
-    and its secondary is counted while the primary is down, as the formulas of the paper have it."""
+    """The units of a scheme. With `both_fail`, either unit of a pair may fail first. Without, only
+    the primary may, and failures of the secondary count only while the primary is down: the
+    paper's formulas assume this."""
     if scheme == "cluster pairs":
         mttf_s, repair_s = 2 * layout.node_mttf_s / layout.nodes, layout.repair_cluster_s
         count, ring = 2, False
@@ -97,7 +100,7 @@ def units_of(layout: Layout, scheme: Scheme, *, both_fail: bool = True) -> Units
         mttf_s, repair_s = layout.node_mttf_s, layout.repair_s
         count, ring = layout.nodes, layout.placement == "chained"
     own = np.arange(count)
-    # In a ring everybody is the primary of one pair and the secondary of another.
+    # In a ring, every unit is the primary of one pair and the secondary of another.
     primary = np.full(count, True) if ring else own % 2 == 0
     of_primary = (own - 1) % count if ring else own & ~1
     of_secondary = (own + 1) % count if ring else own | 1
@@ -106,27 +109,28 @@ def units_of(layout: Layout, scheme: Scheme, *, both_fail: bool = True) -> Units
 
 
 def paper_mttf_s(layout: Layout, scheme: Scheme) -> float:
-    """Flux section 4.2. With two nodes both are the formula of one pair (section 3.1)."""
+    """The formulas of Flux section 4.2. For two nodes both are that of one pair (section 3.1)."""
     if scheme == "cluster pairs":
         return 4 * layout.node_mttf_s**2 / (layout.nodes**2 * layout.repair_cluster_s)
     return 2 * layout.node_mttf_s**2 / (layout.nodes * layout.repair_s)
 
 
 def limit_mttf_s(units: Units) -> float:
-    """What the exact value tends to as repairs get short: each way for one unit to fail, and a
-    given partner of it during the repair, happens with the rate repair / mttf^2."""
+    """The limit of the exact MTTF for short repairs. The event that a unit fails, and a given peer
+    of the unit during the repair, has the rate repair / mttf^2; the rates of all events add up."""
     ways = {
         (int(first), then) for row in units.peers for then, first in enumerate(row) if first != then
     }
     return units.mttf_s**2 / (units.repair_s * len(ways))
 
 
-# -- the Markov chain: repairs are exponential -----------------------------------------------------
+# -- Markov chain with exponential repair times ----------------------------------------------------
 
 
 def exact_mttf_s(units: Units) -> float | None:
-    """From all up to the end, whatever the ratio of repair to MTTF. Where the chain has too many
-    states it is cut at so many units down at once, and None if that would matter."""
+    """The MTTF, starting with all units up, for any ratio of repair time to MTTF. A chain with too
+    many states is truncated at a number of units down at once. None if the truncation would change
+    the result by 1 % or more."""
     levels: list[dict[tuple[int, ...], int]] = [{(): 0}]
     rows: list[tuple[int, int, float]] = []
     deadly: list[float] = []
@@ -165,7 +169,7 @@ def exact_mttf_s(units: Units) -> float | None:
 
 
 def _alike(units: Units, down: set[int]) -> tuple[int, ...]:
-    """One name for all states that only differ in the numbering of the units."""
+    """A canonical representative of all states that differ only in the numbering of the units."""
     if not units.ring:
         return tuple(range(0, 2 * len(down), 2))
     turned = (tuple(sorted((unit - first) % units.count for unit in down)) for first in down)
@@ -173,9 +177,9 @@ def _alike(units: Units, down: set[int]) -> tuple[int, ...]:
 
 
 def _mean_s(rates: Floats, fatal: Floats) -> float:
-    """Mean time from state 0 to the end, by taking out one state after the other. Nothing is ever
-    subtracted (Grassmann, Taksar, Heyman 1985): a plain solver has no digit left when the repair is
-    a millionth of the MTTF or less."""
+    """Mean time from state 0 to the end, by elimination of one state after the other. The algorithm
+    needs no subtraction (Grassmann, Taksar, Heyman 1985): an ordinary linear solver loses all
+    digits if the repair time is a millionth of the MTTF or less."""
     rates, fatal, held_s = rates.copy(), fatal.copy(), np.ones(len(fatal))
     for state in range(len(fatal) - 1, 0, -1):
         share = rates[:state, state] / (rates[state, :state].sum() + fatal[state])
@@ -185,7 +189,7 @@ def _mean_s(rates: Floats, fatal: Floats) -> float:
     return float(held_s[0] / fatal[0])
 
 
-# -- the simulation --------------------------------------------------------------------------------
+# -- Monte Carlo simulation ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +202,15 @@ class Simulated:
 def simulate(
     units: Units, *, runs: int = RUNS, seed: int = 0, constant_repair: bool = False
 ) -> Simulated:
-    """Cycles from all up over the first failure to all up again. They are independent, so MTTF =
-    mean length / probability to end deadly (Wald's equation).
+    """Simulate independent cycles. A cycle starts with all units up, contains a first failure, and
+    ends when all units are up again. MTTF = mean length of a cycle / probability that a cycle ends
+    in a fatal failure (Wald's equation).
 
-    A deadly failure is too rare to wait for. Failures and repairs that are not deadly are drawn;
-    along such a path the deadly ones would come at a known rate, so its integral H gives the
-    probability 1 - exp(-H) that one came, and exp(-H) that the cycle is still going on. Paths that
-    come beyond H = 1 could go on for ever: from there on the deadly failure is drawn as well."""
+    Fatal failures are too rare to be simulated directly. Only the other failures and repairs are
+    randomly generated. Along such a path, fatal failures have a known rate with the integral H: a
+    fatal failure has occurred with probability 1 - exp(-H), and the cycle still runs with
+    probability exp(-H). Paths beyond H = 1 might never end, so from there on the fatal failure is
+    randomly generated too."""
     if runs < 100 or seed < 0:
         raise InputError(f"{runs} runs, seed {seed}: at least 100 runs, and a seed from 0 on")
     rng = np.random.default_rng(seed)
@@ -221,7 +227,7 @@ def simulate(
 def _cycles(
     units: Units, runs: int, rng: np.random.Generator, constant_repair: bool
 ) -> tuple[Floats, Floats]:
-    """Of each cycle the probability of a deadly end, and the mean time after the first failure."""
+    """For each cycle: probability of a fatal end, and mean time after the first failure."""
 
     def repairs_s(count: int) -> Floats:
         return units.repair_s * (np.ones(count) if constant_repair else rng.exponential(size=count))
@@ -230,10 +236,10 @@ def _cycles(
         return -np.expm1(-np.minimum(hazard, 1.0))
 
     hazard, after_s = np.zeros(runs), np.zeros(runs)
-    #: H at which the deadly failure comes, of those that get beyond 1.
+    #: H at which the fatal failure occurs, for cycles beyond H = 1.
     deadly_at = 1.0 + rng.exponential(size=runs)
     going = np.arange(runs)
-    #: Until the unit is back; infinite: it is up.
+    #: Remaining repair time of each unit; infinite: the unit is up.
     left_s = np.full((runs, units.count), np.inf)
     left_s[going, rng.choice(np.flatnonzero(units.opens), runs)] = repairs_s(runs)
     while going.size:
@@ -249,7 +255,7 @@ def _cycles(
         back_s = left_s[rows, back]
         step_s = np.minimum(fails_s, back_s)
 
-        # While anybody is down, somebody's failure would be deadly: the rate is never 0.
+        # While a unit is down, the failure of another unit is fatal: the rate is never 0.
         rate = threatened.sum(axis=1) / units.mttf_s
         before, limit = hazard[going], deadly_at[going]
         now = np.minimum(before + rate * step_s, limit)

@@ -1,7 +1,7 @@
 """Schemas as Spark DDL text (`ts timestamp, src string`) and as Arrow schemas.
 
-Edges of the system (sources, clients, the log) run without a JVM, so the text is read here and
-not by Spark. Only types that have one canonical Arrow form are accepted.
+Sources, clients and the log run without a JVM, so this module parses DDL without Spark. Only types
+with one canonical Arrow form are accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|\w+|[<>(),:])")
 
 
 class _Reader:
-    """Recursive descent over the tokens of one DDL text."""
+    """Recursive descent parser for one DDL text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -137,7 +137,7 @@ def arrow_schema(ddl: str) -> pa.Schema:
 
 
 def ddl_of(schema: object, of: str) -> str:
-    """The DDL text of a schema in any of the forms that people have one in."""
+    """The DDL text of a schema given as DDL, dict, Arrow schema or StructType."""
     if isinstance(schema, str):
         return schema
     if isinstance(schema, pa.Schema):
@@ -157,7 +157,7 @@ def ddl_of(schema: object, of: str) -> str:
 
 
 def columns_twice(names: list[str]) -> list[str]:
-    """Names that stand more than once; upper and lower case are the same to Spark."""
+    """Duplicate names, in lower case: Spark's column names are case-insensitive."""
     lower = [name.lower() for name in names]
     return sorted({name for name in lower if lower.count(name) > 1})
 
@@ -181,7 +181,7 @@ def type_ddl(kind: pa.DataType) -> str:
 
 
 def schema_ddl(schema: pa.Schema) -> str:
-    """The canonical text: equal schemas have equal texts."""
+    """The canonical DDL text: equal schemas have equal texts."""
     return ", ".join(f"{_quoted(field.name)} {type_ddl(field.type)}" for field in schema)
 
 
@@ -190,7 +190,7 @@ def _quoted(name: str) -> str:
 
 
 def check_time(schema: pa.Schema, time: str, *, of: str) -> str | None:
-    """Why `time` cannot be the time column of `schema`, or None."""
+    """The reason why `time` cannot be the time column of `schema`; None if it can."""
     if time not in schema.names:
         return (
             f"{of}: there is no time column {time!r} among {', '.join(schema.names)}; name one of "

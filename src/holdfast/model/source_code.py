@@ -1,8 +1,9 @@
-"""The code of a function as text that formatting does not change.
+"""The code of a function as text that does not depend on formatting.
 
-Where the source is at hand, and is what was compiled, its syntax tree is taken: comments, line
-breaks, quotes, docstrings and the place in the file are not in it. Without a source (a prompt,
-`exec`) it is the bytecode, in which the compiler lets some line breaks show.
+If the source file is available and unchanged since compilation, the text is derived from the syntax
+tree: comments, line breaks, quotes, docstrings and the location in the file have no influence.
+Without a source (a prompt, `exec`), the text is derived from the bytecode, which depends on some
+line breaks.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-#: Instructions that do nothing, or whose number depends on line breaks.
+#: Instructions without effect, or whose number depends on line breaks.
 _NOISE = {"NOP", "CACHE", "EXTENDED_ARG", "RESUME", "PRECALL", "MAKE_CELL", "COPY_FREE_VARS"}
-#: *args and **kwargs.
+#: Code flags for *args and **kwargs.
 _STARRED = 0x04 | 0x08
 
 
 class _Source(NamedTuple):
     tree: ast.Module
-    #: Everything that was compiled from it.
+    #: All code objects compiled from the file.
     codes: frozenset[CodeType]
 
 
 def code_text(code: CodeType, text: Callable[[Any], str]) -> str:
-    """`text` describes constants, where there is bytecode alone."""
+    """The text of a code object. `text` describes constants if only the bytecode is available."""
     node = _node(code)
     return "\n".join(_bytecode(code, text)) if node is None else _dumped(node)
 
 
 def module_text(file: str) -> str | None:
-    """A whole file; None if it cannot be read."""
+    """The text of a whole file; None if the file cannot be read or parsed."""
     source = _source(file)
     return None if source is None else _dumped(source.tree)
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
-    """The code, and that of all functions, classes and comprehensions inside it."""
+    """The code object and those of all functions, classes and comprehensions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -68,7 +69,7 @@ def _parsed(text: str, file: str) -> _Source | None:
 
 
 def _node(code: CodeType) -> ast.Lambda | _Function | None:
-    """Where the code was written; None if nobody can tell, or the file was changed since."""
+    """The syntax node of the code; None if ambiguous, or if the file changed after compilation."""
     source = _source(code.co_filename)
     if source is None or code not in source.codes:
         return None
@@ -82,20 +83,20 @@ def _node(code: CodeType) -> ast.Lambda | _Function | None:
             found += [node] if _inside(code, node.body) else []
     if name != "<lambda>" and len(found) > 1:
         return None
-    return found[-1] if found else None  # of lambdas inside each other the innermost comes last
+    return found[-1] if found else None  # the innermost of nested lambdas is the last
 
 
 def _inside(code: CodeType, body: ast.expr) -> bool:
-    """Whether all instructions come from this expression."""
+    """Whether the source positions of all instructions lie in this expression."""
     assert body.end_lineno is not None and body.end_col_offset is not None
     begin, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
     for one in dis.get_instructions(code):
         at = one.positions
         if at is None or None in (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset):
-            return False  # such as with `python -X no_debug_ranges`
+            return False  # for example with `python -X no_debug_ranges`
         assert at.lineno and at.end_lineno and at.end_col_offset is not None
         if at.end_col_offset == 0:
-            continue  # of the function itself
+            continue  # belongs to the function, not to its body
         assert at.col_offset is not None
         if not begin <= (at.lineno, at.col_offset) <= (at.end_lineno, at.end_col_offset) <= end:
             return False
@@ -103,8 +104,8 @@ def _inside(code: CodeType, body: ast.expr) -> bool:
 
 
 def _dumped(top: ast.AST) -> str:
-    """The tree without places and docstrings. As source: the form of trees themselves changes from
-    one Python to the next."""
+    """The tree as source text, without positions and docstrings. Source text, because the format of
+    dumped trees differs between Python versions."""
     top = copy.deepcopy(top)
     for node in ast.walk(top):
         if isinstance(node, _Function | ast.ClassDef | ast.Module) and ast.get_docstring(node):
@@ -113,7 +114,7 @@ def _dumped(top: ast.AST) -> str:
 
 
 def _bytecode(code: CodeType, text: Callable[[Any], str]) -> Iterator[str]:
-    """One line per instruction, with what its argument stands for."""
+    """One line per instruction, with its resolved argument."""
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     yield f"{named} {code.co_posonlyargcount} {code.co_argcount} {code.co_flags & _STARRED}"
     kept = instructions(code)

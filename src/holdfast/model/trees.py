@@ -1,13 +1,14 @@
-"""Which results can go on when inputs are missing, and how long they may be kept waiting for them
+"""Availability of results while inputs are missing, and the delay that each fragment may add
 (Borealis section 3.5).
 
-A tree is what connects sources with a result. It is stable with all the sources that contribute,
-tentative when those missing come in through operators that go on without them (Union), blocking
-otherwise (Join). By property 1 a reader gets its rows, stable or tentative, within kX: X at every
-SUnion, k of them on the longest way.
+A tree connects a result with the sources that contribute to it. A tree is stable if all these
+sources are available. It is tentative if the missing sources enter only through operators that can
+continue without them (Union), and blocking otherwise (Join). By property 1, a client receives its
+rows, stable or tentative, within kX, where X is the `max_delay` of each SUnion and k the number of
+SUnions on the longest route from a source to the output.
 
-`tree_of` and `reach` answer for one path of a fragment, bucket by bucket; `kind` for a whole
-network, as an oracle of what a reader must see; `patience` says what X is.
+`tree_of` and `reach` answer for one path of a fragment, per bucket. `kind` answers for a whole
+network; tests use it as an oracle of what a client must receive. `patience` computes X.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from holdfast.model.wellformed import inputs_of, promised, topological
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Goes on with any of its parts; without parts there is nothing to go on with."""
+    """Can continue with any of its parts. Without parts, nothing can be computed."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Goes on only with all of its parts, of which there are at least two."""
+    """Can continue only with all of its parts, at least two."""
 
     parts: tuple[Tree, ...]
 
@@ -41,21 +42,21 @@ Tree = str | AnyOf | AllOf
 
 
 def tree_of(path: Path, output: str, network: Network) -> Tree:
-    """What one of the path's outputs needs of the path's inputs, in the order they are drawn. No
-    part stands twice in a node, and no node in one of its own kind."""
+    """The tree of one output of a path, over the inputs of the path. The tree is normalized: the
+    parts of a node are distinct, and no part has the same class as its node."""
     assert output in path.outputs, f"{output} is not an output of path {path.name}"
     grown: dict[str, Tree] = {name: name for name in path.inputs}
     for op in (*path.operators, network.named(output)):
         parts = [grown[up.name] for up in inputs_of(op) if up.name in grown]
-        # What is fed by a feedback edge alone has no parts and is left out of what reads it.
+        # An operator fed only by a feedback edge has no parts; downstream operators skip it.
         if parts:
             grown[op.name] = _node(AnyOf if isinstance(op, ops.Union) else AllOf, parts)
     return grown.get(output, AnyOf(()))
 
 
 def reach(tree: Tree, upto: Mapping[str, int | None]) -> int | None:
-    """The last bucket for which something can be computed, each input being there up to a bucket of
-    its own (None or not named: not at all). None: nothing can."""
+    """The last bucket for which a result can be computed; None if there is none. `upto`: the last
+    available bucket of each input (None or no entry: not available)."""
     match tree:
         case str():
             return upto.get(tree)
@@ -67,13 +68,13 @@ def reach(tree: Tree, upto: Mapping[str, int | None]) -> int | None:
 
 
 class Kind(StrEnum):
-    """The best tree that is left for a result; what a reader must be given."""
+    """The best available tree of a result: what a client must receive."""
 
-    #: Every source that contributes is in it.
+    #: All contributing sources are available.
     STABLE = "STABLE"
-    #: Something is missing that the operators can do without.
+    #: Sources are missing, but the operators can continue without them.
     TENTATIVE = "TENTATIVE"
-    #: Nothing can be computed until the failure heals.
+    #: No result can be computed until the failure is repaired.
     BLOCKING = "BLOCKING"
 
 
@@ -83,12 +84,12 @@ def kind(
     available: Collection[str],
     nodes_up: Collection[str] | None = None,
 ) -> Kind:
-    """The tree of `output` when only the sources `available` can be reached and only the fragments
-    `nodes_up` (None: all) have a replica that runs.
+    """The kind of `output` if only the sources `available` can be reached and only the fragments
+    `nodes_up` (None: all) have a running replica.
 
-    A fragment is up or down as a whole, so every way through it takes the same replica and no tree
-    is invalid. One that blocks gives nothing as long as it lacks a part, whatever its operators
-    could do without.
+    A fragment is either up or down, so all routes through a fragment use the same replica and no
+    tree is invalid in the sense of the paper. A fragment with `on_failure="block"` produces nothing
+    while an input is missing, even if its operators could continue.
     """
     found: dict[str, Kind] = {}
     for op in topological(network):
@@ -104,30 +105,31 @@ def kind(
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a fragment's SUnion may hold rows for the sake of those that are missing."""
+    """How long the SUnion of a fragment may hold rows while other inputs are missing."""
 
-    #: What it may add by waiting where its input was delayed already.
+    #: Longest delay (X) that the fragment may add to rows that were delayed upstream already.
     own_us: int
-    #: How long it may hold a row that came straight from a source without any delay: as long as
-    #: everything before it and itself could have. Never less than `own_us`.
+    #: Longest time the fragment may hold a row that arrives from a source without delay: the sum of
+    #: the delays that the fragment and all fragments upstream may add. At least `own_us`.
     total_us: int
 
 
 def patience(network: Network) -> dict[str, Patience | None]:
-    """X of every fragment, upstream first; None for one that blocks, or that nobody gave an X.
+    """X of every fragment, upstream first; None for a fragment that blocks or has no X.
 
-    The paper leaves open how an end-to-end delay becomes the X of a node (section 2.3) but tells
-    what comes of it: with k SUnions on the longest way, at most kX (property 1). So each of the k
-    fragments on the longest way to an output is given the same share of what the output promises,
-    `within / k`, and a fragment that serves several outputs the smallest one. Then no way to an
-    output can add up to more than its promise: it has at most k fragments, and none of them more
-    than the k-th part. Fragments that block count in k too: turning one of them to `delay` later
-    changes the X of no other. `Protection.x` goes before the division, and nothing makes up for it.
+    The paper does not specify how an end-to-end delay is divided into the X of each node (section
+    2.3), only the resulting delay: with k SUnions on the longest route, at most kX (property 1).
+    Here, each of the k fragments on the longest route to an output gets the same share of the
+    output's contract, `within / k`. A fragment with several outputs downstream gets the smallest
+    share. The delays on a route to an output then never add up to more than `within`: the route has
+    at most k fragments with at most `within / k` each. Fragments that block count in k too, so that
+    a later change to `delay` does not change the X of other fragments. `Protection.max_delay`
+    overrides the share of a fragment; the shares of other fragments are not adjusted.
 
-    `total_us` follows from the same sum. Where a fragment reads a source directly and, beside it,
-    what others have held up already, the rows of the source have spent nothing on their way: they
-    may wait here for as long as the others were allowed to take, along the way that may take
-    longest. Fragments that block, or have no X, add nothing to it.
+    `total_us` follows from the same sum. A fragment may read a source directly and also read
+    streams that other fragments have delayed. Rows of the source have no delay yet, so the fragment
+    may hold them for the sum of all delays allowed on the slowest route. Fragments that block, or
+    have no X, add nothing to this sum.
     """
     names = [fragment.name for fragment in fragments(network)]
     k = longest(network, dict.fromkeys(names, 1))
@@ -148,8 +150,8 @@ def patience(network: Network) -> dict[str, Patience | None]:
 
 
 def tolerance_buckets(network: Network, fragment: str) -> int:
-    """How far behind a consumer in this fragment prefers stable rows to tentative ones: as far as
-    they may be held anyway."""
+    """Lag in buckets up to which a consumer in this fragment prefers stable to tentative rows.
+    Derived from the time for which the fragment may hold rows anyway."""
     return tolerances(network).get(fragment, 0)
 
 
@@ -162,13 +164,13 @@ def tolerances(network: Network) -> dict[str, int]:
 
 
 def client_tolerance_buckets(network: Network, output: str) -> int:
-    """The same for a client: as far as the fragment that makes the output may hold rows."""
+    """`tolerance_buckets` of a client: that of the fragment that produces the output."""
     return tolerance_buckets(network, network.named(output).fragment)
 
 
 def longest(network: Network, weight: Mapping[str, int]) -> dict[str, int]:
-    """By operator, the heaviest way to it from where rows come in: sources, ends of feedback edges.
-    A way takes on the weight of a fragment each time it enters one, through an SUnion."""
+    """For each operator, the weight of the heaviest route to it from a source or the end of a
+    feedback edge. A route gains the weight of a fragment each time it enters one (an SUnion)."""
     found: dict[str, int] = {}
     for op in topological(network):
         ways = [
@@ -183,7 +185,7 @@ def _enters(up: ops.Operator, op: ops.Operator) -> bool:
 
 
 def _given(network: Network, op: ops.Operator, parts: list[Kind]) -> Kind:
-    """What an operator of a fragment that is up gives, from what it is given."""
+    """The kind of an operator in a running fragment, derived from the kinds of its inputs."""
     if all(part is Kind.STABLE for part in parts):
         return Kind.STABLE
     missing = [part is Kind.BLOCKING for part in parts]

@@ -1,11 +1,12 @@
-"""ECOC's well-formedness (section 2.3) for our networks, as far as it needs no Spark.
+"""Well-formedness of a network (ECOC section 2.3), as far as it can be checked without Spark.
 
-1. every input port is fed exactly once; 2. every output port is used; 3. schemas are equal along
-an edge (the engine checks what user functions give, with Spark); 4. sources and outputs are never
-joined directly; 5. delays are feasible. Cycles only along a `feedback` edge of at least a bucket;
-what is protected exists and can know its X (Borealis section 2.3); rows that belong together meet
-in one partition (Flux section 4.1).
-Each violation names the operator, the port and the remedy.
+1. Every input port is connected exactly once. 2. Every output port is used. 3. Schemas are equal
+along an edge (the engine checks the results of user functions, with Spark). 4. Sources and outputs
+are never connected directly. 5. Delays are feasible.
+
+Further rules: Every cycle has a `feedback` edge of at least one bucket. Every protected fragment
+exists and has a `max_delay` if it needs one (X, Borealis section 2.3). Rows with equal keys are in
+the same partition (Flux section 4.1). Each violation names the operator, the port and the remedy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def check(network: Network) -> None:
 
 
 def readers(network: Network) -> dict[str, list[ops.Operator]]:
-    """Who reads each operator, by its name."""
+    """The downstream operators of each operator, by name."""
     found: dict[str, list[ops.Operator]] = {op.name: [] for op in network.operators}
     for op in network.operators:
         for upstream in op.inputs:
@@ -44,14 +45,14 @@ def readers(network: Network) -> dict[str, list[ops.Operator]]:
 
 
 def inputs_of(op: ops.Operator) -> list[ops.Operator]:
-    """What feeds an operator, by position; feedback edges and open ports do not count."""
+    """The upstream operators, by position, without feedback edges and unconnected ports."""
     if isinstance(op, ops.Port) and op.feedback_buckets >= 1:
         return []
     return [upstream for upstream in op.inputs if upstream is not None]
 
 
 def topological(network: Network) -> list[ops.Operator]:
-    """Upstream before downstream; feedback edges do not count."""
+    """All operators, upstream first; feedback edges are ignored."""
     order: list[ops.Operator] = []
     seen: set[str] = set()
 
@@ -69,7 +70,7 @@ def topological(network: Network) -> list[ops.Operator]:
 
 
 def promised(network: Network) -> dict[str, dict[str, int]]:
-    """By fragment, the outputs downstream of it that promise a delay, and how long it is."""
+    """For each fragment, the `within` in microseconds of the outputs downstream that have one."""
     passed: dict[str, list[str]] = {}
     found: dict[str, dict[str, int]] = {}
     for op in topological(network):
@@ -200,7 +201,7 @@ def _feed_problem(source: ops.Source) -> str | None:
 
 
 def _sources_above(op: ops.Operator) -> list[ops.Source]:
-    """Also in a network that has cycles."""
+    """The sources upstream of an operator. The network may have cycles."""
     seen, waiting = {op.name: op}, [op]
     while waiting:
         for up in inputs_of(waiting.pop()):
@@ -254,9 +255,9 @@ def _protections(network: Network) -> list[str]:
 
 
 def _patience(network: Network) -> list[str]:
-    """X must be longer than what passes without any failure: a bucket is one width old when its
-    first rows come, and the inputs do not come at the same instant."""
-    from holdfast.model.trees import patience  # it stands on this module
+    """`max_delay` must exceed the delays that occur without any failure. The first rows of a bucket
+    are one bucket width old when the bucket closes, and inputs do not arrive simultaneously."""
+    from holdfast.model.trees import patience  # imports this module
 
     if _cycles(network) or _ports(network):
         return []
@@ -320,12 +321,12 @@ def _partitions(network: Network) -> list[str]:
     return found
 
 
-#: Fragments that `partitions.physical` makes.
+#: Names of the fragments that `partitions.physical` adds.
 RESERVED = ("ingress", "egress")
 
 
 def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
-    """The columns whose values rows must share to be put together; None: row by row."""
+    """The key columns of an operator that combines rows; None if it works row by row."""
     match op:
         case ops.TimeWindow() | ops.CountWindow() | ops.Stateful():
             return op.keys
@@ -336,7 +337,7 @@ def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
 
 
 def _exchanged_by(op: ops.Operator) -> set[str]:
-    """The keys by which what an operator reads was sent to its partition."""
+    """The keys by which the rows that an operator reads were routed to its partition."""
     found: set[str] = set()
     for up in inputs_of(op):
         if isinstance(up, ops.Exchange):

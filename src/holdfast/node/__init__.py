@@ -1,1 +1,1 @@
-"""A node: performs the core's actions on a log, an engine and its inputs."""
+"""A node performs the actions of `core` on a log, an engine and its inputs."""

@@ -1,4 +1,4 @@
-"""A node compares what it made with other replicas, and computes again what they made otherwise
+"""A node compares its results with those of its peers, and recomputes buckets that differ
 (`core.divergence` decides what follows)."""
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _log = logging.getLogger("holdfast.node")
 
 
 class Comparison:
-    """Used by the thread of the node's loop; `digests` and both `note`s may be by others."""
+    """Compares digests. The thread of the node's loop calls all methods; other threads may call
+    `digests`, `note` and `note_input`."""
 
     def __init__(
         self,
@@ -54,23 +55,23 @@ class Comparison:
         self._name, self._log, self._carrier = name, log, carrier
         self._path_of = {out: path.name for path in fragment.paths for out in path.outputs}
         self._core = Divergence(name, replicas)
-        #: What a bucket is computed again from: its files and inputs must stay.
+        #: Versions that recomputations start from: their files and inputs must be retained.
         self._from: dict[str, Version] = {}
-        #: Of the last buckets of each output, and of each input as it was taken.
+        #: Digests of the last buckets of each output, and of each input as received.
         self._made: dict[str, Window] = {}
         self._taken: dict[str, Window] = {}
         self.note(fragment.outputs)
 
     @property
     def differences(self) -> list[str]:
-        """For people: what other replicas made otherwise."""
+        """Differences from the results of other replicas, as text for the status."""
         return [known.text for known in list(self._core.differences.values())]
 
     def versions(self, path: str) -> list[Version]:
         return [self._from[path]] if path in self._from else []
 
     def digests(self) -> Digests:
-        """What others are told."""
+        """The digests and findings that peers receive."""
         return Digests(dict(self._made), self._core.found())
 
     def told(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
@@ -116,7 +117,8 @@ class Comparison:
                     )
 
     def _recompute(self, action: Recompute, at: int, durable: Mapping[str, Version]) -> None:
-        """From the last checkpoint: upstream and here, everything since is kept."""
+        """Recompute a bucket from the last checkpoint: its inputs since then are retained, here
+        and upstream."""
         path = self._path_of[action.stream]
         version = durable.get(path)
         if path in self._from:
@@ -145,7 +147,8 @@ class Comparison:
         self._taken[delivery.stream] = extended(known, delivery.since, delivery.upto, made)
 
     def note(self, streams: Iterable[str]) -> None:
-        """After a step: what the log has got since. It may be deleted long before others ask."""
+        """Record the digests of new buckets after a step. The log may trim these buckets long
+        before a peer asks for their digests."""
         for stream in streams:
             if not self._log.has(stream):
                 continue
@@ -153,7 +156,7 @@ class Comparison:
             since = info.trimmed_upto + 1 if known is None else known.upto + 1
             try:
                 kept = self._log.segments(stream, since, info.complete_upto)
-            except Trimmed:  # by a reader, just now: what was not seen is not compared
+            except Trimmed:  # a consumer has just released them: unseen buckets are not compared
                 since, known = self._log.info(stream).trimmed_upto + 1, None
                 kept = []
                 info = replace(info, complete_upto=since - 1)
@@ -164,7 +167,7 @@ class Comparison:
 def digest_of(
     work: Recomputation, engine: StepEngine, path: Any, version: Version, inputs: InputIndex
 ) -> tuple[str, Version]:
-    """Compute the bucket; nothing of it is logged."""
+    """Compute the bucket and return its digest; no result is logged."""
     result = engine.run(path, version, work.lo, work.hi, inputs, tentative=True)
     made = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
     return "+".join(engine.digest(table) for table in made), result.version

@@ -1,5 +1,5 @@
-"""Requests and replies between replicas during a correction, on the wire and as events and actions
-of `core.correction_leases`. Production and simulator share this one translation."""
+"""Translation between the calls of replicas during a correction and the events and actions of
+`core.progress`. Production and simulator share this translation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def reply(told: core.Reply) -> Postponement:
 
 
 def answered(replied: Replied, at: int) -> core.Answered | None:
-    """A peer that does not reply, for whatever reason, is away; one that was told of the end of a
-    correction is asked nothing."""
+    """The event for a reply. A peer that does not reply is `away`. None: the request only announced
+    the end of a correction, so its reply carries no answer."""
     asks, told = replied.asked, replied.reply
     if asks.done:
         return None

@@ -1,7 +1,7 @@
-"""What a node does, without the threads that do it: it performs the core's actions on a log, an
-engine and the inputs. It decides nothing (`core.progress` does) and waits for nothing: what takes
-time is handed to a `Carrier` and comes back as an event. `node` carries with threads, the simulator
-in virtual time; both run this."""
+"""The work of a node without its threads: performing the actions of `core.progress` on a log, an
+engine and the inputs. The `Performer` makes no decisions and never blocks: a `Carrier` runs
+everything that takes time and returns the result as an event. The carrier of `node` uses threads,
+that of the simulator virtual time; both use this module."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ from holdfast.streams.soutput import SOutput
 from holdfast.types import OutputState
 
 _log = logging.getLogger("holdfast.node")
-#: A full disk is asked again after so long.
+#: Pause before a write to a full disk is retried.
 FULL_S = 1.0
 
 
 class Performer:
-    """Runs `fragment`. `take` is called by one thread; `step` and `receive` may be by others."""
+    """Runs `fragment`. One thread calls `take`; other threads may call `step` and `receive`."""
 
     def __init__(
         self,
@@ -83,36 +83,37 @@ class Performer:
         self._service = service
         self.versions: dict[str, Version] = {}
         self._durable: dict[str, Version] = {}
-        #: Newest version of the tentative line of a path, where there is one.
+        #: Newest version of the tentative line of each path that has one.
         self._tentative: dict[str, Version] = {}
-        #: What tentative runs under way began from: a line may be over while one still runs.
+        #: Versions that the tentative runs under way started from. A line may end while its run is
+        #: still under way.
         self._read: dict[tuple[str, int], Version] = {}
         self.lender = Lender(name, fragment, log, service, carrier.post)
         self.comparison = Comparison(name, fragment, log, carrier, 1 + len(peers))
-        #: Digests of buckets that were computed again.
+        #: Digests of recomputed buckets.
         self._recomputed: dict[Recomputation, str] = {}
-        #: Paths whose stable version was not kept: it is rebuilt when needed.
+        #: Paths whose stable version was discarded, to be rebuilt when needed.
         self._forgotten: set[str] = set()
         self.soutput = SOutput(log, engine.digest)
         self._opened: set[str] = set()
-        #: Actions in the order they are to be performed. A full disk holds up all of them: what
-        #: comes later relies on what comes first.
+        #: Actions in the order of their execution. A full disk blocks all of them, because later
+        #: actions rely on earlier ones.
         self._waiting: deque[core.Action] = deque()
         self._blocked = False
-        #: Why the node does not get on at the moment; it tries again.
+        #: Why the node makes no progress at the moment; the node retries.
         self.trouble: str | None = None
         self.steps = 0
         self.tentative_steps = 0
-        #: Tentative steps that failed; the stable line does not depend on them.
+        #: Number of failed tentative steps; the stable line does not depend on them.
         self.tentative_failures = 0
-        #: Peers that wait for an answer, by ticket.
+        #: Reply functions of the peers that wait for an answer, by ticket.
         self._replies: dict[int, Callable[[Postponement], None]] = {}
         self._tickets = itertools.count(1)
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
         self._plans = {path.name: self._plan(path) for path in fragment.paths}
         resumed = self._recover()
-        # Alone in its process it is not one of a pair.
+        # A node without peers is not part of a pair.
         pair = bool(peers) and is_pair(engine.network, fragment.name)
         self.core = Progress(
             self._plans.values(),
@@ -124,9 +125,9 @@ class Performer:
             group_rows_max=options.group_rows_max,
             buffer_buckets=options.buffer_buckets,
         )
-        #: What is tentative is wanted of the inputs, too.
+        #: The node also reads tentative buckets of its inputs.
         self.tentative = engine.network.protection(fragment.name).on_failure != "block"
-        #: Last stable bucket of each input that is in the index; None: nothing yet.
+        #: Last stable bucket of each input in the index; None: none yet.
         self._received: dict[str, int | None] = dict.fromkeys(fragment.inputs)
         for output in fragment.outputs:
             service.logs[output] = log
@@ -150,8 +151,8 @@ class Performer:
         )
 
     def _recover(self) -> dict[str, tuple[int, int, int]]:
-        """The newest durable version of each path whose files are all there: its bucket, from where
-        on it needs its inputs, and where those began."""
+        """For each path, the newest durable version whose files are usable: its bucket, the first
+        bucket of the inputs that it needs, and the first bucket of the outputs."""
         found: dict[str, tuple[int, int, int]] = {}
         for path in self.fragment.paths:
             plan = self.engine.plan_hash(path)
@@ -176,17 +177,19 @@ class Performer:
         return found
 
     def wanted(self, stream: str) -> int | None:
-        """Where to follow an input from: what the recovered versions refer to, or the oldest."""
+        """First bucket to read of an input: the first one that the recovered versions refer to.
+        None: the oldest available."""
         readers = [path.name for path in self.fragment.paths if stream in path.inputs]
         resumed = [
             self._needs_from(self.versions[name]) for name in readers if name in self.versions
         ]
         return min(resumed) if len(resumed) == len(readers) else None
 
-    # -- called by whoever carries --------------------------------------------------------------
+    # -- called by the carrier ------------------------------------------------------------------
 
     def receive(self, delivery: Delivery) -> None:
-        """Take what is new in a delivery; it counts once its rows are in the index."""
+        """Take the new buckets of a delivery. Their boundary is posted once the rows are in the
+        index."""
         opened = None
         if delivery.stream not in self._opened and delivery.info is not None:
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
@@ -197,7 +200,7 @@ class Performer:
         rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
         self.comparison.note_input(delivery)
         self._opened.add(delivery.stream)
-        # Another replica may have told more than this one.
+        # Another replica may have delivered more than this one.
         upto = delivery.upto if known is None else max(known, delivery.upto)
         self._received[delivery.stream] = upto
         self._carrier.post(
@@ -206,7 +209,7 @@ class Performer:
         )  # fmt: skip
 
     def step(self, work: Work, version: Version) -> Version:
-        """Compute buckets and log the results: data first, then one append."""
+        """Compute buckets and log the results: write the data first, then one append."""
         path = self.paths[work.path]
         if isinstance(work, Recomputation):
             made, after = digest_of(work, self.engine, path, version, self.inputs)
@@ -243,7 +246,8 @@ class Performer:
     # -- events in, actions performed -----------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Raises what must stop the node."""
+        """Handle an event and perform the resulting actions. Raises errors that must stop the
+        node."""
         self._waiting.extend(self._decide(event))
         if self._blocked and not isinstance(event, Again):
             return
@@ -299,7 +303,7 @@ class Performer:
                 raise event.error
             case Again():
                 return [] if event.step is None else [event.step]
-            case _:  # time does not go back for the core, whenever the event was posted
+            case _:  # time must not go back for the core, so use the current time
                 return self.core.handle(event if event.at == at else replace(event, at=at))
 
     def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
@@ -335,7 +339,7 @@ class Performer:
         if event.error is not None:
             if isinstance(event.error, ProtocolViolation):
                 raise event.error
-            if not self.inputs.drop_gone(path.inputs):  # else rows were replaced meanwhile
+            if not self.inputs.drop_gone(path.inputs):  # otherwise rows were replaced meanwhile
                 self._tentative_failed(event.error)
             return self.core.handle(failed)
         assert event.version is not None
@@ -347,11 +351,12 @@ class Performer:
             self._tentative[run.path] = event.version
         self._release(path, tentative=True)
         if run.path in self._forgotten and self.core.paths[run.path].running_upto is None:
-            self._release(path)  # what only the stable version referred to goes too
+            self._release(path)  # also files that only the stable version used
         return self.core.handle(done)
 
     def _tentative_failed(self, err: BaseException) -> None:
-        """It is tried again; what is stable goes on, and the node with it."""
+        """Record the failure of a tentative step. The step is retried, and the stable line
+        continues."""
         self.tentative_failures += 1
         trouble = f"a tentative step failed: {type(err).__name__}: {err}"
         if self.trouble != trouble:
@@ -363,22 +368,23 @@ class Performer:
     ) -> list[core.Action]:
         made = self._recomputed.pop(run, None)
         self.comparison.finished(run, made, event.error, at, self._to_recompute_from())
-        if not any(name == run.path for name, _ in self._read):  # what it wrote goes
+        if not any(name == run.path for name, _ in self._read):  # delete its files
             self._release(self.paths[run.path], tentative=True)
         return []
 
     def _to_recompute_from(self) -> dict[str, Version]:
-        """Checkpoints of the paths that make no guesses at the moment."""
+        """Checkpoints of the paths that have no tentative line; empty if replicas are not
+        compared."""
         guesses = self._tentative if self._compares else self._durable
         return {name: v for name, v in self._durable.items() if name not in guesses}
 
     @property
     def _compares(self) -> bool:
-        """There are other replicas, and always new checkpoints to compute from what they doubt."""
+        """There are peers to compare with, and regular checkpoints to recompute buckets from."""
         return bool(self._peers and self.core.checkpoint_buckets)
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:
-        """Versions nothing can go back to give their files back."""
+        """Release the files of versions that can no longer be used."""
         kept = [self.versions[path.name]] if path.name not in self._forgotten else []
         kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
         kept += [version for (name, _), version in self._read.items() if name == path.name]
@@ -391,7 +397,7 @@ class Performer:
         self.trouble = str(err)
 
     def _horizon(self, path: Path, version: Version) -> int:
-        """Without more input something may come out up to here: open windows, then timers."""
+        """Last bucket that may have results without further input, from open windows or timers."""
         extent = self.core.paths[path.name].plan.extent
         held = [self.inputs.last(stream) for stream in path.inputs]
         chunks = [c.hi for held in (*version.panes.values(), *version.edges.values()) for c in held]
@@ -460,7 +466,7 @@ class Performer:
             output, self.engine.schema(output), self.engine.time(output), start.origin,
             gone_upto=start.valid_from - 1,
         )  # fmt: skip
-        if self._service.all_spoke(output):  # to a predecessor
+        if self._service.all_spoke(output):  # acknowledged to an earlier instance
             self._on_ack(output, self.log.trimmable(output), self.log.received(output))
 
     def _checkpoint(self, path: Path) -> None:
@@ -469,7 +475,7 @@ class Performer:
         try:
             self.log.save_state(path.name, version.bucket, version.body(), files)
             self.log.drop_states(path.name, version.bucket)
-        except StorageFull as err:  # asked for again after the next step
+        except StorageFull as err:  # `core` requests it again after the next step
             self._wait_for_space(err)
             return
         self._durable[path.name] = version
@@ -478,9 +484,8 @@ class Performer:
         )
 
     def _unreferenced(self, stream: str) -> int:
-        """Up to here nobody reads the stream any more: no running version, stable or tentative;
-        nor, where there are other replicas to compare with, what a bucket is computed again
-        from."""
+        """Last bucket of the stream that no version reads any more: neither the current versions,
+        stable and tentative, nor the versions that a bucket may be recomputed from."""
         names = [path.name for path in self.fragment.paths if stream in path.inputs]
         read = [self.versions[name] for name in names]
         read += [self._tentative[name] for name in names if name in self._tentative]

@@ -1,4 +1,5 @@
-"""Where the rows of a node's inputs are, by bucket. Grows with what is retained, not with time."""
+"""Index of the files with the rows of a node's inputs, by bucket. The size of the index depends on
+the retained buckets, not on the duration of the run."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from holdfast.types import Stability
 
 
 class InputIndex:
-    """Rows that came over the network without shared storage are put into `inputs/` of the node's
-    own storage, a cache that a new instance starts without."""
+    """Files of the inputs. Rows that arrive over the network without shared storage are written to
+    `inputs/` in the node's own storage, a cache that a new instance clears."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        #: Stable, by bucket.
+        #: Stable files per stream, in order of their buckets.
         self._files: dict[str, list[InputFile]] = {}
-        #: Tentative, by bucket, until something stable takes its place.
+        #: Tentative files per stream and bucket, until stable ones replace them.
         self._tentative: dict[str, dict[int, InputFile]] = {}
-        #: Tentative and replaced: a step may still be reading them.
+        #: Tentative files that were replaced: a step may still be reading them.
         self._replaced: dict[str, list[InputFile]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -42,7 +43,7 @@ class InputIndex:
             return held[bisect_left(held, lo, key=_bucket) : bisect_right(held, hi, key=_bucket)]
 
     def best(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-        """What there is: stable rows, tentative ones where those are missing."""
+        """The best available files: stable ones, and tentative ones where those are missing."""
         with self._lock:
             tentative = self._tentative.get(stream, {})
             more = [tentative[bucket] for bucket in sorted(tentative) if lo <= bucket <= hi]
@@ -51,7 +52,7 @@ class InputIndex:
         )  # fmt: skip
 
     def drop_gone(self, streams: Iterable[str]) -> bool:
-        """Tentative rows that whoever made them took back are gone. Says whether there were any."""
+        """Remove tentative files that their producer has deleted. True if any file was deleted."""
         found = False
         with self._lock:
             for stream in streams:
@@ -59,12 +60,13 @@ class InputIndex:
                 for bucket in [b for b, file in held.items() if not self._there(file.path)]:
                     del held[bucket]
                     found = True
-                # What a step began to read may have been replaced before it was gone.
+                # A file that a step reads may have been replaced here before it was deleted.
                 found |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
         return found
 
     def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
-        """A file of somebody else's log that is gone or cannot be read, if there is one."""
+        """The path of a file in a producer's log that is missing or unreadable; None: there is
+        none."""
         held = (file for stream in streams for file in self.files(stream, lo, hi))
         others = (file for file in held if not file.path.startswith(self.folder))
         return next((file.path for file in others if not self._readable(file)), None)
@@ -76,12 +78,13 @@ class InputIndex:
             return held[-1].bucket if held else None
 
     def held(self, stream: str) -> int:
-        """How many buckets of a stream there are rows of."""
+        """Number of buckets of a stream that have rows."""
         with self._lock:
             return len({file.bucket for file in self._files.get(stream, [])})
 
     def add(self, delivery: Delivery, time: str) -> list[tuple[int, int]]:
-        """Bucket and rows of each segment. All of them or none: what fails comes again whole."""
+        """Add the files of a delivery: all or none. A delivery that fails is repeated completely.
+        Returns bucket and number of rows of each stable segment."""
         files: list[InputFile] = []
         tentative: list[InputFile] = []
         for number, segment in enumerate(delivery.segments):
@@ -135,7 +138,7 @@ class InputIndex:
     def _readable(self, file: InputFile) -> bool:
         try:
             return bool(pq.read_metadata(file.path).num_rows == file.rows)
-        except Exception:  # a damaged file may trip the reader in any way it likes
+        except Exception:  # a damaged file may raise any error
             return False
 
     def table(self, path: str) -> Any:
@@ -143,7 +146,7 @@ class InputIndex:
 
 
 class Best:
-    """The inputs as the tentative line of a path reads them."""
+    """The best available inputs, stable or tentative, for the tentative line of a path."""
 
     def __init__(self, index: InputIndex) -> None:
         self.index = index
@@ -152,7 +155,7 @@ class Best:
         return self.index.best(stream, lo, hi)
 
     def table(self, path: str) -> Any:
-        """For engines that keep rows in memory."""
+        """The rows of a file, for engines that hold rows in memory."""
         return self.index.table(path)
 
 

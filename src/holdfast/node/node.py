@@ -1,7 +1,8 @@
-"""A node: one process part that runs a fragment. One queue, one loop; the core decides.
+"""A node runs one replica of a fragment: one event queue, one loop; `core` decides.
 
-Threads only carry: one follows each input, one per path runs Spark jobs, the loop hands events to
-the `Performer`. What the node logs, others follow; what it no longer needs, it says upstream."""
+This module is the carrier with threads. One thread reads each input, a pool runs the Spark jobs of
+the paths, and the loop passes events to the `Performer`. Consumers subscribe to the log of the
+node, and the node acknowledges its inputs upstream."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ _log = logging.getLogger("holdfast.node")
 
 
 class Node:
-    """Runs `fragment`; reads each input from the peer that `upstream` connects to."""
+    """Runs `fragment`; reads each input from the producers that `upstream` connects to."""
 
     def __init__(
         self,
@@ -95,22 +96,23 @@ class Node:
         self._pair = is_pair(engine.network, fragment.name)
         self._sources = {op.name for op in engine.network.sources}
         self.switches: list[tuple[str, int]] = []
-        #: What ended the node, if anything did; and who is told of it.
+        #: The error that stopped the node, and the callback that receives this error.
         self.failure: BaseException | None = None
         self.failed: Callable[[BaseException], object] = lambda err: None
         self._events: queue.Queue[Event | None] = queue.Queue()
-        #: What the loop is to take when; a number keeps what is due at once in order.
+        #: Timed events of the loop: due time, number, event. The number keeps events with the same
+        #: due time in order.
         self._timers: list[tuple[int, int, Event]] = []
         self._numbers = itertools.count()
         self._stop = threading.Event()
         self.ended = threading.Event()
         self._threads: list[threading.Thread] = []
         service.on_damage.append(self._damaged)
-        #: Who is dead, as the controller says; None ends the thread that acts on it.
+        #: Membership as reported by the controller; None stops the thread that handles it.
         self._standings: queue.Queue[Mapping[str, Standing] | None] = queue.Queue()
         self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
-        #: Questions to peers: one that does not answer holds up no other.
+        #: Calls to peers: a peer that does not answer delays no other call.
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._peers)), "ask")
         self.performer = Performer(
             name, fragment, engine, log, service, self, options,
@@ -124,8 +126,8 @@ class Node:
             self.post(Refused(err))
 
     def answer_calls(self) -> None:
-        """Of other replicas. Only where the service is the node's own: nodes that share one have no
-        other replicas."""
+        """Register the handlers for calls of peers. Used only if the service belongs to this node
+        alone: nodes that share a service have no peers."""
         self._service.handle(Postpone, self._postpone)
         self._service.handle(GetDigests, lambda _: self.performer.comparison.digests())
         self._service.handle(GetState, lambda ask: self._offer_state(ask.newcomer))
@@ -152,7 +154,7 @@ class Node:
 
     @property
     def position(self) -> int | None:
-        """The last bucket of its slowest path; None before all have begun."""
+        """The last bucket of the slowest path; None before all paths have started."""
         found = [state.position for state in self.performer.core.paths.values()]
         begun = [position for position in found if position is not None]
         return min(begun) if len(begun) == len(found) else None
@@ -189,7 +191,7 @@ class Node:
             },
         }
 
-    # -- carrying -------------------------------------------------------------------------------
+    # -- carrier --------------------------------------------------------------------------------
 
     def run(self, work: Work, version: Version) -> None:
         self._workers.submit(self._work, work, version)
@@ -227,7 +229,7 @@ class Node:
                 said = str(err)
                 _log.info("node %s: input %s: %s", self.name, stream, err)
             if isinstance(err, SegmentLost) and stream in self._sources:
-                # A node is rebuilt; what a source has lost, nobody has.
+                # A node can be rebuilt; data that a source has lost exists nowhere else.
                 self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
         producers, options = self.upstream[stream], self._options
@@ -250,7 +252,7 @@ class Node:
             self.post(Refused(err))
 
     def _postpone(self, ask: Postpone) -> Postponement:
-        """By a partner, in one of the server's threads; the loop answers."""
+        """Handle a peer's request in a server thread; the loop answers."""
         self._check_path(ask.path)
         self._check_replica(ask.peer)
         answers: queue.Queue[Postponement] = queue.Queue()
@@ -268,15 +270,15 @@ class Node:
             )
 
     def _check_path(self, path: str) -> None:
-        """What another process names may not be here; the loop would end with it."""
+        """Refuse an unknown path in a request: it would stop the loop."""
         names = [known.name for known in self.fragment.paths]
         if path not in names:
             known = ", ".join(names)
             raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
 
     def _offer_state(self, newcomer: str) -> OfferedState:
-        """Another copy is caught up, from what this one knows now. The loop goes on while the files
-        are read for their digests."""
+        """Offer the current state to a peer that is being rebuilt. The loop continues while this
+        thread reads the files for their digests."""
         self._check_replica(newcomer)
         answers: queue.Queue[StateAnswer] = queue.Queue()
         self.post(StateAsked(newcomer, answers.put))
@@ -291,8 +293,8 @@ class Node:
         return Done()
 
     def heard(self, standings: Mapping[str, Standing]) -> None:
-        """What the controller says of those that are one of a pair. Whoever tells sends the
-        heartbeats, so nothing here may wait for a disk."""
+        """Membership of the replicas of pairs, as reported by the controller. The calling thread
+        also sends the heartbeats, so nothing here may wait for a disk."""
         self._standings.put(standings)
         for peer in self._peers:
             known = standings.get(peer)
@@ -300,7 +302,8 @@ class Node:
                 self.post(core.Unpaired(self._clock(), known.gone))
 
     def _give_up(self) -> None:
-        """Readers that are dead are not waited for. What cannot be written now is said again."""
+        """Stop waiting for dead consumers. A failed write is repeated with the next report of the
+        controller."""
         while (standings := self._standings.get()) is not None:
             while not self._standings.empty():
                 newer = self._standings.get()
@@ -311,14 +314,14 @@ class Node:
                 self._service.lost(standings, monotonic_us())
 
     def _compare(self, peer: str) -> None:
-        """Ask again and again what another replica made; the loop compares."""
+        """Fetch the digests of a peer at regular intervals; the loop compares them."""
         remote: Peer | None = None
         while not self._stop.wait(COMPARE_US / 1e6):
             try:
                 remote = remote or self._peers[peer]()
                 self.post(DigestsTold(peer, remote.call(GetDigests())))
             except HoldfastError:
-                remote = None  # it is away, or has moved
+                remote = None  # the peer is unreachable, or has moved
 
     def _compare_inputs(self, path: str, stream: str) -> None:
         inputs = next(known.inputs for known in self.fragment.paths if known.name == path)
@@ -348,7 +351,7 @@ class Node:
         self.post(Finished(work, after, (monotonic_us() - began) / 1e6, error))
 
     def _next(self) -> Event | None:
-        """What is due, or came; None: the node is to stop."""
+        """The next event that is due or has arrived; None: the node stops."""
         while True:
             wait_s = None
             if self._timers:

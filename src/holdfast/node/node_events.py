@@ -1,5 +1,6 @@
-"""Between a node's decisions and whoever carries them out: what comes back as events, and what is
-asked of an engine and of a carrier. Threads carry in production, virtual time in the simulator."""
+"""The interface between the `Performer` of a node and its environment: the events that the
+performer receives, and the protocols of the engine and the carrier that the performer calls. The
+carrier uses threads in production and virtual time in the simulator."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.streams.calls import Digests, Moving, Postpone, Postponement
 
-#: What a newcomer is told: all paths as they are now, or why there is nothing to give.
+#: The answer to a newcomer, a peer that is being rebuilt: the current state of all paths, or why
+#: there is none.
 StateAnswer = tuple[Moving, ...] | BeganEmpty | NotReady
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """Compute a bucket of a stream again that another replica made otherwise, and log nothing."""
+    """Recompute a bucket of a stream that differs from another replica's, without logging it."""
 
     path: str
     lo: int
@@ -31,13 +33,13 @@ class Recomputation:
     stream: str
 
 
-#: What takes a step.
+#: The work of one step.
 Work = core.Run | core.RunTentative | Recomputation
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Rows of a delivery are in the index; the boundary they came with may be believed."""
+    """The rows of a delivery are in the index, so its boundary is valid."""
 
     stream: str
     upto: int
@@ -52,7 +54,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step is done and logged, or failed."""
+    """A step is done and its results are logged, or the step failed."""
 
     run: Work
     version: Version | None
@@ -62,7 +64,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A peer corrects a path, and asks this replica to go on answering meanwhile."""
+    """A peer corrects a path, and asks this replica to keep answering meanwhile."""
 
     asks: Postpone
     reply: Callable[[Postponement], None]
@@ -70,7 +72,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """What became of a question to a peer: the reply, or why there is none."""
+    """The reply of a peer to a request, or the error."""
 
     asked: Postpone
     peer: str
@@ -79,7 +81,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class StateAsked:
-    """A copy that is caught up asks for the state."""
+    """The newcomer asks for the state."""
 
     newcomer: str
     reply: Callable[[StateAnswer], None]
@@ -87,26 +89,26 @@ class StateAsked:
 
 @dataclass(frozen=True, slots=True)
 class StateRenewed:
-    """The newcomer is still fetching."""
+    """The newcomer is still fetching files."""
 
     newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class StateReleased:
-    """The newcomer has all it wants, or gave up."""
+    """The newcomer has fetched all files, or gave up."""
 
     newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseDue:
-    """Time to see who is still fetching."""
+    """The leases of newcomers are due for a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class DigestsTold:
-    """A peer said what it made."""
+    """A peer reported the digests of its results."""
 
     peer: str
     digests: Digests
@@ -114,8 +116,8 @@ class DigestsTold:
 
 @dataclass(frozen=True, slots=True)
 class InputDigestsTold:
-    """All producers of some inputs said what they made: windows by input and producer, for an
-    output that other replicas made otherwise."""
+    """The producers of some inputs reported their digests. `made`: windows by input and producer;
+    `stream`: the output that differs between replicas."""
 
     stream: str
     made: Mapping[str, Mapping[str, Window]]
@@ -123,19 +125,20 @@ class InputDigestsTold:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """The time has come that was asked for."""
+    """The timer set for `Wake` has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A peer does not take what we say: we were replaced, or it cannot go on."""
+    """An error that stops the node: a subscription failed, for example because the node was
+    replaced; an input was lost; or the node's own log is damaged."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Time to try what a full disk kept from being done: this step, or the actions that wait."""
+    """Retry after a full disk: this step, or the waiting actions."""
 
     step: core.Run | None = None
 
@@ -147,7 +150,8 @@ Event = (
 
 
 class StepEngine(Protocol):
-    """What a node asks of the engine; the simulator has a twin that is a plain function."""
+    """The operations of the engine that a node uses. The simulator implements them without
+    Spark."""
 
     folder: str
     network: Network
@@ -184,20 +188,21 @@ class StepEngine(Protocol):
 
 
 class Carrier(Protocol):
-    """Whatever takes time or goes to others."""
+    """Performs everything that takes time or calls other processes."""
 
     def run(self, work: Work, version: Version) -> None:
-        """Call `Performer.step`, then give it `Finished`. The two lines of a path may run at the
-        same time."""
+        """Call `Performer.step`, then post `Finished`. The stable and the tentative line of a path
+        may run at the same time."""
 
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
-        """Ask each of the other replicas (`Asked`), then give `Replied` for each."""
+        """Send the request to each peer (`Asked`), then post `Replied` for each."""
 
     def compare_inputs(self, path: str, stream: str) -> None:
-        """Ask all producers of the path's inputs what they made, then give `InputDigestsTold`."""
+        """Fetch the digests of all producers of the path's inputs, then post `InputDigestsTold`."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        """Tell the producer; `Refused` if it says that we were replaced."""
+        """Acknowledge to the producers; post `Refused` if this node was replaced."""
 
     def post(self, event: Event, after_s: float = 0.0) -> None:
-        """Give the event to `Performer.take`, later; after a while only if called inside that."""
+        """Pass the event to `Performer.take` later. `after_s` may be set only in calls from within
+        `take`."""

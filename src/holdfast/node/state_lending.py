@@ -1,5 +1,6 @@
-"""What a node retains for a peer that is rebuilt from it (`core.catch_up_events.Lending`): versions
-of its state, segments of its results, and the names under which they can be fetched."""
+"""What a node retains for a newcomer, a peer that is rebuilt from it
+(`core.catch_up_events.Lending`): versions of its state, segments of its results, and the names
+under which both can be fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from holdfast.streams.serving import Service
 
 
 class Lender:
-    """Used by the thread of the node's loop."""
+    """Lends the state of a node to newcomers. Only the thread of the node's loop calls it."""
 
     def __init__(
         self,
@@ -36,11 +37,11 @@ class Lender:
         self._name, self._fragment, self._log, self._service = name, fragment, log, service
         self._post = post
         self._lending = Lending()
-        #: By who fetches.
+        #: Lent versions by newcomer.
         self._lent: dict[str, list[Version]] = {}
 
     def versions(self, path: str) -> list[Version]:
-        """Those whose files must stay."""
+        """Versions of a path whose files must be retained."""
         return [v for lent in self._lent.values() for v in lent if v.path == path]
 
     def handle(
@@ -71,8 +72,8 @@ class Lender:
         versions: Mapping[str, Version],
         forgotten: Iterable[str] = (),
     ) -> StateAnswer:
-        """All paths as they are now. What is listed stays until the newcomer has it, or has not
-        been heard of for the time of a lease."""
+        """The current state of all paths. The listed files are retained until the newcomer has
+        fetched them, or until its lease expires without renewal."""
         opened, paths = set(self._log.streams()), {path.name: path for path in self._fragment.paths}
         if versions.keys() != paths.keys() or not opened >= set(self._fragment.outputs):
             if not versions and not opened:
@@ -99,7 +100,7 @@ class Lender:
 
 
 def offer_of(answer: StateAnswer, fingerprints: Fingerprints) -> OfferedState:
-    """As it goes to the newcomer."""
+    """The reply that is sent to the newcomer."""
     match answer:
         case BeganEmpty():
             return OfferedState("began-empty")

@@ -1,15 +1,15 @@
-"""State movement (Flux sections 3.3.1 and 5.3.1): one copy of a pair is rebuilt from the other.
+"""State movement (Flux sections 3.3.1 and 5.3.1): one replica of a pair is rebuilt from its peer.
 
-The paper pauses the survivor and all its producers. Here a bucket boundary serves: the survivor
-gives the state after the last bucket it has done, which is immutable, and goes on. Before it is
-asked, every producer has been told to keep what the newcomer may need (`Service.hold`), so whatever
-bucket it is, the inputs behind it are there. What the survivor still keeps of its own results goes
-along: whoever reads may need them from the newcomer, should the survivor die.
+The paper pauses the survivor and all its producers. Here no pause is needed: the survivor offers
+the immutable state after its last computed bucket, and continues. Before the newcomer asks the
+survivor, it has asked every producer to retain what it may need (`Service.hold`), so the inputs
+after that bucket are available. The survivor also sends the results that it still retains, because
+consumers may need them from the newcomer if the survivor dies.
 
-The newcomer puts what it fetches beside its storage, makes a log of it as if it had been there, and
-only then puts that in the place of the old one. From there on it comes up like any node that was
-restarted, and moving again, after any failure in the middle, is starting again. `core.catch_up`
-decides about all of it.
+The newcomer writes the fetched files to a folder beside its storage, builds a complete log from
+them, and only then replaces the old storage. The newcomer then starts like any restarted node.
+After a failure during the transfer, the transfer starts again from the beginning. `core.catch_up`
+makes all decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def describe(log: Log, version: Version, outputs: Sequence[str]) -> Moving:
 def _kept(log: Log, stream: str) -> Results:
     while True:
         info = log.info(stream)
-        with suppress(Trimmed):  # by a reader, between the two questions
+        with suppress(Trimmed):  # a consumer released buckets between the two calls
             kept = log.segments(stream, info.trimmed_upto + 1, info.complete_upto)
             return Results(
                 stream, info.schema, info.time, info.starts_at, info.trimmed_upto,
@@ -53,8 +53,8 @@ def _kept(log: Log, stream: str) -> Results:
 
 
 class Fingerprints:
-    """Sizes and digests of state files, which never change. To read a large state takes a while:
-    whoever asks again in the meantime finds what was read so far."""
+    """Sizes and digests of state files, which are immutable. Reading a large state takes a while,
+    so results are cached: a repeated request continues where the previous one is."""
 
     def __init__(self, folder: str, disk: Disk = OS_DISK) -> None:
         self._folder, self._disk = folder, disk
@@ -83,7 +83,8 @@ def _fingerprint(path: str, disk: Disk) -> tuple[int, str]:
 def own_paths(
     log: Log, paths: Iterable[Path], check: Callable[[Version], None]
 ) -> dict[str, OwnPath]:
-    """What the copy's own disk has of each path; a version whose files are damaged is none."""
+    """For each path, the newest usable version on the replica's own disk. Versions with damaged
+    files are skipped."""
     found = {}
     for path in paths:
         usable = None
@@ -98,8 +99,8 @@ def own_paths(
 
 
 def check_offer(offered: OfferedState, paths: Sequence[Path]) -> None:
-    """A peer says what it gives. It must be what was asked for, or files of others could be
-    written, read and later deleted here."""
+    """Check that a peer's offer contains exactly the requested paths and their files. Otherwise
+    files outside of the request could be written, read and later deleted here."""
     if sorted(moving.path for moving in offered.paths) != sorted(path.name for path in paths):
         raise _unfit(f"the paths {', '.join(path.name for path in paths)}, found others")
     for moving, path in zip(
@@ -131,23 +132,24 @@ def _unfit(text: str) -> TransportError:
 
 
 class Staging:
-    """Where a copy puts what it fetches: a folder beside its storage, which it replaces in the end.
+    """The folder for fetched files, beside the storage of a replica. In the end this folder
+    replaces the storage.
 
-    A crash leaves the old storage or the new one; `settle` tidies up behind it.
+    A crash leaves either the old storage or the new one; `settle` removes the leftovers.
     """
 
     def __init__(self, folder: str, disk: Disk = OS_DISK, segments: Segments = PARQUET) -> None:
         self._folder, self._new, self._old = folder, f"{folder}.new", f"{folder}.old"
         self._disk, self._encoding = disk, segments
         self._offered = OfferedState("state")
-        #: Segments by the name of their piece; what is not here is a file of the state.
+        #: Segments by the name of their piece; all other pieces are state files.
         self._segments: dict[str, Segment] = {}
         self._places: dict[str, str] = {}
         self.pieces: tuple[Piece, ...] = ()
         self.bytes = 0
 
     def settle(self) -> None:
-        """Before the storage is opened."""
+        """Clean up after a crash. Must be called before the storage is opened."""
         with storage(self._folder):
             if self._disk.exists(self._old) and not self._disk.exists(self._folder):
                 self._disk.rename_folder(self._old, self._folder)
@@ -159,7 +161,7 @@ class Staging:
             self._disk.remove_folder(self._new)
 
     def expect(self, offered: OfferedState) -> tuple[Piece, ...]:
-        """What is to be fetched of it."""
+        """Prepare for an offer, and return the pieces to fetch."""
         self._offered, self.bytes = offered, 0
         kept = [s for m in offered.paths for results in m.results for s in results.segments]
         self._segments = {segment.path: segment for segment in kept}
@@ -169,13 +171,13 @@ class Staging:
         return self.pieces
 
     def place(self, piece: Piece) -> str:
-        """Where the bytes of a piece are to be put; its folder is there."""
+        """The path to write a piece to; creates its folder."""
         path = f"{self._new}/{self._places.get(piece.name, piece.name)}"
         make_folder(os.path.dirname(path), fsync=False, disk=self._disk)
         return path
 
     def verify(self, piece: Piece) -> None:
-        """What was put there is what the peer listed; else `LogCorrupted`."""
+        """Check a fetched piece against the peer's offer; raises `LogCorrupted` if they differ."""
         if (segment := self._segments.get(piece.name)) is not None:
             self._read(segment)
         else:
@@ -190,8 +192,8 @@ class Staging:
         self.bytes += piece.size_bytes
 
     def install(self, open_log: Callable[[str], Log], epoch: int) -> None:
-        """Make a log of all pieces, then put it in the place of the storage, which must be closed.
-        Whoever opens it next has `epoch`."""
+        """Build a complete log from all pieces; `replace` then puts it in place of the storage. The
+        next instance that opens the log has `epoch`."""
         for part in ("state", "fetched"):
             make_folder(f"{self._new}/{part}", fsync=False, disk=self._disk)
         log = open_log(self._new)
@@ -205,6 +207,7 @@ class Staging:
             self._disk.remove_folder(f"{self._new}/fetched")
 
     def replace(self) -> None:
+        # The log of the old storage must be closed.
         with storage(self._folder):
             if self._disk.exists(self._folder):
                 self._disk.rename_folder(self._folder, self._old)

@@ -1,5 +1,5 @@
-"""What happens to a copy that is caught up, as transport and disk tell it, and what that is to
-`core.catch_up`. The one translation, so that threads and virtual time cannot differ in it."""
+"""Events of transport and disk while a replica is caught up, and their translation into events of
+`core.catch_up`. Production and simulator share this translation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from holdfast.streams.calls import Holding, OfferedState
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The copy is there, and its storage is open."""
+    """The replica has started, and its storage is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldReplied:
-    """What became of `Hold`: the reply, or why there is none."""
+    """The reply to `Hold`, or the error."""
 
     asked: core.Hold
     reply: Holding | HoldfastError
@@ -45,7 +45,7 @@ class StateReplied:
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded:
-    """The piece is on the disk of the copy and was verified; or why it is not."""
+    """The piece is on the disk of the replica and was verified; otherwise `error` is set."""
 
     asked: core.Fetch
     error: HoldfastError | None = None
@@ -55,20 +55,20 @@ class FetchEnded:
 class InstallEnded:
     asked: core.Install
     error: HoldfastError | None = None
-    #: The old log is closed and the new one is not in its place: nothing can go on from here.
+    #: The old log is closed, but the new one has not replaced it: this instance cannot continue.
     closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """An error that nobody foresaw."""
+    """An unexpected error."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Rang:
-    """A timer that was set for `Wake`."""
+    """The timer set for `Wake` has expired."""
 
 
 Happening = Began | HoldReplied | StateReplied | FetchEnded | InstallEnded | Broke | Rang
@@ -76,14 +76,14 @@ Happening = Began | HoldReplied | StateReplied | FetchEnded | InstallEnded | Bro
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Of the catch-up of one copy."""
+    """Translates the events of the catch-up of one replica."""
 
     name: str
     paths: Sequence[Path]
     staging: Staging
 
     def event(self, happened: Happening, at: int) -> core.Event:
-        """Raises what ends this attempt to come up."""
+        """The event of `core.catch_up`. Raises errors that end this attempt to start."""
         match happened:
             case Began():
                 return core.Begin(at)
@@ -144,8 +144,8 @@ def _failure(err: HoldfastError) -> core.Failure:
 def install(
     action: core.Install, staging: Staging, open_log: Callable[[str], Log], own: Log, epoch: int
 ) -> InstallEnded:
-    """Carries the action out. From `own.close` on there is no way back in this life: the next one
-    finds the old storage or the new one (`Staging.settle`)."""
+    """Perform the action. After `own.close` this instance cannot return to the old storage; the
+    next instance finds either the old or the new storage (`Staging.settle`)."""
     try:
         staging.install(open_log, epoch)
     except HoldfastError as err:

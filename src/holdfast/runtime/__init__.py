@@ -1,1 +1,1 @@
-"""Composes a deployment from its parts; watches contracts, serves metrics."""
+"""Composes a deployment from its components; watches contracts, serves metrics."""

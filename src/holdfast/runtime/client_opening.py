@@ -1,4 +1,4 @@
-"""Clients of a run: each is a reader of an output with a position of its own."""
+"""Opens the clients of a run. Each client reads one output and has its own position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_client(
             + (f" with name={name!r}" if name is not None else "")
             + "; close() that one first, or give the second one a name= of its own"
         )
-    if reader in taken:  # nothing of it is kept, so it needs no name
+    if reader in taken:  # not durable, so any unused name will do
         reader = next(name for n in count(2) if (name := f"{reader}#{n}") not in taken)
     folder = client_folder(run.storage, output if name is None else f"{output}+{name}")
     log = run.open_log(folder, reader) if keep else None

@@ -1,7 +1,8 @@
 """Hosts and nodes of a run that are not healthy, and the outputs that have no replica left.
 
-A host tells of its nodes with its heartbeats, the supervisor of the hosts. What follows from it is
-decided in `core.quarantine`; here it is put together for status, metrics and log."""
+Hosts report the health of their nodes with heartbeats; the supervisor reports the health of hosts.
+`core.quarantine` decides how to react. This module collects the reports for status, metrics and
+log."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from holdfast.model.network import Network
 from holdfast.runtime.failures import Failures
 
 _log = logging.getLogger("holdfast.parts")
+#: Interval between two checks for stopped outputs.
 LOOK_S = 0.5
-#: The host of nodes that run in the process of the run.
+#: Host name of nodes that run in the process of the run.
 HERE = "local"
 
 
@@ -34,9 +36,9 @@ class Parts:
         differs: Callable[[], Mapping[str, Sequence[str]]] = dict,
         failures: Failures | None = None,
     ) -> None:
-        """`assigned` and `told`: the nodes of a host, and what it says of them. `differs`: what
-        replicas made otherwise than others. `failures`: of a run without hosts, whose nodes are in
-        its own process."""
+        """`assigned` and `told`: the nodes of a host, and the unhealthy nodes that it reported.
+        `differs`: differences between the results of replicas. `failures`: set for a run without
+        hosts, whose nodes run in its own process."""
         self._processes, self._assigned, self._told = processes, assigned, told
         self._failures = failures
         self.differs = differs
@@ -55,7 +57,7 @@ class Parts:
         }
 
     def status(self) -> list[dict[str, Any]]:
-        """Everything that is not healthy, for people and programs."""
+        """All unhealthy hosts and nodes, as `status` reports them."""
         hosts = [_body("host", host, host, one) for host, one in self.hosts().items()]
         nodes = [
             _body("node", name, host, one)
@@ -65,7 +67,7 @@ class Parts:
         return hosts + nodes + self._failed_here()
 
     def _failed_here(self) -> list[dict[str, Any]]:
-        """Nodes of this process do not come back by themselves."""
+        """Failed nodes of this process, which are not restarted automatically."""
         failed = [] if self._failures is None else self._failures.all()
         return [
             _body("node", failure.node, HERE, PartStatus(
@@ -78,8 +80,8 @@ class Parts:
         ]  # fmt: skip
 
     def gone(self, *, final: bool = False) -> dict[str, tuple[str, PartStatus]]:
-        """The nodes of which nothing is to be expected at the moment, with what failed (the node or
-        its host) and how; with `final` only those that do not come back by themselves."""
+        """The nodes that currently give no results, with the failed component (the node or its
+        host) and its status; with `final` only nodes that are not restarted automatically."""
         nodes = self.nodes().items()
         why = {name: (f"node {name}", one) for name, one in nodes if _out(one, final)}
         for host, one in self.hosts().items():
@@ -88,7 +90,7 @@ class Parts:
         return why
 
     def stopped(self) -> dict[str, str]:
-        """The outputs of which nothing is to be expected at the moment, and why."""
+        """The outputs that currently give no results, and why."""
         if self._failures is not None:
             lost = {output: self._failures.why_lost(output) for output in self._needs}
             return {output: text for output, text in lost.items() if text is not None}
@@ -99,7 +101,8 @@ class Parts:
         }
 
     def settled(self, host: str) -> bool:
-        """Nothing is to be waited for: it, or each of its nodes, is out."""
+        """Whether waiting for the host is useless: the host, or each of its nodes, is out of
+        service."""
         met = self.hosts().get(host)
         told = self._told(host)
         nodes = self._assigned(host)
@@ -108,7 +111,7 @@ class Parts:
         )
 
     def watch(self, stop: threading.Event, looked: Callable[[], None] = lambda: None) -> None:
-        """Say in the log which outputs stop, and which go on again."""
+        """Log which outputs stop and which continue."""
         known: dict[str, str] = {}
         while not stop.wait(LOOK_S):
             looked()
@@ -130,7 +133,7 @@ def _out(status: PartStatus, final: bool) -> bool:
 
 
 def _needs(network: Network, output: str) -> list[tuple[str, ...]]:
-    """The replicas of every fragment on the way to an output."""
+    """The replicas of every fragment that an output depends on."""
     parts = fragments(network)
     made_by = {stream: part for part in parts for stream in part.outputs}
     found: dict[str, tuple[str, ...]] = {}

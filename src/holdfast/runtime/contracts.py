@@ -1,12 +1,12 @@
-"""Watching the promises of the outputs while the network runs, and saying so when one is broken.
+"""Watches the contracts of the outputs while the network runs, and reports broken promises.
 
-One thread looks at how far the consumers of each output are, notifies `core.contract_monitor`, and
-passes its decisions to the log, to the program's callbacks and to `status`. The thread looks once
-per bucket, and also at the moment when the next bucket becomes overdue.
+One thread checks the positions of the consumers of each output, passes them to
+`core.contract_monitor`, and reports its decisions to the log, to the program's callbacks and to
+`status`. The thread checks once per bucket, and also when the next bucket becomes overdue.
 
-Readers are the run's clients. Where none has begun to read, the node's own log stands for them, if
-it is in this process; an output of another process that nobody here reads is not judged: a node
-that hangs would hold up the question just when the answer matters.
+The consumers are the clients of the run. If no client has begun to read, the log of the node is
+checked instead, provided the node runs in this process. An output of another process without a
+client here is not judged: asking a hung node would delay the check exactly when the answer matters.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 _log = logging.getLogger("holdfast.monitor")
-#: Very narrow buckets are not looked at one by one.
+#: Minimum interval between two checks; narrower buckets are not checked one by one.
 _LOOK_US_MIN = 20_000
 
 
 @dataclass(slots=True)
 class _Watched:
     op: Output
-    #: Who makes it: the fragment, and the path in it.
+    #: The fragment and the path that produce the output.
     fragment: str
     path: str
     sources: tuple[str, ...]
-    #: Every source closes buckets by a real clock, so that delays say something.
+    #: Every source closes buckets by a real clock, so that delays are meaningful.
     real_time: bool
     watched: bool = False
-    #: Where its slowest reader is, or the node while nobody reads.
+    #: Position of the slowest client, or of the node if no client reads.
     upto: int | None = None
-    #: From the end of the last known bucket to the look that found it.
+    #: From the end of the last known bucket to the check that found it.
     delay_us: int | None = None
 
 
 class Monitor:
-    """Of one run. It reads the run's own collections, which grow while it does."""
+    """Contract monitor of one run. It reads the collections of the run, which grow meanwhile."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Monitor:
             for stream in path.outputs
         }
         self._outputs = {op.name: _watched(op, *producers[op.name]) for op in network.outputs}
-        #: The core belongs to the thread that looks; others ask it under this lock.
+        #: Guards the core, which the checking thread updates and other threads query.
         self._lock = threading.Lock()
         self._core = core.Monitor(
             network.width_us, {name: _promised(output) for name, output in self._outputs.items()}
@@ -84,12 +84,12 @@ class Monitor:
             wait_us = max(self._width_us, _LOOK_US_MIN)
             if due is not None:
                 wait_us = min(wait_us, due - now)
-            # A little more: the clock that wakes is not the one that judges.
+            # Wait slightly longer: the timer and the wall clock are different clocks.
             stop.wait(wait_us / 1e6 + 0.0002)
 
     def look(self, now: int) -> int | None:
-        """Tell the core what is there, then the time, so that a reader that has a bucket by now
-        has it. Gives when the next look is due."""
+        """Pass the positions to the core before the time, so that a bucket that a client already
+        has is not overdue. Returns when the next check is due."""
         actions: list[core.Action] = []
         with self._lock:
             for output in self._outputs.values():
@@ -102,12 +102,12 @@ class Monitor:
         return due
 
     def contracts(self) -> dict[str, dict[str, Any]]:
-        """How every promise stands."""
+        """Status of the contract of every output."""
         now = now_us()
         return {name: self._contract(now, output) for name, output in self._outputs.items()}
 
     def text(self, action: core.Action) -> str:
-        """One line for people."""
+        """The action as one line of text."""
         contract = self._outputs[action.output].op.contract
         promise = f"{action.promise} {getattr(contract, action.promise)}"
         match action:
@@ -120,11 +120,12 @@ class Monitor:
                 after = f"after {action.broken_for_us / 1e6:.1f}s, up to bucket {action.bucket}"
                 return f"output {action.output}: {promise} is kept again {after}"
 
-    # -- looking ----------------------------------------------------------------------------------
+    # -- checking ---------------------------------------------------------------------------------
 
     def _seen(self, now: int, output: _Watched) -> list[core.Event]:
         name = output.op.name
-        # The log before the clients: what a client has acknowledged, and so let go, it has.
+        # Read the log before the clients: a client has every bucket that it acknowledged and that
+        # was therefore trimmed.
         logged = self._logged(output)
         reading = [c for c in list(self._clients) if c.output == name and not c.closed]
         ended = bool(reading) and all(client.ended for client in reading)
@@ -157,8 +158,8 @@ class Monitor:
         return node.log.info(name) if node is not None and node.log.has(name) else None
 
     def _waiting_for(self, output: _Watched, bucket: int) -> list[str]:
-        """What holds the bucket up: sources that have not closed it, else the inputs its node
-        lacks, else the node itself, else whoever reads."""
+        """The cause of the delay of a bucket: the sources that have not closed it; else the client,
+        if the node has computed it; else the missing inputs of the node; else the node itself."""
         behind = [name for name in output.sources if not _closed(self._sources[name], bucket)]
         node, logged = self._nodes.get(output.fragment), self._logged(output)
         if behind or node is None:
@@ -170,13 +171,13 @@ class Monitor:
             return list(path["waiting_for"])
         return [f"node {output.fragment}"]
 
-    # -- telling ----------------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------------
 
     def _report(self, action: core.Action) -> None:
         if isinstance(action, core.Broken) and action.promise == "within":
             waiting = ", ".join(self._waiting_for(self._outputs[action.output], action.bucket))
             action = replace(action, why=f"{action.why}, waiting for {waiting}")
-        # Whoever reads of the one must read of the other.
+        # The same level for broken and kept promises, so that a log shows both or neither.
         _log.warning("%s", self.text(action))
         for told in list(self._told):
             try:
@@ -207,7 +208,7 @@ class Monitor:
         }
 
     def _not_judged(self, output: _Watched) -> str | None:
-        """Why nothing is said of the delay."""
+        """Why the delay is not judged; None if it is."""
         if output.op.contract.within is None:
             return "no delay is promised"
         if not output.real_time:

@@ -1,9 +1,8 @@
-"""What has failed in a run, and which outputs that stops.
+"""Failures of a run, and the outputs that they stop.
 
-Whoever notices a failure reports it here: a node of this process, the supervisor of a host, the
-thread of a feed. `lost` is the one question that readers, pushers and commands ask: is a replica
-left of everything that an output needs? Only if not does the output stop, and then it says why,
-wherever somebody waits for it.
+Nodes, clients and background threads such as feeds report their failures here. `lost` answers the
+question of clients, pushers and commands: does every component that an output needs still have a
+replica? Only if not, the output stops, and all waiting callers receive the reason.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from holdfast.model.fragments import fragment_of, fragments, producers_for, prod
 from holdfast.model.network import Network
 from holdfast.storage import Log
 
-#: Why each node gives no results any more, as far as it was asked.
+#: Cache of one query: why each node gives no results any more; None: the node works.
 Known = dict[str, "Failure | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    #: Who failed: a node (`main@2`), or `source tap0`, `host h1`, `client top`, `thread monitor`.
+    #: The failed component: a node (`main@2`), or `source tap0`, `client top`, `thread monitor`.
     node: str
-    #: The outputs that depend on it. They stop only if no replica of it is left.
+    #: The outputs that depend on the component. They stop only if no replica of it is left.
     outputs: tuple[str, ...]
     message: str
-    #: `FILE:LINE in FUNCTION` of the application, where a function of it raised.
+    #: `FILE:LINE in FUNCTION` of the application, if one of its functions raised the error.
     user_location: str | None
     #: Microseconds since 1970.
     at: int
-    #: False: it is tried again, and the failure ends when that succeeds.
+    #: False: the component is retried, and the failure ends when a retry succeeds.
     permanent: bool
     error: BaseException | None = field(default=None, repr=False, compare=False)
 
@@ -47,7 +46,7 @@ class Failure:
         return self.node.rpartition(" ")[0] or "node"
 
     def body(self) -> dict[str, Any]:
-        """As `status` gives it."""
+        """The failure as `status` reports it."""
         return {
             "node": self.node,
             "outputs": list(self.outputs),
@@ -58,7 +57,7 @@ class Failure:
         }
 
     def text(self) -> str:
-        """One line: who, what, and what to do next."""
+        """One line: the component, the error, and what to do next."""
         who = f"{self.kind} {self.node.rpartition(' ')[2]!r}"
         if not self.permanent:
             return f"{who} has trouble and tries again: {self.message}"
@@ -66,7 +65,7 @@ class Failure:
 
     @property
     def remedy(self) -> str:
-        """What to do about one that is permanent."""
+        """What to do about a permanent failure."""
         ours = self.error is not None and not isinstance(self.error, HoldfastError)
         if self.user_location is not None and self.kind == "node":
             return (
@@ -81,8 +80,8 @@ class Failure:
 
 
 class Failures:
-    """Of one run; the newest of each member. Any thread may report and ask. It reads the run's own
-    collections, which grow while it does."""
+    """The failures of one run: the newest failure of each component. Thread-safe. It reads the
+    collections of the run, which grow meanwhile."""
 
     def __init__(
         self,
@@ -94,16 +93,16 @@ class Failures:
         sources: Mapping[str, Source] = MappingProxyType({}),
         logs: Mapping[str, Log] = MappingProxyType({}),
     ) -> None:
-        """`epoch`: of the newest instance of a node. `logs`: of what is made in this process, which
-        can be read although whoever made it has failed."""
+        """`epoch`: the epoch of the newest instance of a node. `logs`: the logs of this process,
+        which remain readable after their producer has failed."""
         self._network, self._local, self._epoch = network, local, epoch
         self._clients, self._pushed, self._logs = clients, sources, logs
         self._sources = {op.name for op in network.sources}
         self._inputs = {part.name: part.inputs for part in fragments(network)}
-        #: What each output depends on: nodes, sources, and whoever reads it.
+        #: The components that each output depends on: nodes, sources, and its client.
         self._needs = {op.name: self._members(op.name) for op in network.outputs}
         self._lock = threading.RLock()
-        #: With the epoch of the instance that failed.
+        #: The newest failure of each component, with the epoch of the failed instance.
         self._held: dict[str, tuple[Failure, int]] = {}
 
     def report(
@@ -114,7 +113,8 @@ class Failures:
         permanent: bool = True,
         user_location: str | None = None,
     ) -> Failure:
-        """A member failed. That counts until a newer instance of it has registered."""
+        """Report a failure. It remains valid until a newer instance of the component registers, or
+        until `recovered` is called."""
         failure = self._made(node, error, permanent, user_location)
         with self._lock:
             self._held[node] = failure, self._epoch(node)
@@ -122,33 +122,33 @@ class Failures:
         return failure
 
     def recovered(self, node: str) -> None:
-        """It works again, as the same instance."""
+        """The same instance works again."""
         with self._lock:
             self._held.pop(node, None)
         self.tell()
 
     def all(self) -> list[Failure]:
-        """Those that last, the oldest first."""
+        """All failures that are still valid, oldest first."""
         with self._lock:
             lasting = [failure for node in self._held if (failure := self._of(node)) is not None]
         return sorted(lasting, key=lambda failure: failure.at)
 
     def lost(self, output: str, *, tentative: bool = False) -> NodeFailed | None:
-        """Why an output gives nothing any more: of something it needs no replica is left. A reader
-        of tentative results is served while a fragment that goes on without missing inputs has any
-        left."""
+        """Why an output gives no more results: a component that it needs has no replica left. A
+        client that accepts tentative results is still served while each fragment that may continue
+        without missing inputs has at least one input left."""
         with self._lock:
             why = self._gone(output, f"client-{output}", tentative, {})
         return None if why is None else _error(f"output {output!r} gives no more results", why)
 
     def why_lost(self, output: str) -> str | None:
-        """The failure that `lost` raises, as one line."""
+        """The failure behind `lost`, as one line."""
         with self._lock:
             why = self._gone(output, f"client-{output}", False, {})
         return None if why is None else why.text()
 
     def stopped(self, output: str) -> NodeFailed | None:
-        """`lost`, or its reader in this process failed."""
+        """Like `lost`, but also if the client of the output in this process failed."""
         with self._lock:
             reader = self._ended(f"client {output}")
         if reader is None:
@@ -168,8 +168,8 @@ class Failures:
         )
 
     def tell(self) -> None:
-        """Whoever waits for an output that is lost hears so, after what can still be read of it;
-        and whoever pushes rows that only such outputs would read."""
+        """Notify clients of lost outputs and pushers whose rows reach only lost outputs. A client
+        first receives the buckets that are still readable."""
         for client in list(self._clients):
             output = client.output
             if (error := self.lost(output, tentative=client.tentative)) is not None:
@@ -180,8 +180,8 @@ class Failures:
             source.failure = self.unread(name)
 
     def troubles(self, nodes: Iterable[Mapping[str, Any]]) -> list[Failure]:
-        """Of the status of nodes: what keeps one from getting on at the moment, which it tries
-        again by itself."""
+        """Temporary failures from the status of nodes: problems that currently prevent progress and
+        that the nodes retry automatically."""
         return [
             self._made(node["node"], node["trouble"], False)
             for node in nodes
@@ -228,8 +228,8 @@ class Failures:
         return None if self._epoch(node) > epoch else failure
 
     def _gone(self, stream: str, reader: str, tentative: bool, known: Known) -> Failure | None:
-        """Why nobody makes a stream for `reader` any more: the failure that ended the last one."""
-        if not self._held:  # as almost always, and asked at every turn of whoever waits
+        """Why no producer of a stream is left for `reader`: the failure of the last producer."""
+        if not self._held:  # the common case, in the loop of every waiting caller
             return None
         if stream in self._sources:
             return self._ended(member(stream))
@@ -241,7 +241,8 @@ class Failures:
         return max(why, key=lambda failure: failure.at) if len(why) == len(producers) else None
 
     def _stopped(self, node: str, tentative: bool, known: Known) -> Failure | None:
-        """Why a node gives no results any more: it failed, or something it needs is gone."""
+        """Why a node gives no results any more: the node failed, or an input that it needs is
+        gone."""
         if (failure := self._ended(node)) is not None:
             return failure
         inputs = self._inputs[fragment_of(node)]
@@ -255,7 +256,7 @@ class Failures:
 
 
 def member(source: str) -> str:
-    """What a source is called among nodes, which may have the same names."""
+    """Component name of a source; the prefix distinguishes it from a node of the same name."""
     return f"source {source}"
 
 

@@ -1,4 +1,4 @@
-"""Where the logs of a run are, and the file by which other commands find it while it runs."""
+"""Folders of the logs of a run, and the file by which commands find a running network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def source_folder(storage: str, source: str) -> str:
 
 
 def describe(run: Run) -> None:
-    """Other commands (`status`, `tail`) find a running network by this file."""
+    """Write `run.json`, by which commands such as `status` and `tail` find a running network."""
     told = {
         "network": run.network.name,
         "address": run.server.address,

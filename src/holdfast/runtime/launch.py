@@ -1,4 +1,4 @@
-"""`hf.run`: the function that starts everything."""
+"""`hf.run`: creates the run of a network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def run(
 
     storage: folder of the logs; a run on the same folder continues where the last one stopped. By
         default a temporary folder, deleted when the run stops.
-    deployment: `"local"`, everything in this process, or `"processes"`, one supervised process per
-        node.
+    deployment: `"local"`: everything runs in this process. `"processes"`: supervised host
+        processes, one per node unless `Options.hosts` is set.
     options: how the network is run; see `Options`.
     app: for `"processes"`, where each process finds the network: `"path.py"` or `"module:network"`.
-    accept_versions: continue on a storage that other library versions have written.
+    accept_versions: continue on a storage that was written with other versions of libraries.
     """
     return Run(
         network, storage=storage, deployment=deployment, options=options, app=app,

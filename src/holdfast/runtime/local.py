@@ -1,4 +1,5 @@
-"""The nodes of a run in its own process: one JVM, one engine per fragment, no replicas."""
+"""Starts the nodes of a local run in its own process: one JVM, one engine per fragment, no
+replicas."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def start_nodes(run: Run) -> None:
-    """Warm before anything counts, then all of them."""
-    # Only here is a JVM needed; with other deployments this process has none.
+    """Create all nodes, warm up their code, then start them."""
+    # Imported late: only the local deployment needs a JVM in this process.
     from holdfast.engine import session
     from holdfast.engine.compiled import compile_network
     from holdfast.engine.engine import Engine

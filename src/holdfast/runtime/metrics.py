@@ -1,9 +1,10 @@
-"""What a run can be asked in numbers, in the format of Prometheus.
+"""Metrics of a run in the Prometheus format.
 
-Nothing is counted twice: every number is read where it lives when somebody asks. Each run has a
-registry of its own, which a program may serve itself; `Options.metrics_port` serves it on
-`/metrics`. Numbers of nodes in other processes are not here, except how often those were restarted:
-asking a node that hangs would make every answer late.
+Metrics keep no counters of their own: each scrape reads the values where they are maintained. Each
+run has its own registry, which a program may serve itself; `Options.metrics_port` serves it on
+`/metrics`. Nodes in other processes are not asked for values, because a hung node would delay every
+scrape. Metrics of other processes contain only values that this process already has: restarts,
+health and differences between replicas.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Metrics(Collector):
         self._nodes, self._processes, self._parts = nodes, processes, parts
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        #: Where it is served, when it is.
+        #: URL of the metrics; None if they are not served.
         self.url: str | None = None
 
     def serve(self, host: str, port: int) -> None:
@@ -148,8 +149,8 @@ class Metrics(Collector):
 
 
 def _judged(told: Mapping[str, Any]) -> bool:
-    """Whether there is anything to say: of the delay, or of losses where no delay is promised. A
-    loss that was seen is one, whoever looks now."""
+    """Whether the contract has a verdict: on the delay, or on losses if no delay is promised. An
+    observed loss is always a verdict, even if no client reads any more."""
     seen = told["not_judged"] is None or told["within"] is None
     return seen or told["breaks_of"]["loss"] > 0
 
@@ -159,5 +160,5 @@ def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _counter(name: str, about: str, *labels: str) -> CounterMetricFamily:
-    """Prometheus puts `_total` behind the name."""
+    """Prometheus appends `_total` to the name."""
     return CounterMetricFamily(f"holdfast_{name}", about, labels=labels)

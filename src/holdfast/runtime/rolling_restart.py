@@ -1,8 +1,9 @@
-"""A rolling restart (Flux section 3.4: end a replica, bring up a new one, repeat): every host of a
-running network is ended and started again, one after the other, while the rest goes on. A host that
-comes back with another query, other code or other libraries is refused by the controller.
+"""Rolling restart (Flux section 3.4: stop a replica, start a new one, repeat).
 
-Where hosts stand by, they take over what an ended host ran, and that one stands by then.
+The hosts of a running network are restarted one after the other while the others continue. The
+controller refuses a host that returns with another query, other code or other libraries.
+
+A standby takes over the nodes of a stopped host; that host becomes a standby when it returns.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from holdfast.streams.calls import Done, GetHosts, GetRestarted, Hosts, Restart,
 if TYPE_CHECKING:
     from holdfast.runtime.running import Run
 
-#: A host that is not back by then has a problem.
+#: Time limit for the restart of one host.
 BACK_S = 300.0
 
 
 class Rolling:
     def __init__(self, run: Run) -> None:
         self._run = run
-        #: Of the hosts that were ended: epochs of the process and its nodes then, and how far each
-        #: node was.
+        #: For each restarted host, as of the request: the epochs of its process and nodes, and the
+        #: positions of its nodes.
         self._before: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
         run.service.handle(GetHosts, lambda _: Hosts(tuple(run.layout)))
         run.service.handle(Restart, self._asked)
@@ -39,7 +40,7 @@ class Rolling:
     def hosts(
         self, say: Callable[[str], None] = lambda text: None, hosts: Sequence[str] | None = None
     ) -> None:
-        """All of them, or those, one after the other."""
+        """Restart all hosts, or the given ones, one after the other."""
         for host in hosts or self._run.layout:
             began = time.monotonic()
             self.restart(host)
@@ -48,7 +49,7 @@ class Rolling:
             say(f"host {host} restarted in {time.monotonic() - began:.1f} s")
 
     def restart(self, host: str) -> None:
-        """End it in good order; it is started again. Returns at once."""
+        """Stop a host cleanly; the supervisor restarts it. Returns at once."""
         run = self._run
         if host not in run.processes:
             known = ", ".join(run.processes) or "none: restart works with deployment='processes'"
@@ -57,7 +58,7 @@ class Rolling:
         epochs = {name: run.controller.epoch(name) for name in (process_of(host), *names)}
         peers = pairs_of(run.network)
         reached = {}
-        # One that hangs is not asked: it does not answer.
+        # A hung host is not asked, because it would not answer.
         for name in names if run.controller.speaks(host, monotonic_us()) else ():
             both = [position(node_status(run, one)) for one in {name, peers.get(name, name)}]
             if begun := [at for at in both if at is not None]:
@@ -66,7 +67,8 @@ class Rolling:
         run.processes[host].end()
 
     def restarted(self, host: str) -> bool:
-        """It is back; and whatever it ran is where it, or its partner, was then."""
+        """Whether the host is back, and its former nodes have reached the positions that they or
+        their peers had at the request."""
         if host not in self._before:
             raise InputError(f"host {host!r} was not asked to restart")
         epochs, reached = self._before[host]
@@ -82,8 +84,8 @@ class Rolling:
         return all(at is not None and at >= reached[name] for name, at in now.items())
 
     def _raise_refused(self, host: str, away: Sequence[str]) -> None:
-        """Raise what keeps nodes of a host that is back from coming up, if only a person can
-        help."""
+        """Raise the error that prevents the start of a node on a host that is back, if the error
+        needs an operator."""
         known = self._run.parts.nodes()
         for name in away:
             if name in known and known[name].final:
@@ -95,6 +97,6 @@ class Rolling:
 
 
 def position(told: dict[str, Any]) -> int | None:
-    """How far a node is, by its slowest path."""
+    """The position of the slowest path of a node."""
     found = [path["position"] for path in told.get("paths", {}).values()]
     return None if not found or None in found else min(found)

@@ -1,4 +1,4 @@
-"""What a run tells of itself, for people and programs: one object, as JSON has it."""
+"""The status of a run, as one JSON object."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def status_of(run: Run) -> dict[str, Any]:
-    # Nodes of this process are being made while it starts.
+    # While the run starts, the nodes of this process are incomplete.
     nodes = [] if run.state == "starting" else [node.status() for node in run.nodes.values()]
     hosted: list[tuple[str, dict[str, Any]]] = []
     for host, process in run.processes.items():
         runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
         hosted += [(name, runs) for name in run.controller.assigned(host)]
     if hosted and run.state != "stopped":
-        with ThreadPoolExecutor(len(hosted)) as pool:  # one that hangs holds up nobody
+        with ThreadPoolExecutor(len(hosted)) as pool:  # a hung node does not delay the others
             told = pool.map(partial(node_status, run), [name for name, _ in hosted])
             nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
     return {

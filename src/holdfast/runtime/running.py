@@ -1,8 +1,8 @@
-"""Running a network: sources, nodes and clients put together.
+"""A running network: composes sources, nodes and clients.
 
-`local`: everything in this process with one JVM. `processes`: one process per node, or hosts that
-share them, supervised and restarted, sources and clients here. The same logs, the same messages,
-the same code.
+`local`: everything runs in this process, with one JVM. `processes`: nodes run in supervised host
+processes, one per node or shared; sources and clients run in this process. Both deployments use the
+same logs, messages and code.
 
     with hf.run(net) as run:
         run.source("tap").push([...])
@@ -85,12 +85,12 @@ NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() 
 STOPPED = "stopped; start another one with hf.run(...) on the same storage"
 State = Literal["new", "starting", "running", "stopped"]
 Deployment = Literal["local", "processes"]
-#: A node process that has not reported by then has a problem.
+#: Time limit for the start of a host.
 READY_S = 180.0
 
 
 class Run:
-    """A running network, made by `hf.run`; a context manager that stops everything."""
+    """A running network, created by `hf.run`; a context manager that stops it on exit."""
 
     def __init__(
         self,
@@ -114,31 +114,32 @@ class Run:
         network.check()
         network = physical(network)
         check_recovery(network, options or Options())
-        #: Of what this process runs; taken before any function of the application is called.
+        #: Identity of the network; computed before any function of the application is called.
         self.identity = identity_of(network)
         self._accept_versions = accept_versions
         self.network, self.options = network, options or Options()
         self.deployment, self.app = deployment, app
         self._state: State = "new"
-        #: Everything it held is let go.
+        #: All resources are released.
         self._released = False
         #: The storage is deleted when the run stops.
         self.temporary = storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
         self.service = Service(heartbeat_s=self.options.heartbeat_s)
-        #: Where `reader` reaches `producer`, which listens at `address`: a place for proxies.
+        #: The address at which `reader` reaches `producer`, which listens at `address`; fault
+        #: injection puts proxies here.
         self.route: Callable[[str, str, str], str] = lambda reader, producer, address: address
         self.sources: dict[str, Source] = {}
         self.fragments = fragments(network)
-        #: Hosts and the nodes they begin with.
+        #: Hosts and their initial nodes.
         self.layout: Layout = {}
         if deployment == "processes":
             self.layout = layout_of(network, self.options.hosts, self.options.standby)
         self.nodes: dict[str, Any] = {}
         self.processes: dict[str, HostProcess] = {}
-        #: Called by the monitor when a promise is broken and when it is kept again.
+        #: Called by the monitor when a promise is broken, and when it is kept again.
         self.on_contract: list[Callable[[Action], None]] = []
-        #: Nodes that were reported as failed for good.
+        #: Nodes that were reported as permanently failed.
         self._noted: set[str] = set()
         self.controller: Controller
         self.rolling: Rolling
@@ -185,7 +186,7 @@ class Run:
         try:
             self._start()
         except BaseException:
-            with suppress(RowsNotDurable):  # which was logged
+            with suppress(RowsNotDurable):  # already logged
                 self.stop()
             raise
         self._state = "running"
@@ -229,7 +230,7 @@ class Run:
         self.service.handle(Locate, self._locate)
         self.service.handle(GetProducers, self._producers_of)
         self.rolling = Rolling(self)
-        # Before what takes long: `status` says that it is starting.
+        # Before the slow part of the start, so that `status` can report it.
         self.server = FlightServer(self.service, self.options.host, self.options.port)
         describe(self)
         self._described = True
@@ -264,7 +265,7 @@ class Run:
         self._thread(partial(self.parts.watch, self._stop, self._note_parts), "parts")
 
     def _ready(self, host: str) -> bool:
-        """It is up, or not to be waited for because the outputs go on without it."""
+        """Whether the host is up, or waiting is useless and the outputs continue without it."""
         stopped = self.parts.stopped()
         if len(stopped) == len(self.network.outputs):
             raise SetupError(f"nothing can be computed: {next(iter(stopped.values()))}")
@@ -279,7 +280,7 @@ class Run:
         return self.sources[name]
 
     def retire(self, source: str, why: str = "it does not come back") -> int:
-        """Go on without a source for good, from the bucket that is given back."""
+        """Continue permanently without a source, from the returned bucket on."""
         return self.source(source).retire(why)
 
     def client(
@@ -290,16 +291,17 @@ class Run:
         durable: bool | None = None,
         name: str | None = None,
     ) -> Client:
-        """A reader of an output: of its stable buckets alone, or with `tentative` also of what is
-        computed while inputs are missing, until the stable result replaces it (`info.replaces`).
-        `durable` keeps its position (and with archive what it received) in the storage; by default
-        when the storage was named. Several clients of one output need a `name` each, under which a
-        durable one goes on after a restart; the audit judges the one without."""
+        """Open a client of an output. A client delivers stable buckets; with `tentative` also the
+        tentative buckets that are computed while inputs are missing, until the stable result
+        replaces them (`info.replaces`). `durable` stores the position (and with `archive` the
+        received rows); the default is true for a named storage. Several clients of one output need
+        a `name` each; a durable client continues under its name after a restart. The audit judges
+        the client without a name."""
         self._check_running()
         return open_client(self, output, tentative=tentative, durable=durable, name=name)
 
     def producers(self, stream: str, reader: str) -> Connections:
-        """How `reader` reaches each replica of whoever makes a stream."""
+        """Connections of `reader` to each replica that produces a stream."""
         if self.deployment == "local":
             return {stream: partial(self.peer_of, stream, reader, stream)}
         producers = producers_for(self.network, stream, reader)
@@ -321,13 +323,14 @@ class Run:
         return status_of(self)
 
     def raise_failure(self) -> None:
-        """Raise what stopped an output, if anything did."""
+        """Raise the failure that stopped an output, if any."""
         for op in self.network.outputs:
             if (error := self.failures.stopped(op.name)) is not None:
                 raise error
 
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Until it is so; raises what stopped a node, or that it took too long."""
+        """Wait until `test` is true. Raises the failure that stopped an output, or `SetupError`
+        after `limit_s`."""
         until = time.monotonic() + limit_s
         while not test():
             self.raise_failure()
@@ -336,7 +339,8 @@ class Run:
             time.sleep(0.02)
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Until every output has ended (all sources ended), locally."""
+        """Wait until every output has ended, because all sources ended; only for local runs.
+        `timeout_s` applies to each node; false if it expires."""
         for node in self.nodes.values():
             if not node.ended.wait(timeout_s):
                 return False
@@ -344,8 +348,8 @@ class Run:
         return True
 
     def stop(self) -> None:
-        """Ends everything in good order. Rows that were pushed are durable then; where the storage
-        does not take them, `RowsNotDurable` says how many of which source."""
+        """Stop everything cleanly and make pushed rows durable. If the storage refuses them,
+        `RowsNotDurable` names the sources and the numbers of rows."""
         if self._released:
             return
         self._state = "stopped"
@@ -358,7 +362,7 @@ class Run:
         not_durable = self._close_sources()
         for node in self.nodes.values():
             node.stop()
-        for host, process in self.processes.items():  # all at the same time
+        for host, process in self.processes.items():  # all in parallel
             process.ask_to_stop(at_once=not self._controller_service.is_up(host))
         for process in self.processes.values():
             process.stop()
@@ -366,7 +370,7 @@ class Run:
             self.server.stop()
         for log in self._logs:
             log.close()
-        if self._described:  # else it is that of another run
+        if self._described:  # otherwise the file belongs to another run
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.storage, "run.json"))
         if self._root is not None:
@@ -378,7 +382,7 @@ class Run:
             raise RowsNotDurable("; ".join(not_durable))
 
     def kill(self) -> None:
-        """End the processes of all hosts at once, by SIGKILL. A signal handler may call it."""
+        """SIGKILL the processes of all hosts. A signal handler may call this method."""
         for process in list(self.processes.values()):
             process.end_at_once()
 
@@ -393,7 +397,7 @@ class Run:
     ) -> None:
         try:
             self.stop()
-        except RowsNotDurable:  # which was logged
+        except RowsNotDurable:  # already logged
             if kind is None:
                 raise
 
@@ -409,13 +413,13 @@ class Run:
             raise InputError(f"the run was {STOPPED}")
 
     def _close_sources(self) -> list[str]:
-        """Rows in open buckets are made durable. What could not be is named."""
+        """Make the rows in open buckets durable; returns the errors."""
         found: list[str] = []
         for source in self.sources.values():
             try:
                 source.close()
             except RowsNotDurable as err:
-                if not self.temporary:  # where nothing outlives the run
+                if not self.temporary:  # a temporary storage is deleted anyway
                     _log.warning("%s", err)
                     found.append(str(err))
         return found
@@ -433,7 +437,8 @@ class Run:
         return log
 
     def _replicas(self, fragment: Fragment) -> tuple[str, ...]:
-        """The nodes that run it; in one process, a second copy would guard against nothing."""
+        """The nodes of a fragment. A local run has one node per fragment: a second replica in the
+        same process would not protect against any failure."""
         if self.deployment == "local":
             return (fragment.name,)
         return replicas_of(self.network, fragment.name)
@@ -442,7 +447,8 @@ class Run:
         return self.controller.epoch(node) if self.deployment == "processes" else 0
 
     def _note_parts(self) -> None:
-        """Nodes that do not come back by themselves stop what has no other replica."""
+        """Report nodes that are not restarted automatically, so that outputs without another
+        replica stop."""
         gone = self.parts.gone(final=True)
         for node in gone.keys() - self._noted:
             self.failures.report(node, gone[node][1].reason)
@@ -455,7 +461,7 @@ class Run:
             try:
                 run()
             except NodeFailed:
-                pass  # it has nobody left to bring rows to
+                pass  # no consumer of its rows is left
             except Exception as err:
                 if not self._stop.is_set():
                     _log.error("%s stopped: %s", name, err)
@@ -472,7 +478,7 @@ class Run:
         return Producers(names, made or ask.stream in self.service.logs, outputs)
 
     def _locate(self, ask: Locate) -> Location:
-        """Where a source, or one replica of whoever makes a stream, is for a reader."""
+        """The address of a source, or of one replica of a producer, for a consumer."""
         address: str | None = self.server.address
         if self.deployment == "processes" and ask.producer not in self.sources:
             address = self.controller.address(ask.producer, catching_up=ask.catching_up)

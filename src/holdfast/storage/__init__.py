@@ -1,4 +1,4 @@
-"""Storage: rows as segments, everything else as records; the only part that syncs."""
+"""Storage: rows as segments, everything else as records; the only package that calls fsync."""
 
 from holdfast.storage.reading import ReadOnlyLog, read_only
 from holdfast.storage.records import (

@@ -1,11 +1,12 @@
-"""What a log asks of the operating system: the only place that writes, syncs and renames.
+"""The file operations of a log: the only module that writes, syncs and renames files.
 
-What "durable" means is decided here, once. A file appears under its name whole or not at all: it is
-written beside its place, synced, renamed, and then its folder is synced, because a name lives in
-the folder and not in the file.
+This module defines "durable". A file appears under its name completely or not at all: the content
+is written to a temporary file and synced, the file is renamed, and then its folder is synced,
+because the name is part of the folder and not of the file.
 
-Everything here raises `OSError`; `files` turns that into ours. The twin in memory, which can also
-lose power, is `holdfast.verify.sim.simulated_disk`; both pass one contract test.
+All functions raise `OSError`; `files` converts it into the errors of Holdfast. The in-memory
+implementation, `holdfast.verify.sim.simulated_disk`, can also simulate a power loss. Both
+implementations pass the same contract test.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ import shutil
 from contextlib import suppress
 from typing import Protocol
 
-#: Files that end so were being written when somebody died. No record ever names one.
+#: Suffix of files that are being written; a crash leaves them behind. No record names such a file.
 TEMPORARY = ".tmp"
 
 
 class AppendFile(Protocol):
-    """A file that grows at its end, synced after every change or never, as it was opened."""
+    """An append-only file. `fsync` of `open_append` decides whether every change is synced."""
 
     def append(self, data: bytes) -> None:
-        """Writes all of it. After a failure any part of it may be there."""
+        """Writes all of `data`. After a failure, any part of `data` may be in the file."""
 
     def truncate(self, length: int) -> None:
-        """Cuts the file off behind `length` bytes."""
+        """Cuts the file off after `length` bytes."""
 
     def in_place(self) -> bool:
-        """Whether the file of that name is still the one that is open."""
+        """Whether the path still refers to the open file."""
 
     def close(self) -> None: ...
 
@@ -43,47 +44,47 @@ class Disk(Protocol):
     def is_folder(self, path: str) -> bool: ...
 
     def size(self, path: str) -> int | None:
-        """Of a file; None: there is none."""
+        """Size of a file in bytes; None: the file does not exist."""
 
     def files(self, folder: str) -> dict[str, int]:
-        """Sizes of all files below the folder, by their path below it, in its order."""
+        """Sizes of all files below the folder, by relative path, sorted by path."""
 
     def put(self, path: str, data: bytes | memoryview, *, fsync: bool) -> None:
-        """Puts the whole file there in one step, or leaves what was there before."""
+        """Writes or replaces the file atomically: the path has the old content or all of `data`."""
 
     def make_folder(self, path: str, *, fsync: bool) -> None:
-        """Makes the folder in one that is there. One that is there already is synced like a new
-        one: whoever made it may have died before the sync."""
+        """Creates the folder in an existing parent. The parent is synced also if the folder exists:
+        the process that created it may have crashed before the sync."""
 
     def delete(self, path: str) -> None:
-        """Takes the file away. Its name may be back after a loss of power."""
+        """Deletes the file. The file may reappear after a power loss."""
 
     def rename_folder(self, path: str, to: str) -> None:
-        """Gives the folder another name beside it, in one step, durable when it returns."""
+        """Renames the folder within its parent. Atomic, and durable on return."""
 
     def remove_folder(self, path: str) -> None:
-        """Takes away the folder and all in it, if it is there. A crash may leave a part of it."""
+        """Deletes the folder and its contents, if it exists. A crash may leave a part behind."""
 
     def open_append(self, path: str, *, fsync: bool) -> AppendFile:
-        """Opens a file that is there."""
+        """Opens an existing file."""
 
     def lock(self, path: str) -> int:
-        """Locks the file for this process, until `unlock` or its death, however it dies.
+        """Locks the file for this process, until `unlock` or until the process ends in any way.
 
-        `BlockingIOError` if somebody has it locked; the file then holds the number of that process.
+        Raises `BlockingIOError` if another process holds the lock; the file then contains its pid.
         """
 
     def unlock(self, lock: int) -> None: ...
 
     def sync_tree(self, path: str, root: str) -> None:
-        """Syncs a file, or a folder and all in it, and every folder between it and `root`.
+        """Syncs a file, or a folder with its contents, and every folder from there up to `root`.
 
-        Spark writes state as a folder of files, so both kinds come here.
+        State versions consist of files and of folders, because Spark writes a folder of files.
         """
 
 
 class OsDisk:
-    """The disks of this machine."""
+    """The file systems of this machine."""
 
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -134,7 +135,7 @@ class OsDisk:
             if not os.path.isdir(path):
                 raise
             if fsync:
-                with suppress(OSError):  # where it is not ours to sync, it was not ours to make
+                with suppress(OSError):  # a folder that this process may not sync is not its own
                     _sync(parent)
         else:
             if fsync:
@@ -215,14 +216,14 @@ OS_DISK = OsDisk()
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:
-    """`os.write` may write less than asked, just before a disk is full."""
+    """Writes all bytes: `os.write` may write fewer than given, as on a nearly full disk."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def _sync(path: str) -> None:
-    """Syncs a file, or the names in a folder."""
+    """Syncs a file, or the directory entries of a folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -231,5 +232,5 @@ def _sync(path: str) -> None:
 
 
 def _give_up(err: OSError) -> None:
-    """A folder that cannot be listed must not look like an empty one."""
+    """Error handler for `os.walk`: a folder that cannot be listed must not look empty."""
     raise err

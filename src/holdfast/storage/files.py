@@ -1,4 +1,4 @@
-"""Files and folders on a disk, and what the operating system says of them as one of our errors."""
+"""Creates files and folders on a disk, and converts `OSError` into the errors of Holdfast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DENIED |= {errno.EEXIST}  # a file where a folder should be
 
 
 def storage_error(err: OSError, path: str | Path) -> LogError:
-    """What the operating system said, as one of ours, with the remedy."""
+    """The `LogError` for an `OSError`, with the remedy in its message."""
     why = os.strerror(err.errno) if err.errno else str(err)
     if err.errno in _FULL:
         return StorageFull(f"{path}: {why}. Free some space; nothing acknowledged is lost")
@@ -28,7 +28,7 @@ def storage_error(err: OSError, path: str | Path) -> LogError:
 
 
 class storage:
-    """Turns every `OSError` inside into ours, about `path`."""
+    """Context manager that converts every `OSError` into a `LogError` about `path`."""
 
     __slots__ = ("_path",)
 
@@ -44,7 +44,7 @@ class storage:
 
 
 def make_folder(path: str | Path, *, fsync: bool, disk: Disk = OS_DISK) -> None:
-    """Makes the folder and its parents, each durable in the one above it."""
+    """Creates the folder and its parents. With `fsync`, each is durable on return."""
     path = str(path)
     parent = os.path.dirname(path)
     if parent != path and not disk.is_folder(path):
@@ -56,7 +56,7 @@ def make_folder(path: str | Path, *, fsync: bool, disk: Disk = OS_DISK) -> None:
 def put_file(
     path: str | Path, data: bytes | memoryview, *, fsync: bool, disk: Disk = OS_DISK
 ) -> None:
-    """Puts the whole file at `path` in one step, or leaves what was there before."""
+    """Writes or replaces the file atomically: the path has the old content or all of `data`."""
     try:
         disk.put(str(path), data, fsync=fsync)
     except OSError as err:

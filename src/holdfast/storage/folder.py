@@ -1,4 +1,4 @@
-"""The folder of a log: whose it is, which files belong in it."""
+"""The folder of a log: its lock, its file names, and the cleanup after a crash."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from holdfast.types import SegmentId
 
 MANIFEST = "manifest"
 SEGMENTS = "segments"
-#: Files of state versions. The engine's: named by its records, deleted by it alone.
+#: Files of state versions. `State` records name them; only the engine deletes them.
 STATE = "state"
 _LOCK = "lock"
 
 
 def take_lock(root: str, disk: Disk) -> int:
-    """Keeps out a second instance on this machine for as long as it is held.
+    """Locks the folder against a second instance on this machine.
 
-    Epochs keep zombies from being believed; this keeps two live ones from writing one manifest. The
-    kernel lets go when the process dies, however it dies.
+    Epochs reject messages of replaced instances; the lock keeps two live instances from writing the
+    same manifest. The kernel releases the lock when the process ends in any way.
     """
     path = f"{root}/{_LOCK}"
     with storage(path):
@@ -38,9 +38,10 @@ def take_lock(root: str, disk: Disk) -> int:
 
 
 def segment_path(identity: SegmentId, *, epoch: int, attempt: int) -> str:
-    """Below the root; no two attempts share a name, so a file once named by a record never changes.
+    """Path of a segment file, relative to the root. Every attempt to write a segment has its own
+    path, so a file that a record names never changes.
 
-    Stream names are quoted: `=` would be a partition column to Spark, and `/` another folder.
+    Stream names are quoted: Spark takes `=` for a partition column, and `/` separates folders.
     """
     i = identity
     name = f"b{i.bucket}.p{i.partition}.v{i.version}.{i.part}.e{epoch}.{attempt}.parquet"
@@ -56,12 +57,12 @@ def stream_folder(stream: str) -> str:
 
 
 def tidy(root: str, sizes: Mapping[str, int], disk: Disk, *, fresh: bool) -> list[str]:
-    """Holds the segment files against the manifest: all of `sizes` must be there, nothing else.
+    """Checks the segment files against the manifest and deletes orphans; returns their paths.
 
-    What is left over was never acknowledged (a crash came between file and record) or is trimmed (a
-    crash came between record and deletion), and is deleted; returns those paths. A manifest that
-    knows nothing at all beside files that are there is another matter: then it is the manifest that
-    is lost, and nothing is deleted.
+    Every file in `sizes` must exist with its size. Any other file is an orphan: a crash came after
+    the file was written and before its record, or after a trim record and before the deletion. If
+    the manifest is empty (`fresh`) but segment files exist, the manifest is lost: this raises
+    `LogCorrupted`, and nothing is deleted.
     """
     folder = f"{root}/{SEGMENTS}"
     with storage(folder):
@@ -86,7 +87,7 @@ def tidy(root: str, sizes: Mapping[str, int], disk: Disk, *, fresh: bool) -> lis
 
 
 def delete(root: str, paths: list[str], disk: Disk) -> None:
-    """Deletes all it can, then says what it could not."""
+    """Deletes as many of the files as possible, then raises the first failure."""
     failures: list[tuple[str, OSError]] = []
     for path in paths:
         try:

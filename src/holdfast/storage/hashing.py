@@ -1,12 +1,13 @@
-"""A 64-bit hash per row, computed on whole columns, that agrees wherever the rows are equal.
+"""A 64-bit hash per row, computed column by column; equal rows have equal hashes.
 
-Replicas compare segments by digest, and a segment read back is held against the digest of what was
-written, so the hash may depend on nothing but values: not on chunks, slices, the bytes under a
-null or the width of offsets. It guards against mistakes and bad disks, not against an adversary.
+Replicas compare segments by digest, and a segment that is read is checked against the digest from
+when it was written. The hash must therefore depend on values only: not on chunks, slices, the bytes
+under a null or the width of offsets. The hash detects bugs and bad disks; it is not secure against
+an adversary.
 
-Every value is mixed to 64 random-looking bits (splitmix64). Strings and lists are sums over their
-elements, each mixed with its position, so that cumulative sums over the flat child give all rows at
-once. Input must be in the form `rows.canonical` gives.
+Every value is mixed to 64 pseudorandom bits (splitmix64). The hash of a string or list is a sum
+over its elements, each mixed with its position, so that cumulative sums over the flat child array
+give the hashes of all rows at once. Input must be in the form that `rows.canonical` returns.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ U64 = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _POSITION = np.uint64(0xD6E8FEB86659FD93)
 _NULL = np.uint64(0xA0761D6478BD642F)
-#: Rows hashed at a time: bounds memory, and the temporaries stay in the processor's cache.
+#: Rows hashed at a time. Bounds memory and keeps temporary arrays in the CPU cache.
 _BLOCK_ROWS = 32_768
 
 
 def table_digest(table: pa.Table) -> int:
-    """Sum of the row hashes mod 2^64, mixed with the schema: no order, but multiplicity."""
+    """Sum of the row hashes mod 2^64, mixed with the schema. The digest depends on how often a row
+    occurs, but not on the order of rows."""
     salts = [
         _salt(f"{index}/{field.name!r}:{type_name(field.type)}")
         for index, field in enumerate(table.schema)
@@ -47,7 +49,7 @@ def table_digest(table: pa.Table) -> int:
 
 
 def hash_array(array: pa.Array) -> U64:
-    """One hash per value. Nulls hash alike in every type; names of types are left to the caller."""
+    """One hash per value. Nulls of all types have the same hash; the caller mixes in the type."""
     if len(array) == 0:
         return np.zeros(0, dtype=np.uint64)
     kind = array.type
@@ -72,7 +74,7 @@ def hash_array(array: pa.Array) -> U64:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Our own spelling of types: digests must not change when a library words them differently."""
+    """The name of a type for digests, independent of how Arrow spells nested types."""
     if at.is_struct(kind):
         fields = (kind.field(index) for index in range(kind.num_fields))
         return f"struct<{','.join(f'{f.name!r}:{type_name(f.type)}' for f in fields)}>"
@@ -88,7 +90,7 @@ def _salt(text: str) -> int:
 
 
 def _mix(values: U64) -> U64:
-    """splitmix64: every bit of the result depends on every bit of the value, one to one."""
+    """splitmix64: a bijection in which every input bit affects every output bit."""
     z = values + _GOLDEN
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -99,14 +101,14 @@ def _mix(values: U64) -> U64:
 
 
 def as_list(array: pa.Array) -> pa.Array:
-    """Anything like a list as a plain list; a map as a list of its entries."""
+    """Any kind of list as a plain list array; a map as a list of its entries."""
     kind = array.type
     entry = pa.struct([kind.key_field, kind.item_field]) if at.is_map(kind) else kind.value_type
     return array.cast(pa.list_(entry))
 
 
 def starts_of(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Where each list begins in `array.flatten()`, which leaves out what nulls hide."""
+    """Start of each list in `array.flatten()`, which omits the elements hidden under nulls."""
     lengths = np.diff(array.offsets.to_numpy())
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -116,9 +118,10 @@ def starts_of(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _hash_ragged(elements: U64, starts: npt.NDArray[np.int64]) -> U64:
-    """Elements `starts[i]` to `starts[i + 1]` belong to value i: hash of what, where and how many.
+    """Hashes of variable-length values; value i has the elements `starts[i]:starts[i + 1]`.
 
-    The differences of one running sum give all values; wrapping around does no harm to them.
+    A hash covers the elements, their positions and their number. Differences of one running sum
+    give the hashes of all values; overflow of the sum cancels out.
     """
     lengths = np.diff(starts)
     place = np.arange(len(elements), dtype=np.int64)
@@ -142,7 +145,7 @@ def _hash_bytes(array: pa.Array) -> U64:
 
 
 def _hash_fixed(array: pa.Array) -> U64:
-    """Any fixed width of 1, 2, 4 or 8 bytes, or of several words of 8 (decimals)."""
+    """Hashes of fixed-width values: 1, 2, 4 or 8 bytes, or several 8-byte words (decimals)."""
     if not (at.is_primitive(array.type) or at.is_decimal(array.type)):
         raise InputError(f"columns of type {array.type} are not supported; cast them before")
     width = array.type.bit_width // 8

@@ -1,8 +1,8 @@
-"""What a log knows, as the fold of its records. Recovery is the same function as running.
+"""The state of a log, as the fold of its records; recovery and normal operation share `fold`.
 
-`fold` refuses what may never happen (a stable bucket twice, a boundary that goes back): those are
-our bugs, and it is better to stop than to write them down. `rehearse` asks the same function before
-anything is written.
+`fold` refuses illegal records, such as a stable bucket added twice or a boundary that falls. Such a
+record is a bug of Holdfast, and stopping is safer than logging it. `rehearse` runs the same
+function before anything is written.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class StreamState:
     schema: str
     time: str
     starts_at: int
-    #: Never falls; `starts_at - 1` at first.
+    #: Never falls; `starts_at - 1` initially.
     complete_upto: int
     #: Never falls, never above `complete_upto`.
     trimmed_upto: int
     ended: bool = False
-    #: By bucket, then identity. None is at or below `trimmed_upto`.
+    #: Sorted by bucket, then identity. All are above `trimmed_upto`.
     segments: list[Segment] = field(default_factory=list)
-    #: By reader.
+    #: By consumer.
     acks: dict[str, Ack] = field(default_factory=dict)
-    #: What was given on partial input, oldest first; all of it above `complete_upto`.
+    #: Ranges of tentative buckets, oldest first; all are above `complete_upto`.
     spans: list[Tentative] = field(default_factory=list)
-    #: Its segments, by bucket. None outside `spans` once an append is whole.
+    #: Tentative segments, sorted by bucket. After each append, all of them lie within `spans`.
     tentative: list[Segment] = field(default_factory=list)
     undos: int = 0
-    #: The decision that ended it, if it did not end by itself.
+    #: The decision that ended the stream, if the stream did not end by itself.
     retired: Retired | None = None
 
     @property
@@ -80,12 +80,13 @@ class StreamState:
         """Segments of the buckets `from_bucket` to `upto`, both included."""
         held = self.segments
         if not held or held[-1].id.bucket < from_bucket:
-            return []  # as a rule: who asks has had everything
+            return []  # the usual case: the consumer has caught up
         first = bisect_left(held, from_bucket, key=_bucket)
         return held[first : bisect_right(held, upto, lo=first, key=_bucket)]
 
     def open_part(self) -> StreamState:
-        """A copy without the whole buckets; of what is tentative only the end counts."""
+        """A copy without the complete buckets, and with only the last tentative range and segment:
+        no legal record depends on the rest."""
         return StreamState(
             self.name, self.schema, self.time, self.starts_at, self.complete_upto,
             self.trimmed_upto, self.ended, self.between(self.complete_upto + 1, 2**62),
@@ -93,28 +94,28 @@ class StreamState:
         )  # fmt: skip
 
     def received(self, without: Collection[str] = ()) -> int:
-        """Every other reader has had everything up to this bucket."""
+        """Last bucket that every consumer except `without` has received."""
         had = [ack.received for reader, ack in self.acks.items() if reader not in without]
         return min(had, default=self.complete_upto if without else self.starts_at - 1)
 
     @property
     def trimmable(self) -> int:
-        """No reader needs anything up to this bucket, and it is whole."""
+        """Last complete bucket that every consumer has released."""
         needed = min((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
         return max(self.trimmed_upto, min(needed, self.complete_upto))
 
 
 @dataclass(slots=True)
 class LogState:
-    #: 0 before anybody opened the log.
+    #: 0 until the log is opened for the first time.
     epoch: int = 0
     owner: str = ""
-    #: Digest of the query it belongs to; empty where nobody said.
+    #: Digest of the query that the log belongs to; empty: not recorded.
     query: str = ""
     streams: dict[str, StreamState] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
-    #: By path, oldest first: the bucket after which it stood, and what the engine said of it.
+    #: By path, oldest first: the bucket of each state version, and its description by the engine.
     states: dict[str, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
 
     def stream(self, name: str) -> StreamState:
@@ -192,8 +193,8 @@ def fold(state: LogState, record: Record) -> None:
 def rehearse(state: LogState, records: Iterable[Record]) -> None:
     """Raises what folding the records would raise, and changes nothing.
 
-    It folds them onto copies of the streams they name, without the whole buckets, which no record
-    may touch again: the cost does not grow with the log.
+    The records are folded onto copies of the streams that they name. The copies omit the complete
+    buckets, which no record may change, so the cost does not grow with the log.
     """
     draft = LogState(state.epoch, state.owner, state.query, dict(state.streams))
     for record in records:
@@ -205,7 +206,7 @@ def rehearse(state: LogState, records: Iterable[Record]) -> None:
 
 
 def snapshot(state: LogState) -> list[Record]:
-    """The shortest story that folds to this state."""
+    """A minimal list of records that folds to this state."""
     records: list[Record] = [Epoch(state.epoch, state.owner)] if state.epoch else []
     records += [Query(state.query)] if state.query else []
     for stream in state.streams.values():
@@ -228,7 +229,7 @@ def snapshot(state: LogState) -> list[Record]:
 
 
 def live_records(state: LogState) -> int:
-    """About `len(snapshot(state))`, without making it."""
+    """About `len(snapshot(state))`, without building the snapshot."""
     streams = sum(
         4 + len(s.segments) + len(s.acks) + len(s.tentative) + len(s.spans)
         for s in state.streams.values()
@@ -267,7 +268,7 @@ def _fold_tentative(stream: StreamState, record: Tentative) -> None:
 
 
 def _supersede(stream: StreamState, upto: int) -> None:
-    """Stable buckets take the place of tentative ones; what is tentative beyond them stands."""
+    """Stable buckets up to `upto` replace tentative ones; later tentative buckets remain valid."""
     if not (stream.tentative or stream.spans):
         return
     del stream.tentative[: bisect_right(stream.tentative, upto, key=_bucket)]
@@ -278,7 +279,7 @@ def _supersede(stream: StreamState, upto: int) -> None:
 
 
 def _fold_ack(stream: StreamState, ack: Ack) -> None:
-    """A newer instance of the reader may start further back; an older one is not heard."""
+    """A newer instance of the consumer may start further back; an older instance is ignored."""
     last = stream.acks.get(ack.reader)
     ahead = last is not None and ack.received >= last.received and ack.needed >= last.needed
     if last is None or ack.epoch > last.epoch or (ack.epoch == last.epoch and ahead):

@@ -1,15 +1,15 @@
-"""The append-only file that is the only truth of a log: what it does not name does not exist.
+"""The manifest: the append-only file of records that is the single source of truth of a log.
 
     HOLDFAST 1\\n
     u32 length | u32 crc32(length, payload) | payload: JSON list of records      (little endian)
     ...
 
-One append is one frame, so records given together become durable together or not at all, and at
-most one frame is ever unsynced. A crash can therefore only damage the last frame. That is the rule
-of recovery: a bad tail was never acknowledged and is cut; a bad frame with a good one behind it is
-damage no crash explains, and recovery refuses rather than forget acknowledged rows.
+One append is one frame, so records of one append become durable together or not at all, and at most
+one frame is unsynced at any time. A crash can therefore damage only the last frame. Recovery relies
+on that: a damaged tail was never acknowledged and is cut off; a damaged frame before a valid one
+cannot come from a crash, and recovery refuses it, because acknowledged rows would be lost.
 
-With fsync 'never' this holds when a process dies, but not when the machine loses power.
+With fsync 'never' this holds after the crash of a process, but not after a power loss.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.types import FORMAT
 _MAGIC = b"HOLDFAST "
 HEADER = _MAGIC + str(FORMAT).encode() + b"\n"
 _PREFIX = struct.Struct("<II")
-#: Records per frame of a rewritten manifest, which is atomic by its rename.
+#: Records per frame of a rewritten manifest. The rewrite is atomic because of its rename.
 _REWRITE_RECORDS = 1_000
 
 
@@ -47,7 +47,7 @@ def _checksum(payload: bytes) -> int:
 
 
 def _frame_at(data: bytes, offset: int) -> bytes | None:
-    """The payload of the frame at the offset, if a good one is there."""
+    """Payload of the frame at the offset; None if there is no valid frame."""
     start = offset + _PREFIX.size
     if start > len(data):
         return None
@@ -57,10 +57,10 @@ def _frame_at(data: bytes, offset: int) -> bytes | None:
 
 
 def _next_frame(data: bytes, after: int) -> int | None:
-    """Offset of the first good frame behind `after`.
+    """Offset of the first valid frame at or after `after`.
 
-    Payloads are lists of objects, so only offsets whose length leads from `[{` to `}]` are worth a
-    checksum: the search stays linear for any damage.
+    Payloads are JSON lists of objects, so the search computes checksums only at offsets where the
+    payload would start with `[{` and end with `}]`. That keeps the search linear for any damage.
     """
     raw = np.frombuffer(data, dtype=np.uint8)
     if len(raw) < after + _PREFIX.size + 4:
@@ -76,9 +76,9 @@ def _next_frame(data: bytes, after: int) -> int | None:
 
 
 def _read(data: bytes, path: str) -> tuple[list[Record], int]:
-    """The records, and how many bytes of the file are good."""
+    """The records, and the length of the valid prefix of the file in bytes."""
     if not data.startswith(HEADER):
-        if HEADER.startswith(data):  # nothing was ever written behind a torn header
+        if HEADER.startswith(data):  # a torn header: no record was ever written
             return [], 0
         line = data[: data.find(b"\n") + 1]
         version = line[len(_MAGIC) : -1]
@@ -106,12 +106,12 @@ def _read(data: bytes, path: str) -> tuple[list[Record], int]:
 
 
 def read_records(data: bytes, path: str) -> list[Record]:
-    """What the bytes of a manifest say, for who must not change it; a torn tail is left out."""
+    """The records of a manifest, for read-only access; a torn tail is ignored."""
     return _read(data, path)[0]
 
 
 class Manifest:
-    """The open file. Not thread-safe: its log appends one at a time."""
+    """The open manifest file. Not thread-safe: the log serializes its appends."""
 
     def __init__(
         self, path: str, file: AppendFile, disk: Disk, *, good: int, cut_bytes: int, fsync: bool
@@ -124,7 +124,7 @@ class Manifest:
         #: Length of the file up to the last durable frame.
         self._good = good
         self._fsync = fsync
-        #: Why nothing can be appended any more: what the file holds is no longer certain.
+        #: Set when the content of the file is uncertain, with the reason. Appends are refused then.
         self._poison: str | None = None
 
     @classmethod
@@ -145,8 +145,8 @@ class Manifest:
                 if cut_bytes:
                     file.truncate(good)
                 if sync:
-                    # A predecessor that was killed may have written or renamed what it did not
-                    # sync, and files are deleted on the word of these records.
+                    # A killed predecessor may have written or renamed without a sync. The records
+                    # must be durable before files are deleted because of them.
                     disk.sync_tree(path, os.path.dirname(path))
             except OSError:
                 file.close()
@@ -154,7 +154,8 @@ class Manifest:
         return cls(path, file, disk, good=good, cut_bytes=cut_bytes, fsync=sync), records
 
     def append(self, records: Sequence[Record]) -> None:
-        """Makes the records durable, all or none. After a failure the next append works again."""
+        """Makes the records durable, all or none. After a failure the next append works again,
+        unless the failed one could not be rolled back."""
         self._refuse_if_poisoned()
         if not records:
             return
@@ -172,10 +173,10 @@ class Manifest:
         self._good += len(data)
 
     def rewrite(self, records: Sequence[Record]) -> None:
-        """Replaces the file by one that holds just these records, in one step.
+        """Atomically replaces the file by one that holds only these records.
 
-        The note at its end keeps the rule of recovery sharp: no crash can tear what was written
-        before it, so damage there is always found to have a good frame behind it.
+        The `Note` at the end protects the records before it: a crash cannot tear any of them, and
+        damage to them is always followed by a valid frame, so recovery detects it.
         """
         self._refuse_if_poisoned()
         groups = range(0, len(records), _REWRITE_RECORDS)

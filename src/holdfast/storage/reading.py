@@ -1,7 +1,7 @@
-"""A log as somebody else's: read beside its live owner, without the lock and without a write.
+"""Read-only access to the log of a live owner, without the lock and without writes.
 
-What is appended or trimmed after the manifest was read is not seen; a frame that is just being
-written looks like a torn tail and is left out, as recovery would leave it out.
+Appends and trims after the manifest was read are not visible. A frame that is being written looks
+like a torn tail and is ignored, as in recovery.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.types import Segment
 @dataclass(frozen=True, slots=True)
 class ReadOnlyLog:
     root: Path
-    #: The fold of the records that were there. Not to be changed.
+    #: The fold of the records at the time of reading. Must not be modified.
     state: LogState
     disk: Disk = OS_DISK
     segments: Segments = PARQUET
@@ -33,7 +33,7 @@ class ReadOnlyLog:
         return str(self.root / segment.path)
 
     def read(self, segment: Segment) -> pa.Table:
-        """The rows, held against their checksum."""
+        """The rows of a segment, verified against their checksum."""
         return self.segments.read(
             self.absolute(segment), rows=segment.rows, checksum=segment.checksum, disk=self.disk
         )
@@ -42,7 +42,7 @@ class ReadOnlyLog:
 def read_only(
     root: str | Path, *, disk: Disk = OS_DISK, segments: Segments = PARQUET
 ) -> ReadOnlyLog:
-    """The log in the folder `root`, as it stands now."""
+    """The log in the folder `root`, as of now."""
     root = Path(root).absolute()
     path = str(root / folder.MANIFEST)
     try:

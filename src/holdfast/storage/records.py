@@ -1,7 +1,7 @@
-"""The words of a manifest. Whatever a log knows, it knows from records like these.
+"""The record types of a manifest. The state of a log is derived from these records only.
 
-They are written as JSON objects with a "kind", flat and plain, so that a manifest can be read with
-ordinary tools when something has gone wrong.
+Records are written as flat JSON objects with a "kind", so that a manifest can be inspected with
+ordinary tools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A stream begins: its rows, and the first bucket it can have."""
+    """A stream is opened: the schema of its rows, its time column and its first possible bucket."""
 
     stream: str
     schema: str
@@ -55,7 +55,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Every bucket up to `upto` is whole: nothing more will be added to it."""
+    """Every bucket up to `upto` is complete: no segment will be added to it."""
 
     stream: str
     upto: int
@@ -63,8 +63,9 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Tentative:
-    """The buckets `since` to `upto` were computed without the inputs `missing` (TENTATIVE); they
-    stand until a boundary covers them. `inputs` and `rows` are the shares that were there."""
+    """The buckets `since` to `upto` were computed without the inputs `missing` (TENTATIVE). They
+    remain valid until a boundary covers them. `inputs` and `rows` are the shares of the inputs and
+    of the expected rows that were present."""
 
     stream: str
     since: int
@@ -76,8 +77,8 @@ class Tentative:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Tentative rows that a crash left behind are given up, for the `number`-th time; `upto`
-    stands. The files are deleted after this."""
+    """All tentative buckets, left behind by a crash, are discarded for the `number`-th time. Stable
+    buckets up to `upto` remain."""
 
     stream: str
     upto: int
@@ -93,7 +94,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """It was decided that the stream is over: from this bucket on everybody goes on without it."""
+    """A user has retired the stream: from `from_bucket` on, consumers continue without it."""
 
     stream: str
     from_bucket: int
@@ -102,7 +103,7 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Segments up to `upto` are given up. Their files are deleted after this, never before."""
+    """Segments up to `upto` are removed. Their files are deleted after this record only."""
 
     stream: str
     upto: int
@@ -110,19 +111,20 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A reader's two positions: only `needed` (no longer needed up to it) may trim."""
+    """The two positions of a consumer, `received` up to and `needed`: released up to. Only the
+    released position allows trimming."""
 
     reader: str
     stream: str
     received: int
     needed: int
-    #: Epoch of the reader's instance.
+    #: Epoch of the consumer's instance.
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Where the application resumes; durable together with the rows it speaks of."""
+    """The position from which the application resumes; durable together with the rows before it."""
 
     stream: str
     token: str
@@ -130,7 +132,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that must survive, such as rows that came late. The value replaces the last one."""
+    """A durable number, such as the count of late rows. `value` replaces the previous value."""
 
     name: str
     value: int
@@ -138,7 +140,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A durable version of an engine path's state, after `bucket`. Its files are synced already."""
+    """The state version of a path after `bucket`. The files of the version were synced before."""
 
     path: str
     bucket: int
@@ -147,7 +149,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DropState:
-    """Versions of the path before `upto` are forgotten; the one of `upto` itself stays."""
+    """State versions of the path before `upto` are dropped; the version of `upto` remains."""
 
     path: str
     upto: int
@@ -155,7 +157,7 @@ class DropState:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For people: changes nothing."""
+    """A remark for operators; does not change the state of the log."""
 
     text: str
 
@@ -183,21 +185,21 @@ _KINDS: dict[str, type[Record]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _IDENTITY = tuple(field.name for field in fields(SegmentId))
-#: Where the fields of `Added` are. `asdict` would take most of the time of an append.
+#: Attribute path of each field of `Added`. `asdict` would take most of the time of an append.
 _SPREAD = {name: f"segment.id.{name}" for name in _IDENTITY} | {
     field.name: f"segment.{field.name}" for field in fields(Segment) if field.name != "id"
 }
-#: By kind: where each of its fields is.
+#: By record type: the attribute path of each field.
 _FIELDS = {kind: {field.name: field.name for field in fields(kind)} for kind in _NAMES}
 _FIELDS[Added] = _SPREAD
-#: The values of all of them at once; of a single one, just that.
+#: By record type: a getter of all values. For a single field, `attrgetter` returns no tuple.
 _VALUES = {kind: attrgetter(*found.values()) for kind, found in _FIELDS.items()}
-#: By kind: the JSON of a record with a place for each value.
+#: By record type: the JSON text of a record, with a placeholder for each value.
 _TEXTS = {
     kind: f'{{"kind":"{name}"' + "".join(f',"{field}":%s' for field in _FIELDS[kind]) + "}"
     for kind, name in _NAMES.items()
 }
-#: Records hold no cycles, so none are looked for.
+#: Records contain no cycles, so the check for them is off.
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
@@ -208,17 +210,17 @@ def _values(record: Record) -> tuple[Any, ...]:
 
 
 def to_json(record: Record) -> str:
-    """One flat object; a segment's identity is spread out beside the rest of it.
+    """The record as one flat JSON object; the fields of a segment's identity are inlined.
 
-    Most values are whole numbers and short texts, so the object is put together here: an encoder
-    takes longer to begin than to write them.
+    The object is formatted here because most values are integers and short strings, for which the
+    startup cost of a JSON encoder dominates.
     """
     texts = [str(value) if type(value) is int else _dumps(value) for value in _values(record)]
     return _TEXTS[type(record)] % tuple(texts)
 
 
 def from_json(plain: dict[str, Any]) -> Record:
-    """The inverse of `to_json`. Whoever wrote a kind or a field we do not know is newer than us."""
+    """The inverse of `to_json`. An unknown kind or field was written by another version."""
     given = dict(plain)
     name = given.pop("kind", None)
     try:
@@ -238,7 +240,7 @@ def from_json(plain: dict[str, Any]) -> Record:
 
 
 def encode(records: Sequence[Record]) -> bytes:
-    """Records that become durable together: one frame's payload."""
+    """The payload of one frame: records that become durable together."""
     return f"[{','.join([to_json(record) for record in records])}]".encode()
 
 

@@ -1,13 +1,13 @@
-"""The folder of a run: whose it is, and what may be deleted of it.
+"""The folder of a run: its owner, its identity, and its deletion.
 
-    <root>/network.json                 says that it is ours, and which query it belongs to
+    <root>/network.json                 marks storage of Holdfast, with the identity of the query
     <root>/lock                         held by the run
-    <root>/run.json                     where the run is reached, while there is one
+    <root>/run.json                     address of the run, while the run is live
     <root>/controller, sources/*, clients/*, nodes/HOST, nodes/HOST/NODE      logs (`store`)
 
-A query that is not the one of `network.json` is refused before anything is written: windows of two
-queries in one log would be the results of neither. The logs carry a digest of the query as well, so
-that one of them that comes from elsewhere is noticed too.
+A query other than that of `network.json` is refused before anything is written: a log with windows
+of two queries would hold correct results of neither. Each log also records a digest of its query,
+so that a log copied from another run is detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.types import FORMAT
 
 MARKER = "network.json"
 LOCK = "lock"
-#: All that a run ever leaves in its storage; folders end with a slash.
+#: Every path that a run may create in its storage; folders end with a slash.
 _OURS = re.compile(
     r"""
     (network|run)\.json(\.tmp)? | lock | spark\.log | (sources|clients|nodes)/
@@ -43,7 +43,7 @@ _OURS = re.compile(
 
 
 class StorageRoot:
-    """The storage of one run, for as long as it is held."""
+    """The locked storage of one run."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -53,7 +53,8 @@ class StorageRoot:
     def take(
         cls, path: str, identity: Identity, *, fsync: bool, accept_versions: bool = False
     ) -> StorageRoot:
-        """Takes the storage for a run of that identity, or says why not and leaves it as it was."""
+        """Locks the storage for a run of that identity. Raises an error with the reason and changes
+        nothing if the storage belongs to another identity."""
         make_folder(path, fsync=fsync)
         lock = _locked(path, LOCK)
         try:
@@ -76,7 +77,7 @@ class StorageRoot:
 
 
 def read_marker(path: str) -> Identity | None:
-    """The identity that a storage belongs to; None if it is not one of ours, or not yet."""
+    """The identity that a storage belongs to; None if the folder has no marker (yet)."""
     told = _marker(path)
     if told is not None and told.get("deleting"):
         raise SetupError(
@@ -108,9 +109,9 @@ def _marker(path: str) -> dict[str, Any] | None:
 
 
 def delete_storage(path: str) -> list[str]:
-    """Deletes a storage of ours that nobody uses; what was deleted, by the names in it.
+    """Deletes the contents of an unused storage of Holdfast; returns the names of the entries.
 
-    The folder itself stays, with its lock. Nothing is deleted if anything in it is not ours.
+    The folder and its lock file remain. Nothing is deleted if the folder contains any other file.
     """
     if not os.path.lexists(path):
         return []
@@ -155,7 +156,7 @@ def _compare(path: str, known: Identity, identity: Identity, accept_versions: bo
 
 
 def _compare_log(path: str, identity: Identity) -> None:
-    """A storage whose marker was lost still knows its query, though not in words."""
+    """If the marker was lost, compare the query digest in the controller's log instead."""
     log = os.path.join(path, "controller")
     if not os.path.exists(os.path.join(log, folder.MANIFEST)):
         return
@@ -195,7 +196,7 @@ def _refused(path: str, why: str, names: list[str]) -> StorageDenied:
 
 
 def _inside(path: str) -> Iterator[str]:
-    """Everything below the root; folders end with a slash. Links are named, not followed."""
+    """All paths below the root; folders end with a slash. Links are listed but not followed."""
     for inner, folders, files in os.walk(path, onerror=_raise):
         for name in sorted([*folders, *files]):
             full = os.path.join(inner, name)

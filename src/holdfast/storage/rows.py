@@ -1,8 +1,8 @@
-"""Rows as Arrow tables in one canonical form, so that equal rows are equal bits everywhere.
+"""The canonical form of rows as Arrow tables: equal rows have the same bits on every replica.
 
-ARCHITECTURE.md: everything rests on replicas giving the same result to the bit. Two things would
-spoil that although the rows are equal: values with several encodings (-0.0, the many NaNs, units
-and zones of timestamps, dictionaries) and the order of rows. Both get one canonical answer here.
+Replicas and recovery rely on results that are the same to the bit (ARCHITECTURE.md). Equal rows can
+differ in two ways: values with several encodings (-0.0, the many NaNs, units and zones of
+timestamps, dictionaries) and the order of rows. This module defines one encoding and one order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.errors import InputError
 from holdfast.storage.hashing import as_list, hash_array, starts_of, table_digest
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-#: What Spark calls `timestamp`. Times without a zone are taken as UTC.
+#: The type that Spark calls `timestamp`. Times without a zone are taken as UTC.
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
 def canonical(table: pa.Table) -> pa.Table:
-    """The same rows in the same order, in the one encoding; one chunk per column, no metadata."""
+    """The same rows in the same order, in canonical encoding; one chunk per column, no metadata."""
     names, columns = table.column_names, []
     for name, column in zip(names, table.columns, strict=True):
         try:
@@ -35,12 +35,12 @@ def canonical(table: pa.Table) -> pa.Table:
 
 
 def digest(table: pa.Table) -> str:
-    """16 hex digits that tell whether two tables hold the same rows, in whatever order."""
+    """16 hex digits that are equal for tables with the same rows in any order."""
     return f"{table_digest(canonical(table)):016x}"
 
 
 def sort_canonical(table: pa.Table, time: str) -> pa.Table:
-    """The rows in canonical order and form: by time, then by every other column, nulls first.
+    """The rows in canonical form and order: by time, then by every other column, nulls first.
 
     Nested columns, which have no order, are ordered by their hash. Rows that tie are equal, so any
     input order gives the same table.
@@ -61,8 +61,8 @@ def sort_canonical(table: pa.Table, time: str) -> pa.Table:
 
 
 def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
-    """The rows of each of so many partitions, in their order. Equal keys belong to one of them, the
-    same on every machine."""
+    """Splits the rows into `of` partitions by key, keeping their order. A key belongs to the same
+    partition on every machine."""
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
     for key in keys:
         hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
@@ -91,8 +91,8 @@ def _time_column(table: pa.Table, time: str) -> pa.ChunkedArray:
     return column
 
 
-#: Types with one encoding of each value.
-#: By number: a type's hash is made of its text.
+#: Type ids of types with a single encoding of each value. Ids, because hashing an Arrow type is
+#: slow: its hash is computed from its text.
 _PLAIN = frozenset(
     kind.id
     for kind in (
@@ -120,7 +120,7 @@ def _canonical(array: pa.Array) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The one type among those that hold the same values and that Spark reads alike."""
+    """The canonical type among the types that hold the same values and are the same to Spark."""
     if at.is_large_string(kind) or at.is_string_view(kind):
         return pa.string()
     if at.is_large_binary(kind) or at.is_binary_view(kind) or at.is_fixed_size_binary(kind):
@@ -143,7 +143,7 @@ def _canonical_floats(array: pa.Array) -> pa.Array:
 
 
 def _canonical_times(array: pa.Array) -> pa.Array:
-    """Finer than a microsecond is cut off towards the past, as Spark cannot hold it."""
+    """Nanoseconds are rounded down to microseconds, the resolution of Spark."""
     if array.type.unit == "ns":
         array = pc.floor_temporal(array.cast(pa.timestamp("ns", tz="UTC")), unit="microsecond")
         return array.cast(TIMESTAMP, safe=False)
@@ -151,7 +151,7 @@ def _canonical_times(array: pa.Array) -> pa.Array:
 
 
 def _canonical_nested(array: pa.Array) -> pa.Array:
-    """Rebuilt from canonical children; what lay hidden under nulls or outside a slice is gone."""
+    """Rebuilt from canonical children, without values hidden under nulls or outside a slice."""
     kind = array.type
     nulls = array.is_null() if array.null_count else None
     if at.is_struct(kind):
@@ -170,7 +170,7 @@ def _canonical_nested(array: pa.Array) -> pa.Array:
 
 
 def runs(values: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Stretches of equal values in a sorted array: (value, first index, index after the last)."""
+    """Runs of equal values in a sorted array: (value, first index, index after the last)."""
     if not len(values):
         return []
     if values[0] == values[-1]:

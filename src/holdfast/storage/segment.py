@@ -1,10 +1,10 @@
-"""A segment's rows as one Parquet file that says when it is no longer what was written.
+"""Segments as Parquet files. A read detects every change of a file since it was written.
 
-One row group, so that one task reads it and its partial results have one order (ARCHITECTURE.md).
-Snappy, because it is what every Spark reads: measured on 200,000 rows it wrote as fast as lz4 (16
-ms, against 11 ms uncompressed) with half the bytes to sync; zstd or dictionaries took longer. No
-statistics: they would save no work in a file of one row group, and a wrong bit in them would make
-Spark skip rows that are there.
+One row group, so that one task reads the file and its partial results have one order
+(ARCHITECTURE.md). Snappy, because every Spark reads it: for 200,000 rows, writing took as long as
+with lz4 (16 ms, against 11 ms uncompressed) and halved the bytes to sync; zstd and dictionaries
+took longer. No statistics: they save no work in a file of one row group, and a wrong bit in them
+would make Spark skip existing rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import canonical, digest, times_us
 
 REMEDY = "restore the storage, or delete this node's storage so that it is rebuilt by replay"
-#: Below this, handing columns to other threads costs more than it saves.
+#: Below this number of rows, decoding columns in several threads costs more than it saves.
 _THREADS_FROM_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """What the manifest must know of the file."""
+    """The properties of a segment file that the manifest records."""
 
     rows: int
     checksum: str
@@ -37,7 +37,7 @@ class SegmentFile:
 
 
 class Segments(Protocol):
-    """How rows become a file and come back. A simulation spares itself Parquet."""
+    """Writes and reads segment files. The simulator uses a cheaper encoding than Parquet."""
 
     def write(
         self, table: pa.Table, path: str, *, time: str, fsync: bool, disk: Disk
@@ -62,7 +62,7 @@ PARQUET: Segments = _Parquet()
 def write_segment(
     table: pa.Table, path: str | Path, *, time: str, fsync: bool, disk: Disk = OS_DISK
 ) -> SegmentFile:
-    """Writes the rows in canonical form. The file is there whole or not at all."""
+    """Writes the rows in canonical form, atomically."""
     if table.num_rows == 0:
         raise ProtocolViolation(f"{path}: a segment without rows; empty buckets have no segment")
     table = canonical(table)
@@ -86,7 +86,7 @@ def write_segment(
 
 
 def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_DISK) -> pa.Table:
-    """The rows as they were written, or `LogCorrupted`: never anything else."""
+    """The rows exactly as they were written. A missing or changed file raises `LogCorrupted`."""
     try:
         with storage(path):
             data = disk.read(str(path))
@@ -96,13 +96,13 @@ def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_
         raise
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        # Checked first: a damaged count must not make us ask for memory that does not exist.
+        # Checked first: a damaged row count must not cause a huge memory allocation.
         if file.metadata.num_rows == rows:
             table = canonical(file.read(use_threads=rows >= _THREADS_FROM_ROWS))
             found = (table.num_rows, digest(table))
         else:
             found = (file.metadata.num_rows, "")
-    except Exception as err:  # a damaged file may trip the reader in any way it likes
+    except Exception as err:  # a damaged file may cause any exception in the Parquet reader
         raise LogCorrupted(f"{path}: not readable as Parquet ({err}); {REMEDY}") from err
     if found != (rows, checksum):
         raise LogCorrupted(

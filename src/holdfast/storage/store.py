@@ -1,12 +1,13 @@
-"""The log of one owner, a node or a source: its streams' segments, and what must survive with them.
+"""The log of one owner, such as a node or a source: the segments of its streams, and other records.
 
-    <root>/manifest                      the truth (`manifest`)
+    <root>/manifest                      the records (`manifest`)
     <root>/segments/<stream>/*.parquet   the rows (`segment`)
-    <root>/state/                        files of state versions, the engine's
+    <root>/state/                        files of state versions, managed by the engine
     <root>/lock                          held by the live instance (`folder`)
 
-The order is always: data durable, then the record that names it, then anybody is told. A log
-decides nothing: when to trim, or which segment to read, is for its owner to say (ARCHITECTURE.md).
+The order is always: write the data durably, append the record that names the data, then notify
+consumers. A log makes no decisions: its owner decides when to trim and which segment to read
+(ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ from holdfast.storage.records import (
 from holdfast.storage.segment import PARQUET, Segments
 from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
-#: A manifest is rewritten when it has grown by so many records, and by so many times its contents.
+#: A manifest is rewritten when it has grown by more than this many records, and by more than this
+#: many times the records that are still live.
 _COMPACT_RECORDS = 1_000
 _COMPACT_FACTOR = 4
 FOREVER = 2**62
@@ -67,10 +69,9 @@ def _bucket(segment: Segment) -> int:
 
 
 class Log:
-    """Thread-safe. Made by `Log.open`, which recovers whatever a predecessor left.
+    """A log. Thread-safe. Created by `Log.open`, which recovers the files of its predecessor.
 
-    Locks are taken in one order: `_appending`, then `changed`. Nobody may append while holding
-    `changed`.
+    Lock order: `_appending`, then `changed`. A thread that holds `changed` must not append.
     """
 
     def __init__(
@@ -89,24 +90,24 @@ class Log:
         self.archive = archive
         #: Notified after each durable append, and when the log is closed.
         self.changed = threading.Condition()
-        #: Files of a crash that opening deleted.
+        #: Files left behind by a crash, which `open` deleted.
         self.orphans: list[str] = []
-        #: The fold of all durable records and of `_unwritten`. Changed under `changed`.
+        #: The fold of all durable records and of `_unwritten`. Modified only under `changed`.
         self._state = state
-        #: Acknowledgements that wait for the next append, by stream and reader.
+        #: By stream and consumer: acknowledgements that wait for the next append.
         self._unwritten: dict[tuple[str, str], Ack] = {}
         self._appending = threading.Lock()
         self._manifest = manifest
         self._disk = disk
         self._encoding = segments
-        #: The root again: joining paths is a matter of every append.
+        #: `root` as a string: appends join paths, and `Path` is slow.
         self._base = str(root)
         self._fsync = fsync
         self._lock: int | None = lock
         self._attempts = itertools.count()
-        #: Made when asked for; what an append may have changed goes with it.
+        #: Cache of `info`. An append removes the entries that it may have changed.
         self._infos: dict[str, StreamInfo] = {}
-        #: Records in the manifest beyond those its last rewrite left in it.
+        #: Records appended to the manifest since its last rewrite.
         self._grown = 0
         self._compact_at = 0
 
@@ -122,7 +123,8 @@ class Log:
         segments: Segments = PARQUET,
         query: str = "",
     ) -> Log:
-        """`query`: digest of the query that the log is for, if it is to be refused to others."""
+        """Opens and recovers the log. `query`: digest of the query that the log belongs to; a log
+        of another query is refused. Empty: no check."""
         root, sync = Path(root).absolute(), fsync == "always"
         base = str(root)
         for path in (base, f"{base}/{folder.SEGMENTS}", f"{base}/{folder.STATE}"):
@@ -159,7 +161,7 @@ class Log:
                 }
                 log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
                 log._grown = len(records)
-                # Tentative rows are not synced: what a crash left of them is taken back.
+                # Tentative rows are not synced, so those of a previous instance are discarded.
                 undone = [
                     Undo(stream.name, stream.complete_upto, stream.undos + 1)
                     for stream in state.streams.values()
@@ -184,17 +186,17 @@ class Log:
         return self._state.epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """Takes an epoch that the controller gave, when it is above the log's own."""
+        """Adopts an epoch from the controller if it is above the epoch of the log."""
         if epoch > self.epoch:
             self.append(Epoch(epoch, self.owner))
 
     @property
     def cut_bytes(self) -> int:
-        """Length of the torn tail that recovery cut off the manifest."""
+        """Bytes of the torn tail that recovery cut off the manifest."""
         return self._manifest.cut_bytes
 
     def close(self) -> None:
-        """Lets go of the folder. Whoever waits is woken."""
+        """Closes the log, releases its folder and wakes all waiting threads."""
         with self._appending:
             with self.changed:
                 if self._lock is None:
@@ -214,9 +216,9 @@ class Log:
     def open_stream(
         self, stream: str, schema: str, time: str, starts_at: int, *, gone_upto: int | None = None
     ) -> StreamInfo:
-        """Opens the stream, or finds it as it was left, with the `starts_at` it had at first.
+        """Opens the stream. An existing stream keeps its contents and its original `starts_at`.
 
-        `gone_upto`: a new stream lacks the buckets up to there; readers see that, not empty ones.
+        `gone_upto`: in a new stream, buckets up to this one count as trimmed instead of empty.
         """
         with self.changed:
             known = self._state.streams.get(stream)
@@ -240,12 +242,12 @@ class Log:
             return list(self._state.streams)
 
     def has(self, stream: str) -> bool:
-        """Streams are opened and never closed."""
+        """Whether the stream is open. An open stream is never closed."""
         return stream in self._state.streams
 
     def info(self, stream: str) -> StreamInfo:
-        """The same object until something is appended. Asked for many times between two appends,
-        so it takes the lock only for the first."""
+        """Status of the stream: the same object until an append changes it. Callers ask many times
+        between two appends, so only the first call takes the lock."""
         known = self._infos.get(stream)
         if known is None:
             with self.changed:
@@ -253,7 +255,7 @@ class Log:
         return known
 
     def wait(self, stream: str, news: Callable[[StreamInfo], bool], timeout_s: float) -> StreamInfo:
-        """Returns when there is news for whoever asks, or the time is over."""
+        """Waits until `news` is true for the stream, the log is closed, or the timeout expires."""
         with self.changed:
             known = self._stream(stream)
             self.changed.wait_for(lambda: self._lock is None or news(self._info(known)), timeout_s)
@@ -262,8 +264,8 @@ class Log:
     # Writing
 
     def write(self, table: pa.Table, id: SegmentId, stability: Stability) -> Segment:
-        """Makes the rows durable in a file of their own; the log holds them once appended. What is
-        tentative need not outlive the process."""
+        """Writes the rows to a file of their own. They become part of the log with a later append.
+        Tentative segments are not synced, because they need not survive a crash."""
         with self.changed:
             time, epoch = self._stream(id.stream).time, self._state.epoch
         path = folder.segment_path(id, epoch=epoch, attempt=next(self._attempts))
@@ -279,13 +281,13 @@ class Log:
         )
 
     def discard(self, segments: Sequence[Segment]) -> None:
-        """Gives up segments that were written and will not be appended. On a full disk, what is
-        tried again would otherwise fill it further."""
+        """Deletes the files of segments that are not, or no longer, part of the log. Otherwise
+        retries on a full disk would fill it further."""
         with suppress(LogError):
             folder.delete(self._base, [segment.path for segment in segments], self._disk)
 
     def append(self, *records: Record) -> None:
-        """Makes the records durable together, then visible, then known to whoever waits."""
+        """Makes the records durable in one frame, then visible, then wakes waiting threads."""
         if not records:
             return
         with self._appending:
@@ -309,7 +311,7 @@ class Log:
     def commit(
         self, stream: str, segments: Sequence[Segment], upto: int, *extra_records: Record
     ) -> None:
-        """The segments and the boundary that closes their buckets, in one append."""
+        """Appends the segments and the boundary that closes their buckets in one frame."""
         added = [Added(segment) for segment in segments]
         strangers = [segment.id for segment in segments if segment.id.stream != stream]
         if strangers:
@@ -319,7 +321,8 @@ class Log:
     # Reading
 
     def segments(self, stream: str, from_bucket: int, upto: int) -> list[Segment]:
-        """By bucket; those of buckets that are not whole yet among them, if asked for."""
+        """Stable segments of the buckets `from_bucket` to `upto`, sorted by bucket. Segments of
+        incomplete buckets in that range are included."""
         with self.changed:
             known = self._stream(stream)
             if known.starts_at <= known.trimmed_upto and from_bucket <= known.trimmed_upto:
@@ -332,8 +335,8 @@ class Log:
     def tentative(
         self, stream: str, from_bucket: int = -FOREVER, upto: int = FOREVER
     ) -> tuple[list[Segment], list[Tentative]]:
-        """What was given on partial input and still stands: the segments by bucket, and the
-        stretches, as far as they reach into those buckets."""
+        """The tentative segments that are still valid in that range of buckets, sorted by bucket,
+        and the `Tentative` records that overlap the range."""
         with self.changed:
             known = self._stream(stream)
             first = bisect_left(known.tentative, from_bucket, key=_bucket)
@@ -345,7 +348,7 @@ class Log:
         return f"{self._base}/{segment.path}"
 
     def read(self, segment: Segment) -> pa.Table:
-        """The rows, held against their checksum."""
+        """The rows of a segment, verified against their checksum."""
         try:
             return self._encoding.read(
                 self.absolute(segment),
@@ -359,21 +362,23 @@ class Log:
                 if segment not in self.tentative(segment.id.stream, bucket, bucket)[0]:
                     raise TransportError(f"{segment.id} was taken back meanwhile") from None
                 raise
-            self.segments(segment.id.stream, bucket, bucket)  # it may have been trimmed meanwhile
+            self.segments(segment.id.stream, bucket, bucket)  # raises `Trimmed` if trimmed since
             raise
 
     def check(self, segment: Segment) -> None:
-        """Raises what `read` would raise of a file that is missing or cut off, without reading."""
+        """Raises what `read` would raise for a missing or truncated file, but reads the file only
+        if its size is wrong."""
         if self._disk.size(self.absolute(segment)) != segment.size_bytes:
             self.read(segment)
 
     # Acknowledging and trimming
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        """Takes a reader's positions. Lost in a crash, they only make the reader say them again.
+        """Records the positions of a consumer, `received` up to and `needed`: released up to.
 
-        That is why they wait for the next append; a new epoch of the reader does not, because
-        after a crash of ours its predecessor must still be refused.
+        Positions wait for the next append, because the consumer repeats them after a crash. A new
+        epoch of the consumer is appended at once: the older instance must be refused also after a
+        crash of this process.
         """
         ack = Ack(reader, stream, received, needed, epoch)
         with self.changed:
@@ -392,13 +397,13 @@ class Log:
         self.append(ack)
 
     def readers(self, stream: str) -> list[str]:
-        """Everybody who ever acknowledged anything."""
+        """All consumers that have ever acknowledged."""
         with self.changed:
             return list(self._stream(stream).acks)
 
     def position(self, stream: str, reader: str) -> tuple[int, int, int]:
-        """What a reader said last: received, no longer needed, and the epoch of the instance that
-        said it, 0 if none did."""
+        """Last acknowledgement of a consumer: received up to, released up to, and the epoch of the
+        instance; the epoch is 0 if the consumer has never acknowledged."""
         with self.changed:
             known = self._stream(stream)
             before = known.starts_at - 1
@@ -406,17 +411,19 @@ class Log:
             return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:
-        """The last bucket that no reader that ever acknowledged anything still needs."""
+        """Last complete bucket that all consumers that have ever acknowledged have released."""
         with self.changed:
             return self._stream(stream).trimmable
 
     def received(self, stream: str, *, without: Collection[str] = ()) -> int:
-        """The last bucket that all other readers that ever acknowledged anything have had."""
+        """Last bucket that all consumers that have ever acknowledged have received, except the
+        consumers `without`."""
         with self.changed:
             return self._stream(stream).received(without)
 
     def trim(self, stream: str, upto: int) -> None:
-        """Gives up the whole buckets up to `upto`: first the record, then the files."""
+        """Removes the complete buckets up to `upto`: first the record, then the files. Does nothing
+        in an archive."""
         if self.archive:
             return
         with self.changed:
@@ -428,24 +435,24 @@ class Log:
         self.append(Trim(stream, upto))
         folder.delete(self._base, doomed, self._disk)
 
-    # What survives beside the rows
+    # State versions, tokens and counters
 
     def save_state(self, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
-        """Records a state version; `files` are its files and folders, below the root."""
+        """Syncs and records a state version; `files` are its files and folders below the root."""
         if self._fsync:
             for name in files:
                 file = f"{self._base}/{name}"
                 with storage(file):
                     self._disk.sync_tree(file, self._base)
-        # As recovery would read it: what JSON cannot hold must not live on in memory alone.
+        # The round trip through JSON gives memory exactly what recovery would read.
         self.append(State(path, bucket, json.loads(json.dumps(body))))
 
     def drop_states(self, path: str, upto: int) -> None:
-        """Forgets the versions before `upto`. Their files are the engine's to delete."""
+        """Drops the records of versions before `upto`. The engine deletes their files."""
         self.append(DropState(path, upto))
 
     def states(self, path: str) -> list[tuple[int, dict[str, Any]]]:
-        """Durable versions, oldest first. Not to be changed."""
+        """Durable versions, oldest first. Must not be modified."""
         with self.changed:
             return list(self._state.states.get(path, []))
 
@@ -465,7 +472,7 @@ class Log:
         with self.changed:
             return self._state.counters.get(name, 0)
 
-    # Inside
+    # Internals
 
     def _stream(self, name: str) -> StreamState:
         known = self._state.streams.get(name)
@@ -482,7 +489,7 @@ class Log:
         return known
 
     def _compact(self) -> None:
-        """Rewrites the manifest when most of it is history. A failure puts it off, no more."""
+        """Rewrites the manifest when most of its records are obsolete. A failure only delays it."""
         if self._grown <= max(_COMPACT_RECORDS, self._compact_at):
             return
         with self.changed:
@@ -492,7 +499,7 @@ class Log:
         try:
             self._manifest.rewrite(records)
         except LogError:
-            # The append before it stands: reporting a failure would make its caller do it again.
+            # The preceding append is durable: an error would make its caller repeat it.
             self._compact_at = 2 * self._grown
             return
         self._grown, self._compact_at = 0, 0

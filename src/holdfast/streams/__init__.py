@@ -1,1 +1,1 @@
-"""Publishing, delivering and subscribing to logs."""
+"""Publishing results, and delivering and subscribing to the streams of a log."""

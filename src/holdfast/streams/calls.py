@@ -1,9 +1,9 @@
-"""Every remote call in one table: its name on the wire, what is asked and what is replied.
+"""The table of all remote calls: name on the wire, request, reply.
 
 A request is a frozen dataclass that names the dataclass of its reply, so a caller gets a typed
-reply and a handler a typed request (`Service.handle`). Requests are validated where they arrive and
-so are replies: a peer of another version, or one that lies, is refused at the door and never meets
-a handler. Whether a stream, path or host of that name exists is for the handler to check.
+reply and a handler a typed request (`Service.handle`). Requests and replies are validated on
+arrival: a malformed message, for example from a peer of another version, never reaches a handler.
+Handlers check that the stream, path or host named in a request exists.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from holdfast.streams.codec import Count, FileName
 from holdfast.types import OutputState, Segment, StreamInfo
 
 R = TypeVar("R")
-#: What a reader says of itself: its name, received, no longer needed, its epoch.
+#: Position of a consumer: its name, received up to, released up to, epoch of the instance.
 Position = tuple[str, int, int, Count]
 
 
 class Request(Generic[R]):
-    """A question to a peer; `R` is its reply."""
+    """A request to a peer; `R` is the type of its reply."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request was carried out; there is nothing to tell."""
+    """The empty reply: the request was carried out."""
 
 
 # -- streams: every service -----------------------------------------------------------------------
@@ -44,7 +44,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ping(Request[Done]):
-    """Is anybody there?"""
+    """Check that the peer is reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StreamList:
 
 @dataclass(frozen=True, slots=True)
 class ListStreams(Request[StreamList]):
-    """The streams that are open here."""
+    """List the open streams of a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Acknowledge(Request[Done]):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    #: All None while the stream is not opened yet.
+    #: All three fields are None until the stream is opened.
     state: OutputState | None
     upto: int | None
     tentative_upto: int | None
@@ -76,7 +76,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class GetStreamStatus(Request[StreamStatus]):
-    """The status of a replica; the reader may say on the occasion how far it is."""
+    """Get the status of a replica. A consumer may acknowledge its position in the same call."""
 
     stream: str
     position: Position | None = None
@@ -84,7 +84,7 @@ class GetStreamStatus(Request[StreamStatus]):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    #: False: the stream is not opened yet, so nothing is held.
+    #: False: the stream is not opened yet, so nothing is retained.
     open: bool
     starts_at: int = 0
     trimmed_upto: int = 0
@@ -92,7 +92,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Hold(Request[Holding]):
-    """Delete nothing that a new instance of `reader` may need, for as long as it asks."""
+    """Retain everything that a new instance of `reader` may need, while it repeats this call."""
 
     stream: str
     reader: str
@@ -105,18 +105,18 @@ class Hold(Request[Holding]):
 @dataclass(frozen=True, slots=True)
 class Postponement:
     answer: Answer
-    #: Of one that goes on answering: the last bucket it has given, stable or tentative.
+    #: With `answering`: the last bucket that this replica has published, stable or tentative.
     reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postpone(Request[Postponement]):
-    """`peer` corrects a path, or wants to, and asks this replica to go on answering meanwhile."""
+    """`peer` corrects a path, or wants to, and asks this replica to keep answering meanwhile."""
 
     path: str
     peer: str
-    #: Number of the correction, how far the peer's stable results are, and whether the correction
-    #: is under way, or over.
+    #: Number of the correction, last stable bucket of the peer, and whether the correction has
+    #: started or is done.
     correction: int
     position: int
     started: bool
@@ -125,22 +125,22 @@ class Postpone(Request[Postponement]):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What is still kept of an output stream."""
+    """The retained part of an output stream."""
 
     stream: str
     schema: str
     time: str
     starts_at: int
     trimmed_upto: int
-    #: It may be ahead of the state: one that came back from its own disk computes again what it had
-    #: logged before.
+    #: May be above `Moving.bucket`: a replica that was restarted from its own disk recomputes
+    #: buckets that it had already logged.
     complete_upto: int
     segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A path as it is after `bucket`."""
+    """State and results of a path after `bucket`, for a state transfer."""
 
     path: str
     bucket: int
@@ -151,7 +151,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file of the state, below the state folder."""
+    """A file of the state; `name` is relative to the state folder."""
 
     name: FileName
     size_bytes: Count
@@ -160,50 +160,51 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class OfferedState:
-    """What a copy answers whose peer is caught up (`core.catch_up`)."""
+    """The reply of a replica to a peer that is being caught up (`core.catch_up`)."""
 
     answer: Literal["state", "waits", "began-empty", "not-ready"]
-    #: With `state`: all paths, and every file of their state once.
+    #: With `state`: all paths, and each file of their state exactly once.
     paths: tuple[Moving, ...] = ()
     files: tuple[StateFile, ...] = ()
-    #: With `waits`: whether its own disk would do; None: not known yet.
+    #: With `waits` (this replica is being caught up as well): whether its own disk is enough to
+    #: rebuild every path; None: not known yet.
     own: bool | None = None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GetState(Request[OfferedState]):
-    """The state of all paths, to rebuild `newcomer`. What is listed stays until `ReleaseState`, or
-    until nobody has asked for the time of a lease."""
+    """Get the state of all paths, to rebuild `newcomer`. The listed files are retained until
+    `ReleaseState`, or until the lease expires without a renewal."""
 
     newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class RenewState(Request[Done]):
-    """The files of the state are still being fetched."""
+    """Renew the lease: the files of the state are still being fetched."""
 
     newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseState(Request[Done]):
-    """The files of the state were fetched, or will not be."""
+    """End the lease: the files of the state were fetched, or are no longer wanted."""
 
     newcomer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    #: By stream, what was made of its last buckets.
+    #: By stream: digests of its last buckets.
     windows: Mapping[str, Window]
-    #: By stream, the bucket that differs and was computed again, and what was found.
+    #: By stream: a bucket that differed and was recomputed, and the finding.
     found: Mapping[str, tuple[int, Finding]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GetDigests(Request[Digests]):
-    """What did this replica make? Others compare (`core.divergence`)."""
+    """Get the digests of a replica's results, for comparison with its peers (`core.divergence`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class GetNodeStatus(Request[NodeStatus]):
-    """For people and the monitor."""
+    """Get the status of a node, for users and the contract monitor."""
 
 
 # -- the controller: hosts ask --------------------------------------------------------------------
@@ -226,11 +227,11 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class NextEpoch(Request[Epoch]):
-    """An epoch for a new instance of a node or host process."""
+    """Get an epoch for a new instance of a node or host process."""
 
     name: str
     at_least: Count = 0
-    #: What a host process is about to run; None for a node.
+    #: Identity of the query, code and libraries of a host process; None for a node.
     identity: Identity | None = None
 
 
@@ -241,42 +242,42 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GetAssignment(Request[Assignment]):
-    """The nodes that a host is to run."""
+    """Get the nodes that a host has to run."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A node that is up, or is being caught up, and where it listens."""
+    """A node that is up or being caught up, and its address."""
 
     node: str
     address: str
     epoch: Count
-    #: The last bucket of its slowest path; None before it has begun.
+    #: Last bucket of the slowest path; None until every path has started.
     position: int | None = None
-    #: The same for each path.
+    #: By path: its last bucket; None until the path has started.
     positions: Mapping[str, int | None] = field(default_factory=dict)
-    #: False: it is being caught up, and does not count as alive yet.
+    #: False: the node is being caught up and does not count as alive yet.
     up: bool = True
-    #: What other replicas made otherwise, for people.
+    #: Differences from the results of other replicas, as text for users.
     differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    #: False: the process was replaced; nothing else is told then.
+    #: False: the process was replaced; the other fields are empty then.
     current: bool
     refused: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
-    #: Who reads each output here: nothing is deleted before they all spoke.
+    #: By output of this host: its consumers. Trimming starts after all of them have acknowledged.
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     standings: Mapping[str, Standing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Register(Request[Registration]):
-    """The heartbeat of a host, with its nodes that are up, and those that are not healthy."""
+    """The heartbeat of a host, with its nodes and the components that are not healthy."""
 
     host: str
     epoch: Count
@@ -289,17 +290,17 @@ class Register(Request[Registration]):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    #: None: it has not reported yet.
+    #: None: the producer has not registered yet.
     address: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Locate(Request[Location]):
-    """Where a source or node is, for a reader."""
+    """Get the address at which `reader` reaches a source or node."""
 
     producer: str
     reader: str | None = None
-    #: Also an instance that is being caught up, which nobody can read yet.
+    #: True: also return an instance that is being caught up and cannot be read yet.
     catching_up: bool = False
 
 
@@ -308,13 +309,13 @@ class Producers:
     names: tuple[str, ...]
     #: False: the run has no such stream.
     known: bool = True
-    #: Of the run, for people.
+    #: All outputs of the run, for error messages.
     outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GetProducers(Request[Producers]):
-    """The replicas that make a stream; none: it is with the run itself."""
+    """Get the replicas that produce a stream; none: the run process itself serves the stream."""
 
     stream: str
 
@@ -326,7 +327,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class GetStatus(Request[RunStatus]):
-    """For people."""
+    """Get the status of the run, for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +337,7 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Retire(Request[Retired]):
-    """Go on without a source for good."""
+    """Continue without a source permanently."""
 
     source: str
     why: str
@@ -349,12 +350,12 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True)
 class GetHosts(Request[Hosts]):
-    """All hosts; none where everything runs in one process."""
+    """Get the names of all hosts; none if the run is a single process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart(Request[Done]):
-    """End a host in good order; it is started again. Replied at once."""
+    """Restart a host gracefully. The reply does not wait until the host is back."""
 
     host: str
 
@@ -366,7 +367,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class GetRestarted(Request[Restarted]):
-    """Has a host that was asked to restart caught up?"""
+    """Ask whether a host has caught up after a `Restart`."""
 
     host: str
 
@@ -381,7 +382,7 @@ class Call(NamedTuple):
 
 
 def _call(name: str, request: type[Request[R]], reply: type[R]) -> Call:
-    """mypy holds the reply of the table against the one that the request names."""
+    """Lets mypy check the reply in the table against the reply type that the request names."""
     return Call(name, request, reply)
 
 
@@ -411,7 +412,7 @@ TABLE = (
 _BY_NAME = {call.name: call for call in TABLE}
 _BY_REQUEST = {call.request: call for call in TABLE}
 assert len(_BY_NAME) == len(_BY_REQUEST) == len(TABLE)
-#: Fields of the envelope (`transport/wire.py`), which lie beside those of the message.
+#: `v` and `kind` are the envelope's (`transport/wire.py`), in the same JSON object as the message.
 assert not any(f.name in ("v", "kind") for c in TABLE for t in c[1:] for f in fields(t))
 
 
@@ -421,7 +422,8 @@ def call_of(request: type[Request[Any]]) -> Call:
 
 
 def request_of(name: str, body: Any) -> Request[Any]:
-    """What is asked, if it is a request; else `InputError`, which the caller is told."""
+    """Decode a request. An unknown name or a malformed body raises `InputError`, which the server
+    returns to the caller."""
     if name not in _BY_NAME:
         known = ", ".join(_BY_NAME)
         raise InputError(f"expected one of the calls {known}, found {codec.shown(name)}")
@@ -432,7 +434,7 @@ def request_of(name: str, body: Any) -> Request[Any]:
 
 
 def reply_of(request: Request[R], body: Any, peer: str) -> R:
-    """What `peer` replied, if it is the reply to that request."""
+    """Decode the reply of `peer`. A malformed reply raises `TransportError`."""
     call = call_of(type(request))
     reply: R = codec.decode(call.reply, body, TransportError, f"reply of {peer} to {call.name!r}")
     return reply

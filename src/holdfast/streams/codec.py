@@ -1,8 +1,8 @@
-"""Frozen dataclasses as plain JSON objects and back. What arrives is validated, field by field.
+"""Encodes frozen dataclasses as plain JSON objects, and decodes and validates them.
 
-The types of the fields are the format: a field that is missing, surplus, of another type or out of
-its range is refused with what was expected and what was found. Nothing that a peer sends reaches a
-handler unless it has the type that the handler was written for.
+The types of the fields are the format. A field that is missing, unknown, of another type or out of
+range is refused; the error names the expected and the found value. A handler therefore only sees
+values of the types it was written for.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.errors import HoldfastError
 from holdfast.frozen import dataclass
 
 T = TypeVar("T")
-#: Turns a JSON value into one of ours, or raises `Unfit`.
+#: Converts a JSON value to a field value, or raises `Unfit`.
 Decode = Callable[[Any], Any]
-#: Turns one of our values into a JSON value; None: it is one already.
+#: Converts a field value to a JSON value; None: the field value is valid JSON as it is.
 Encode = Callable[[Any], Any] | None
 
 
 class Unfit(Exception):
-    """A value that is not of the type its field has: where it is, what was expected and found."""
+    """A value does not have the type of its field: the field, the expected and the found value."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(expected, found)
@@ -45,7 +45,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A whole number between two others, both included."""
+    """An integer range, both ends included."""
 
     lowest: int
     highest: int
@@ -60,28 +60,28 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A relative name of a file that stays in the folder it is meant for."""
+    """A relative file name that does not lead out of its folder."""
 
     def check(self, value: str) -> None:
         if not is_inside(value):
             raise Unfit("the name of a file inside the folder", shown(value))
 
 
-#: Everything we count fits the 64 bits of a column.
+#: Every integer must fit a 64-bit column.
 INT64 = Range(-(2**63), 2**63 - 1)
-#: Epochs and other counts; the next one always fits too.
+#: Epochs and other counts. The bound leaves room for increments within 64 bits.
 Count = Annotated[int, Range(0, 2**62)]
 FileName = Annotated[str, Inside()]
 
 
 def is_inside(name: str) -> bool:
-    """Neither absolute nor leading out of the folder, and spelled in the one plain way."""
+    """Whether the name is relative, normalized and stays inside its folder."""
     plain = name == posixpath.normpath(name) and "\0" not in name
     return plain and not name.startswith("/") and name.split("/")[0] not in (".", "..")
 
 
 def shown(value: Any) -> str:
-    """A value in a message: never long, whatever was sent."""
+    """A value as text for an error message, bounded in length for any input from a peer."""
     match value:
         case dict():
             return f"an object with {len(value)} fields"
@@ -96,7 +96,7 @@ def shown(value: Any) -> str:
 
 
 def encode(value: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON object of a dataclass."""
+    """Encode a dataclass as a JSON object, except the fields `without`."""
     body: dict[str, Any] = _codec(type(value), without)[0](value)
     return body
 
@@ -104,8 +104,8 @@ def encode(value: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
 def decode(
     cls: type[T], body: Any, error: type[HoldfastError], what: str, *, without: tuple[str, ...] = ()
 ) -> T:
-    """The dataclass of a JSON object; `error` says why `what` is none. Fields that it is `without`
-    have their defaults."""
+    """Decode a JSON object into a dataclass. Raises `error` if the object, called `what` in the
+    message, does not fit. The fields `without` get their defaults."""
     try:
         value: T = _codec(cls, without)[1](body)
         return value
@@ -151,7 +151,7 @@ def _compiled(cls: Any, without: tuple[str, ...]) -> tuple[Callable[[Any], Any],
 
 
 def _part(hint: Any) -> tuple[Encode, Decode]:
-    """Both ways of one type."""
+    """Encoder and decoder of one field type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _checked(args[0], args[1:])

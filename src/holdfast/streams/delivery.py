@@ -1,4 +1,4 @@
-"""What a reader gets of a stream, one `Delivery` after another, and how it asks for it (`Peer`)."""
+"""`Delivery`, the unit in which a consumer receives a stream, and `Peer`, its way to a producer."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """All segments of the buckets `since` to `upto`, which are complete; then the tentative ones.
+    """All segments of the complete buckets `since` to `upto`, followed by tentative segments.
 
-    A stable bucket takes the place of the tentative one that was delivered before."""
+    A stable bucket replaces the tentative bucket that was delivered before."""
 
     stream: str
-    #: One more than `upto` when nothing is new: a sign of life.
+    #: `upto + 1` if no complete bucket is new, as in a heartbeat.
     since: int
     upto: int
     epoch: int
     segments: tuple[Segment, ...] = ()
-    #: Absolute path of each segment, where the reader shares the storage; else the rows.
+    #: Absolute path of each segment if the consumer shares the storage; otherwise `tables`.
     paths: tuple[str, ...] = ()
     tables: tuple[pa.Table, ...] = ()
     ended: bool = False
-    #: What the stream is: said once per connection, with its first delivery.
+    #: Set only in the first delivery of a connection.
     info: StreamInfo | None = None
     state: OutputState = OutputState.STABLE
-    #: Up to here buckets were computed without the inputs `missing`; None: nothing of that is new.
+    #: Last bucket that was computed without the inputs `missing`; None: no tentative bucket is new.
     tentative_upto: int | None = None
     missing: tuple[str, ...] = ()
-    #: The shares of the inputs, and of the rows to be expected, that were there.
+    #: Of the tentative buckets: share of the inputs present, share of the expected rows present.
     partial: tuple[float, float] = (1.0, 1.0)
-    #: How much of what a bucket may wait on its whole way was spent on the newest stable ones.
+    #: Microseconds of the end-to-end wait budget that the newest stable buckets have used so far.
     spent_us: int = 0
 
     @property
     def is_sign_of_life(self) -> bool:
-        """Nothing happened; only how the replica stands is told."""
+        """Whether this is a heartbeat: no new data, only the status of the replica."""
         happened = self.ended or self.tentative_upto is not None
         return self.since > self.upto and self.info is None and not happened
 
     def carrying(self, tables: tuple[Any, ...]) -> Delivery:
-        """The same with the rows themselves, for a reader that does not share the storage."""
+        """The same delivery with rows instead of paths, for a consumer without shared storage."""
         return Delivery(
             self.stream, self.since, self.upto, self.epoch, self.segments, (), tables, self.ended,
             self.info, self.state, self.tentative_upto, self.missing, self.partial, self.spent_us,
         )  # fmt: skip
 
     def table(self, number: int) -> pa.Table:
-        """Rows of a segment, verified, whichever way they came."""
+        """The verified rows of a segment, from its file or from the delivery itself."""
         if self.tables:
             return self.tables[number]
         segment, path = self.segments[number], self.paths[number]
@@ -75,13 +75,13 @@ class Delivery:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a connection is in a stream."""
+    """The position of a connection in a stream."""
 
     #: The next stable bucket.
     at: int
-    #: The next tentative bucket; None: nothing tentative is wanted.
+    #: The next tentative bucket; None: the consumer wants no tentative buckets.
     tentative_at: int | None = None
-    #: The last sign of life, and what the log said of the stream then.
+    #: The last delivery if it was a heartbeat, with the `StreamInfo` it was made from.
     life: tuple[StreamInfo, Delivery] | None = None
 
     def news(self, info: StreamInfo) -> bool:
@@ -92,14 +92,14 @@ class Cursor:
 
 
 def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:
-    """The rows that arrived, if they are those that were sent."""
+    """Return the rows that arrived if row count and digest match those of the segment."""
     if table.num_rows != segment.rows or digest(table) != segment.checksum:
         raise TransportError(f"segment {segment.id} arrived damaged; it will be asked for again")
     return table
 
 
 class Peer(Protocol):
-    """How others speak to a node or source: in-process or over Flight."""
+    """Client interface to a node or source: in-process or over Flight."""
 
     def streams(self) -> list[StreamInfo]: ...
 

@@ -1,5 +1,6 @@
-"""What the controller replied to the heartbeat of a host, as `core.hosts` hears of it: the one
-translation, for hosts with threads and in virtual time."""
+"""Translates the controller's reply to a host heartbeat into an event of `core.hosts`.
+
+Production hosts and simulated hosts share this translation."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from holdfast.streams.calls import Registration
 
 
 def heartbeat_event(reply: Registration | HoldfastError, at: int) -> Event:
-    """A controller that replies with an error, such as of its disk, is away like one that does not
-    reply: a host waits for it, and ends as an orphan if that lasts."""
+    """An error reply counts like no reply: the host waits for the controller, and terminates as an
+    orphan if no valid reply arrives in time."""
     if isinstance(reply, HoldfastError):
         return Unanswered(at)
     if not reply.current:

@@ -1,8 +1,8 @@
-"""What a node or source offers to others, whatever carries it: its logs, pushes and questions.
+"""The service of a node or source, independent of the transport: streams, pushes and calls.
 
-The Flight server and the in-process twin both stand on this, so that they cannot differ in more
-than the carrying. A reader *follows* a stream from a bucket and gets one `Delivery` after another;
-asking again from an earlier bucket is how everything is repeated after a failure.
+The Flight server and the in-process transport share this implementation, so that they differ only
+in how messages travel. A consumer *follows* a stream from a bucket and receives one `Delivery`
+after another. After a failure the consumer follows the stream again from an earlier bucket.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from holdfast.types import OutputState, Segment, StreamInfo
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Request[Any])
-#: A silent stream still says so this often, so that a reader can tell silence from death.
+#: Heartbeat interval of an idle stream: a consumer must be able to tell idle from dead.
 HEARTBEAT_S = 0.1
 
 
 def answered(act: Callable[[], T]) -> T:
-    """Carry out what somebody asks. That our disk does not work is not their fault: to them we are
-    a peer that cannot answer now, and is asked again."""
+    """Perform a request. A storage error of this process reaches the caller as a `TransportError`,
+    which is retried, because the request itself was valid."""
     try:
         return act()
     except LogError as err:
@@ -65,30 +65,32 @@ def answered(act: Callable[[], T]) -> T:
 
 @dataclass(slots=True)
 class Service:
-    """The serving side. Logs may be added while it runs (a source opens its stream late)."""
+    """The server side of a node or source. Logs may be added while the service runs, because a
+    source opens its stream late."""
 
     logs: dict[str, Log] = field(default_factory=dict)
     pushes: dict[str, Callable[[pa.Table, str | None, bool], None]] = field(default_factory=dict)
-    #: Who must have acknowledged before anything of a stream is trimmed.
+    #: By stream: consumers that must have acknowledged before the stream is trimmed.
     readers: dict[str, set[str]] = field(default_factory=dict)
-    #: Told after acknowledgements: the stream, up to where none of its readers needs it, and up to
-    #: where all of them have had it.
+    #: Called after acknowledgements with the stream, the last bucket that all consumers have
+    #: released, and the last bucket that all consumers have received.
     on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
-    #: Told of which stream a segment turned out to be missing or damaged.
+    #: Called with the stream and the error when a segment is found missing or damaged.
     on_damage: list[Callable[[str, LogCorrupted], None]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat_s: float = HEARTBEAT_S
-    #: How this replica stands with each of its outputs; a stream that is not here is stable.
+    #: State of this replica for each output; a stream that is not listed is STABLE.
     states: dict[str, OutputState] = field(default_factory=dict)
-    #: How much of what a bucket may wait was spent on the newest stable ones of each output.
+    #: By output: microseconds of the wait budget that the newest stable buckets have used.
     spent_us: dict[str, int] = field(default_factory=dict)
-    #: Files that may be fetched now, by the name they are asked for.
+    #: Files that peers may fetch now: requested name to path.
     offered: dict[str, str] = field(default_factory=dict)
-    #: First buckets of streams that are being fetched and stay until then, by who fetches.
+    #: By fetching replica: first bucket of each stream to retain until the fetch is over.
     pins: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    #: Trimming is a durable record of its own, so it is not done for every single bucket.
+    #: Trim at least this many buckets at once, because each trim is a durable record.
     trim_buckets: int = 8
-    #: New instances of readers that asked to hold a stream and have said nothing since, and when.
+    #: By stream and consumer: time of the last `Hold` of a new instance that has not acknowledged
+    #: since.
     _holds: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
     _handlers: dict[type, Callable[[Any], object]] = field(default_factory=dict, init=False)
 
@@ -126,8 +128,8 @@ class Service:
         stop: Callable[[], bool],
         tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
-        """Deliveries from `from_bucket` on (None: the oldest there is), heartbeats in between; what
-        is tentative only after a bucket of its own."""
+        """Deliveries from `from_bucket` on (None: the oldest bucket in the log), with heartbeats in
+        between. Tentative buckets are included only after `tentative_after`; None: not at all."""
         log = self._log(stream)
         while (begun := self.begin(stream, from_bucket, tentative_after)) is None:
             if stop() or self.stopping.wait(0.05):  # declared, not opened yet
@@ -146,7 +148,7 @@ class Service:
     def begin(
         self, stream: str, from_bucket: int | None, tentative_after: int | None = None
     ) -> tuple[Delivery, Cursor] | None:
-        """The first delivery of a connection: how far the stream is, even when there is nothing
+        """The first delivery of a connection, which carries the `StreamInfo` even when no bucket is
         new. None while the stream is not opened yet."""
         log = self._log(stream)
         if not log.has(stream):
@@ -165,7 +167,7 @@ class Service:
         return replace(self.next(stream, cursor), info=info), cursor
 
     def next(self, stream: str, cursor: Cursor) -> Delivery:
-        """What is new since; without anything new, just a sign of life."""
+        """Everything new since the cursor; if nothing is new, a heartbeat."""
         log = self._log(stream)
         info = log.info(stream)
         state = self.states.get(stream, OutputState.STABLE)
@@ -173,7 +175,7 @@ class Service:
         if cursor.life is not None:
             known, life = cursor.life
             if known is info and life.state is state and life.spent_us == spent_us:
-                return life  # nothing was appended since, and nothing else is told
+                return life  # nothing has changed since the last heartbeat
         at = cursor.at
         segments: list[Segment] = []
         if info.complete_upto >= at:
@@ -195,7 +197,8 @@ class Service:
         return delivery
 
     def _whole(self, log: Log, delivery: Delivery) -> Delivery:
-        """Whoever is given the path of a segment finds a file there, of the size it had."""
+        """Check the files of a delivery, so that a consumer finds a file of the recorded size at
+        the path of each segment."""
         try:
             for segment in delivery.segments:
                 log.check(segment)
@@ -204,15 +207,15 @@ class Service:
         return delivery
 
     def damaged(self, stream: str, err: LogCorrupted) -> SegmentLost:
-        """Somebody asked for rows that are not there any more. Whose log it is has to know; whoever
-        asks may find them elsewhere."""
+        """Notify the owner of the log about a missing or damaged segment. The consumer receives
+        `SegmentLost`, and may find the segment at another replica."""
         for told in self.on_damage:
             told(stream, err)
         return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
 
     def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
-        """How this replica stands with the stream: its state, up to where it is stable, and up to
-        where it is tentative. None while it is not opened yet."""
+        """Status of this replica for the stream: state, last stable bucket, last tentative bucket.
+        None while the stream is not opened yet."""
         log = self._log(stream)
         if not log.has(stream):
             return None
@@ -233,13 +236,13 @@ class Service:
             pinned = [first[stream] for first in list(self.pins.values()) if stream in first]
             upto = min([upto, *(first - 1 for first in pinned)])
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
-                with suppress(LogError):  # put off: what is kept too long does no harm
+                with suppress(LogError):  # retried later: retaining for too long does no harm
                     log.trim(stream, upto)
 
     def hold(self, stream: str, reader: str, epoch: int, at: int) -> Held | NotOpen:
-        """Fold-in (Flux section 5.3.2): a new instance of a reader is being caught up; from now on
-        nothing is deleted that it may need. It stops nobody, either: what it has not had counts
-        only once it reads."""
+        """Fold-in (Flux section 5.3.2): a new instance of a consumer is being caught up. From now
+        on the log retains everything that the instance may need. The instance holds up no producer:
+        `received` ignores its position until it acknowledges for the first time."""
         log = self._log(stream)
         if not log.has(stream):
             return NotOpen()
@@ -251,8 +254,8 @@ class Service:
         return Held(info.starts_at, upto)
 
     def lost(self, standings: Mapping[str, Standing], at: int) -> None:
-        """Take-over (Flux section 3.2.2): readers that are dead are not waited for. What is kept
-        for them nevertheless, `core.retention` says."""
+        """Take-over (Flux section 3.2.2): do not wait for dead consumers. `core.retention` decides
+        what is still retained for them."""
         for stream, readers in self.readers.items():
             log = self.logs.get(stream)
             if log is None or not log.has(stream):
@@ -261,26 +264,26 @@ class Service:
                 last = Position(*log.position(stream, reader))
                 held_at = self._holds.get((stream, reader))
                 if held_at is None and last.epoch > standings[reader].dead:
-                    # A predecessor of this process was asked to hold; it may be asked again.
+                    # An earlier instance of this process received the `Hold`; it may be repeated.
                     held_at = at
                     if standings[reader].gone:
                         self._holds[stream, reader] = at
                 trimmed_upto = log.info(stream).trimmed_upto
                 found = position_of_gone(standings[reader], last, trimmed_upto, held_at, at)
                 if found is not None:
-                    with suppress(StaleEpoch):  # its successor spoke just now
+                    with suppress(StaleEpoch):  # a newer instance has just acknowledged
                         self.acknowledge(stream, reader, *found)
 
     def received(self, stream: str) -> int:
-        """The last bucket of a stream that all its readers have had, but for those that are being
-        caught up."""
+        """Last bucket that all consumers of the stream have received, except consumers that are
+        being caught up."""
         log = self._log(stream)
         if not self.all_spoke(stream):
             return log.info(stream).starts_at - 1
         return log.received(stream, without={r for s, r in list(self._holds) if s == stream})
 
     def all_spoke(self, stream: str) -> bool:
-        """A reader that has not spoken yet needs everything."""
+        """Whether every consumer has acknowledged. One that has not yet may need everything."""
         return self.readers.get(stream, set()).issubset(self._log(stream).readers(stream))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
@@ -290,13 +293,13 @@ class Service:
         self.pushes[source](table, token, flush)
 
     def handle(self, request: type[Q], answer: Callable[[Q], object]) -> None:
-        """From now on requests of that type are answered, each with the reply its call has."""
+        """Register the handler of a request type. It must return the reply type of the call."""
         call = call_of(request)
         assert request not in self._handlers, f"call {call.name!r} has two handlers"
         self._handlers[request] = answer
 
     def answer(self, name: str, body: Any) -> dict[str, Any]:
-        """A call as it comes in; the reply as it goes out."""
+        """Decode a call, run its handler and encode the reply."""
         request = request_of(name, body)
         handler = self._handlers.get(type(request))
         if handler is None:
@@ -317,8 +320,9 @@ class Service:
 def _tentative(
     log: Log, stream: str, cursor: Cursor
 ) -> tuple[list[Segment], int | None, tuple[str, ...], tuple[float, float]]:
-    """Tentative segments that are new to a connection and alike, up to where, made without what,
-    and how partial they are. What is not like them comes with the next delivery."""
+    """New tentative segments of a connection, their last bucket, the missing inputs, and the shares
+    of inputs and rows present. All buckets of one delivery agree in the missing inputs and the
+    shares; the first bucket that differs starts the next delivery."""
     assert cursor.tentative_at is not None
     since = max(cursor.tentative_at, cursor.at)
     segments, spans = log.tentative(stream, since)

@@ -1,9 +1,9 @@
-"""SOutput (Borealis section 3.4.2): what a node's results become in its log.
+"""SOutput (Borealis section 3.4.2): writes the results of a node to its log.
 
-Two lines of a path, the stable and the tentative one, write to the same streams. What is stable is
-written once and never touched again. A tentative bucket stands until the stable one takes its
-place, with a higher version, in the append that makes that one visible. Data first, then the
-append.
+The stable line and the tentative line of a path write to the same streams. A stable bucket is
+written once and never changed. A tentative bucket remains valid until the stable bucket replaces
+it: the stable segment has a higher version, and the append that makes it visible also removes the
+tentative one. Data files are written before the append.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from holdfast.model.fragments import Path
 from holdfast.storage import Added, Boundary, Log, Tentative
 from holdfast.types import Segment, SegmentId, Stability
 
-#: For each output stream the tables of the buckets that have rows.
+#: By output stream: number and table of each bucket that has rows.
 Results = Mapping[str, list[tuple[int, Any]]]
 
 
 class SOutput:
     def __init__(self, log: Log, digest: Callable[[Any], str]) -> None:
         self.log, self._digest = log, digest
-        #: Per path: results of earlier buckets are not to be given to anybody.
+        #: By path: first bucket whose results may be published.
         self.valid_from: dict[str, int] = {}
         #: Number of the tentative line of each path that has one.
         self.lines: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def stable(self, run: progress_events.Run, path: Path, results: Results) -> None:
-        """Results and boundaries of all outputs. What had been logged before is compared instead:
-        the same bits, or somebody's code is not deterministic."""
+        """Write results and boundaries of all outputs in one append. Buckets that were already
+        logged are compared instead; a difference raises `NotDeterministic`."""
         valid_from = self.valid_from[run.path]
         if run.rebuild_from is not None:
             valid_from = max(valid_from, run.rebuild_from)
@@ -41,11 +41,12 @@ class SOutput:
         records: list[Any] = []
         doomed: list[Segment] = []
         try:
-            # A whole failure may be written here, while the tentative line goes on beside it.
+            # Without the lock: a correction may write many buckets, and the tentative line must
+            # continue meanwhile.
             for output in path.outputs:
                 info = self.log.info(output)
                 guessed = info.tentative_upto is not None or run.path in self.lines
-                version = info.undos + guessed  # one may be made meanwhile
+                version = info.undos + guessed  # above any tentative segment written meanwhile
                 for bucket, table in results[output]:
                     if bucket < valid_from:
                         continue
@@ -68,7 +69,8 @@ class SOutput:
         self.log.discard(doomed)
 
     def tentative(self, run: progress_events.RunTentative, results: Results) -> None:
-        """What the stable line has overtaken, or another line replaced, is not given any more."""
+        """Write tentative results. Buckets that the stable line has overtaken are skipped, and so
+        are all results of a tentative line that has ended."""
         records: list[Any] = []
         written: list[Segment] = []
         with self._lock:
@@ -92,7 +94,7 @@ class SOutput:
                 raise
 
     def leave(self, path: Path) -> None:
-        """The tentative line is over: nothing more of it is given."""
+        """End the tentative line of a path: its later results are dropped."""
         with self._lock:
             self.lines.pop(path.name, None)
 

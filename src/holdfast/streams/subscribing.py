@@ -1,5 +1,5 @@
-"""Drives a subscription with threads: one per connection reads, a few ask replicas, whoever
-iterates takes. What to do is `core.subscription`'s to say."""
+"""Drives a subscription with threads: one thread per connection reads, a pool polls replicas, and
+the thread that iterates consumes the deliveries. `core.subscription` makes all decisions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from holdfast.streams.subscription_events import (
     selected,
 )
 
-#: How to reach each replica of a producer.
+#: By replica of the producer: a function that connects to it.
 Connections = Mapping[str, Callable[[], Peer]]
-#: Deliveries of one connection that wait to be taken.
+#: Deliveries of one connection that may wait to be consumed.
 WAITING = 8
-#: So often it is looked whether to stop.
+#: Interval at which the loop checks whether to stop.
 LOOK_US = 100_000
 
 
@@ -73,18 +73,19 @@ class Subscriber:
         self._wakes: list[int] = []
         self._finished = False
         self._full = False
-        #: Positions come also after the stream has ended.
+        #: True: positions are reported after the end of the stream as well, until `stop` is set.
         self._linger = False
-        #: When anything came last, be it a heartbeat.
+        #: Time of the last delivery, heartbeats included.
         self.heard_us = clock()
 
     def advanced(self, position: Position) -> None:
-        """The consumer is further: producers are told. May be called by any thread."""
+        """Report a new position of the consumer to the producers. Thread-safe."""
         self._events.put(Moved(position))
 
     def run(self, take: Callable[[Delivery], None]) -> None:
-        """Until the stream has ended or `stop` is set. What a full disk keeps from being taken is
-        delivered again. Producers are told positions for as long as the consumer lives."""
+        """Pass deliveries to `take` until the stream has ended or `stop` is set. A delivery that
+        `take` refuses because of a full disk is delivered again. Positions are reported to the
+        producers until `stop` is set, also after the stream has ended."""
         self._linger = True
         for delivery in self.deliveries():
             try:
@@ -94,7 +95,7 @@ class Subscriber:
                 self._full = True
 
     def deliveries(self) -> Iterator[Delivery]:
-        """Whoever iterates has taken a delivery when it asks for the next one."""
+        """The deliveries in order. A request for the next delivery confirms the previous one."""
         try:
             yield from self.step(Began())
             while not (self._stop.is_set() or self.subscription.ended):
@@ -111,7 +112,8 @@ class Subscriber:
                 self._polling.shutdown(wait=False, cancel_futures=True)
 
     def _last_words(self) -> None:
-        """Every replica hears how far the stream was read; one that is gone will ask by itself."""
+        """After the end of the stream, report the final position to every replica that can be
+        reached."""
         while not self._stop.is_set() and (self._linger or not self._finished):
             if (happened := self._next()) is not None:
                 for _ in self.step(happened):
@@ -132,7 +134,7 @@ class Subscriber:
     # -- events in, actions performed -----------------------------------------------------------
 
     def step(self, happened: Happening) -> Iterator[Delivery]:
-        """What follows from it is done; deliveries that the consumer is to take come out."""
+        """Handle an event and perform the resulting actions. Yields deliveries to consume."""
         if isinstance(happened, Came | Broke) and happened.connection not in self._lines:
             return
         delivery = None
@@ -189,7 +191,7 @@ class Subscriber:
             line.over.set()
             self._translation.closed(number)
 
-    # -- in threads of their own ----------------------------------------------------------------
+    # -- run by other threads -------------------------------------------------------------------
 
     def _poll(self, poll: core.Poll) -> None:
         replica = poll.replica

@@ -1,5 +1,6 @@
-"""What happens to a consumer of a stream, as its transport tells it, and what that is to the
-subscription. The one translation, so that threads and virtual time cannot differ in it."""
+"""Translates events of the transport and of the consumer into events of `core.subscription`.
+
+The threaded driver and the simulator share this translation, so that they cannot differ in it."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from holdfast.types import Stability
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The consumer is there."""
+    """The consumer has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """What became of `Poll`: the reply, or why there is none."""
+    """The result of a `Poll`: the reply, or the error."""
 
     replica: str
     reply: StreamStatus | HoldfastError
@@ -38,7 +39,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """A connection is over, or was not made."""
+    """A connection has failed, or could not be made."""
 
     connection: int
     error: HoldfastError
@@ -46,7 +47,7 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """The consumer had `part` handed over, and took it, or had no space."""
+    """The consumer has processed `part`, or refused it because its disk is `full`."""
 
     take: core.Take
     part: Delivery
@@ -55,14 +56,14 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The consumer is further than it was."""
+    """The consumer has reached a new position."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class Rang:
-    """A timer that was set for `Wake`."""
+    """The timer of a `Wake` has expired."""
 
 
 Happening = Began | Polled | Came | Broke | Consumed | Moved | Rang
@@ -70,16 +71,17 @@ Happening = Began | Polled | Came | Broke | Consumed | Moved | Rang
 
 @dataclass(slots=True)
 class Translation:
-    """Of one subscription."""
+    """The translation of one subscription."""
 
     subscription: Subscription
-    #: Why a connection broke last.
+    #: Error of the connection that failed last.
     error: HoldfastError | None = None
-    #: By connection, the last delivery if it was a heartbeat: the same one again is no news.
+    #: By connection: the last delivery if it was a heartbeat. An equal heartbeat is no event.
     _heartbeats: dict[int, Delivery] = field(default_factory=dict)
 
     def event(self, happened: Happening, at: int) -> core.Event | None:
-        """None: it is no news. Raises what ends the consumer."""
+        """The event for the subscription; None: nothing has changed. Raises errors that terminate
+        the consumer."""
         match happened:
             case Began():
                 return core.Begin(at)
@@ -133,7 +135,7 @@ class Translation:
 
 
 def selected(delivery: Delivery, take: core.Take) -> Delivery:
-    """The part of a delivery that a consumer takes."""
+    """The part of a delivery that the consumer takes."""
     after, first = take.tentative_after, take.stable_from
     kept = [
         (first is None or segment.id.bucket >= first)

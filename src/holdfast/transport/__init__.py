@@ -1,1 +1,1 @@
-"""Carrying segments and messages between processes; deciding nothing."""
+"""Carries segments and messages between processes; makes no decisions."""

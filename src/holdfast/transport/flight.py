@@ -1,9 +1,9 @@
-"""Arrow Flight: one server per process; DoExchange to follow, DoPut to push, actions for the rest.
+"""Arrow Flight: DoExchange to follow, DoPut to push, DoGet to fetch files, actions for calls.
 
-A followed stream is one endless exchange in which only the server speaks after the question. DoGet
-would do, but its client waits for the first answer where nobody can interrupt it, and a peer may
-stand still at any moment. The rows of a segment come in pieces, then its description; a boundary
-ends a delivery. Counts and checksums are verified on arrival.
+A followed stream is one endless exchange: after the request, only the server sends. DoGet is not
+used for streams, because its client cannot interrupt the wait for the first message, and a peer may
+hang at any time. The rows of a segment are sent in pieces, followed by its description; a boundary
+ends a delivery. Row counts and checksums are verified on arrival.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from holdfast.streams.serving import Service
 from holdfast.transport import wire
 from holdfast.types import Segment, StreamInfo
 
-#: So long a peer may say nothing, unless the run has an option for it.
+#: A peer that sends nothing for this long is taken for dead. Used without the `silence` option.
 SILENCE_S = 5.0
-#: The largest file should have come by then.
+#: Timeout of a fetch; must be enough for the largest file.
 FETCH_S = 300.0
-#: Pushed rows are durable before they are answered, and there may be many.
+#: Timeout of a push, whose rows may be many and are made durable before the reply.
 PUSH_S = 60.0
-#: Rows are sent in pieces of about this size: on a slow link each is a sign of life.
+#: Rows are sent in pieces of about this size: on a slow link, each piece counts as a heartbeat.
 PIECE_BYTES = 64 * 1024
-#: Before a segment of more rows is read, the reader is told to wait: the read may take a while.
+#: Before a segment with more rows is read from disk, the server sends a heartbeat.
 LONG_READ_ROWS = 100_000
-#: What cannot be written to a reader that stands still must not keep a process from ending.
+#: Longest wait for the server to stop: a hung consumer must not block the shutdown.
 STOP_S = 5.0
 _GONE = (pa.ArrowException, OSError)
 R = TypeVar("R")
@@ -57,7 +57,7 @@ _log = logging.getLogger("holdfast.transport")
 
 
 def machine_id() -> str:
-    """Equal for processes that see the same file systems at the same paths."""
+    """An identifier that is equal for processes that see the same files at the same paths."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -82,8 +82,8 @@ def _bytes_of(file: Any) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What goes wrong is told to whoever asked, as one of our errors; a fault of our own is told
-    here in full, and there only that there was one."""
+    """Send errors to the caller as errors of Holdfast. An unexpected exception is logged here in
+    full; the caller receives only its type."""
     try:
         yield
     except HoldfastError as err:
@@ -111,7 +111,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _refusals():
             ask = wire.question_of(descriptor.command, "follow", wire.Follow)
-            with suppress(*_GONE):  # the reader has left
+            with suppress(*_GONE):  # the consumer has disconnected
                 self._serve(ask, context.is_cancelled, writer)
 
     def _serve(self, ask: wire.Follow, left: Callable[[], bool], writer: Any) -> None:
@@ -151,7 +151,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise self._service.damaged(segment.id.stream, err) from None
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """A file that is offered, as pieces of bytes."""
+        """Send an offered file in pieces."""
         with _refusals():
             name = wire.question_of(ticket.ticket, "file", wire.Fetch).name
             path = self._service.offered.get(name)
@@ -182,9 +182,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class FlightPeer:
-    """A peer reached over Flight. One connection per peer; safe to use from several threads.
+    """A peer reached over Flight. One connection per peer. Thread-safe.
 
-    Whatever it is asked, it answers within `silence_s` or is taken for gone (`TransportError`).
+    A call or a followed stream without an answer for `silence_s` raises `TransportError`. Pushes
+    and fetches have their own timeouts.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class FlightPeer:
         self.address = address
         self._silence_s, self._by_reference = silence_s, by_reference
         wait_ms = max(1, int(silence_s * 1_000))
-        # A connection of its own: one that another peer object holds may be dead without knowing.
+        # No connection is shared with another peer object: a shared one may be dead, undetected.
         own = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", wait_ms),
                ("grpc.max_reconnect_backoff_ms", wait_ms)]  # fmt: skip
         self._client = flight.FlightClient(f"grpc://{address}", generic_options=own)
@@ -210,7 +211,7 @@ class FlightPeer:
     ) -> Iterator[Delivery]:
         machine = machine_id() if self._by_reference else ""
         ask = wire.Follow(stream, from_bucket, machine, tentative_after)
-        self.call(Ping())  # connecting is the one thing that only a deadline can end
+        self.call(Ping())  # connects with a deadline: nothing else can interrupt connecting
         try:
             writer, reader = self._client.do_exchange(
                 flight.FlightDescriptor.for_command(wire.question("follow", ask))
@@ -252,8 +253,8 @@ class FlightPeer:
         return reply_of(request, self._action(name, codec.encode(request)), self.address)
 
     def fetch(self, name: str, into: str) -> int:
-        """A file that the peer offers, to a place of ours; how many bytes it has. The peer named
-        it, so its name may be anything."""
+        """Copy a file that the peer offers to the path `into`; returns its size in bytes. The name
+        comes from the peer, so it is validated here."""
         if not is_inside(name):
             raise TransportError(
                 f"{self.address} offers {codec.shown(name)}, expected a file inside its folder; "
@@ -289,10 +290,11 @@ class FlightPeer:
 
 
 class _Patience:
-    """Reads; cancels a read in which nothing came for `silence_s`, or whose reader is to stop.
+    """Reads from an exchange. Cancels a read that received nothing for `silence_s`, or when `stop`
+    is set.
 
-    It counts its own ticks instead of asking a clock: a process that stood still itself must not
-    take its peer for gone when it wakes up.
+    The watching thread counts ticks instead of reading a clock: a process that was suspended itself
+    must not take its peer for dead when it resumes.
     """
 
     _TICKS = 20

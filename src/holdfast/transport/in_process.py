@@ -1,4 +1,4 @@
-"""The twin of Flight for one process."""
+"""The in-process transport: the interface of the Flight transport without a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class InProcess:
-    """The twin of Flight for one process: the same answers, nothing copied."""
+    """A peer in the same process: the same replies as over Flight, without copying rows."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,8 +1,8 @@
-"""Messages as versioned plain JSON. Nothing is ever unpickled from the wire.
+"""The wire format: versioned plain JSON messages. No data from the wire is ever unpickled.
 
-A message is the JSON object of a dataclass (`streams/codec.py`) with the version and the kind of
-the message beside its fields. Calls and their replies are in `streams/calls.py`; here are the
-messages of the exchanges that carry rows or bytes as well.
+A message is the JSON object of a dataclass (`streams/codec.py`) with two more fields, the version
+and the kind of the message. Calls and their replies are in `streams/calls.py`; this module has the
+messages of exchanges that also carry rows or bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from holdfast.streams.delivery import Delivery
 from holdfast.types import FORMAT, Segment
 
 T = TypeVar("T")
-#: Go before the boundary, each in a message of its own.
+#: Fields of a delivery that are sent before its boundary, each segment in its own message.
 _APART = ("segments", "paths", "tables")
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Deliveries of a stream from a bucket on; with rows, unless both are on one machine."""
+    """Request for the deliveries of a stream from a bucket on. The server sends rows, or paths if
+    the consumer is on the same `machine`."""
 
     stream: str
     from_bucket: int | None
@@ -35,7 +36,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Rows for a source."""
+    """Announces rows for a source."""
 
     source: str
     token: str | None
@@ -44,14 +45,14 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The bytes of a file that is offered."""
+    """Request for the bytes of an offered file."""
 
     name: FileName
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A segment of a delivery; without a path, its rows came before."""
+    """A segment of a delivery. If `path` is None, its rows were sent before this message."""
 
     segment: Segment
     path: str | None
@@ -64,8 +65,8 @@ def encode(kind: str, body: dict[str, Any]) -> bytes:
 def decode(
     data: bytes, *kinds: str, error: type[HoldfastError] = TransportError
 ) -> tuple[str, dict[str, Any]]:
-    """Kind and body of a message. What is none is the peer's fault: the server says `InputError`,
-    so that the question is not asked again."""
+    """Kind and body of a message. A malformed message raises `error`. Servers raise `InputError`,
+    which the caller does not retry."""
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as err:
@@ -98,7 +99,7 @@ def arrival_of(body: dict[str, Any]) -> Arrival:
 
 
 def boundary_body(delivery: Delivery) -> dict[str, Any]:
-    """A delivery without its segments, which go before."""
+    """A delivery without its segments, which are sent before."""
     return codec.encode(delivery, without=_APART)
 
 
@@ -110,7 +111,7 @@ def delivery_of(
 
 
 def error_body(err: errors.HoldfastError) -> str:
-    """An error as text that `error_of` on the other side turns back into the same class."""
+    """An error as text, which `error_of` at the receiver converts back into the same class."""
     return f"holdfast:{type(err).__name__}:{err}"
 
 

@@ -1,9 +1,11 @@
-"""What happened in a run, as one flat story that the simulator and chaos on real processes both
-write and the checkers judge: what sources logged, what clients were given and when, which faults
-were applied. A file holds one JSON object per line, in the order of `at`.
+"""The history of a run: one flat list of events, written by the simulator and by chaos on real
+processes, and judged by the checkers. The events record which rows sources logged, which buckets
+clients received and when, and which faults were injected. A history file holds one JSON object per
+line, in the order in which the events were recorded.
 
-The story also holds the ideal, computed afterwards from what the sources logged by code that has
-none of the machinery it judges. So a checker needs nothing but a history.
+The history also holds the ideal results. Independent code computes the ideal results after the run
+from the logs of the sources, without any of the components under test. A checker therefore needs
+nothing but a history.
 """
 
 from __future__ import annotations
@@ -24,20 +26,22 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The run starts. The bounds are those of the harness: what it grants besides the promises."""
+    """The run starts. The bounds are set by the harness, in addition to the contracts."""
 
     at: int
     network: str
     width_us: int
-    #: While nothing fails, a bucket is given so long after its end at the latest.
+    #: While no fault is active, a bucket is delivered at most this long after its end.
     delay_us: int
-    #: So long after the last healing everything that failed has been made good.
+    #: All components have recovered this long after the last fault has healed.
     recovery_us: int
-    #: While nothing fails, nobody holds more buckets of a stream than this.
+    #: While no fault is active, no component holds more buckets of a stream than this.
     held_buckets: int
-    #: So long after it died, hangs or was cut off, everybody who counted on a process knows.
+    #: Every process that depends on a dead, hung or disconnected process has detected the failure
+    #: after this time.
     detect_us: int = 2_000_000
-    #: Clients are asked whether they say what replaces what, and when all of it is stable.
+    #: Clients record which rows replace tentative ones (`replaces`) and REC_DONE (`Concluded`);
+    #: the `corrected` checker verifies both.
     announces: bool = False
     #: All sources close their buckets by the wall clock.
     wall: bool = False
@@ -45,7 +49,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A client reads an output under a contract; the sources are those it depends on."""
+    """A client reads an output under a contract; `sources` are those that the output depends on."""
 
     at: int
     client: str
@@ -59,7 +63,7 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The application was told that these rows are safe."""
+    """A source has confirmed to the application that these rows are durable."""
 
     at: int
     source: str
@@ -68,7 +72,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Rows in a source's log when the run was over: what the network's input really was."""
+    """Rows of a bucket in a source's log: the actual input of the network."""
 
     at: int
     source: str
@@ -78,7 +82,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """Rows among the dead letters of a source: safe, but no part of the network's input."""
+    """Rows among the dead letters of a source: durable, but not part of the network's input."""
 
     at: int
     source: str
@@ -87,7 +91,7 @@ class PutAside:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A source said that its buckets up to this one are whole."""
+    """A source declared its buckets up to this one complete."""
 
     at: int
     source: str
@@ -96,8 +100,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class AtBound:
-    """A source closes nothing now, since a reader is as many buckets behind as `buffer_buckets`
-    allows."""
+    """A source closes no buckets at present, because a consumer is `buffer_buckets` behind, the
+    maximum allowed."""
 
     at: int
     source: str
@@ -105,7 +109,7 @@ class AtBound:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A node logged a segment; every instance and every replica must make the same."""
+    """A node logged a segment; every instance and every replica must produce the same segment."""
 
     at: int
     node: str
@@ -118,8 +122,9 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The application behind a client got the rows of a bucket, in place of what it had of this
-    bucket before. A stable bucket without rows is given, too, where a tentative one has to go."""
+    """The application behind a client received the rows of a bucket, which replace all rows of this
+    bucket that the application received before. A stable bucket without rows is also delivered if
+    the bucket replaces a tentative one."""
 
     at: int
     client: str
@@ -127,19 +132,18 @@ class Given:
     bucket: int
     rows: tuple[Row, ...]
     stability: str = "STABLE"
-    #: Of a tentative bucket: rises with every guess that replaces the one before.
+    #: Of a tentative bucket: increases with every tentative result that replaces an earlier one.
     version: int = 0
-    #: Of a tentative bucket: what it was computed without, and the share of the inputs that were
-    #: there.
+    #: Of a tentative bucket: the missing inputs, and the share of the inputs that were available.
     missing: tuple[str, ...] = ()
     inputs_share: float = 1.0
-    #: The client says that these rows take the place of tentative ones.
+    #: The client reports that these rows replace tentative ones.
     replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A client knows that an output is stable and whole up to here, empty buckets among it."""
+    """A client knows that an output is stable and complete up to here, including empty buckets."""
 
     at: int
     client: str
@@ -149,7 +153,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Hinted:
-    """A client has an output up to here, be it as tentative, empty buckets among it."""
+    """A client has an output up to here, stable or tentative, including empty buckets."""
 
     at: int
     client: str
@@ -159,9 +163,10 @@ class Hinted:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a client must be given by the trees of Borealis section 3.5 with what is broken now:
-    `STABLE`, `TENTATIVE`, `BLOCKING`, or `UNKNOWN` where the trees do not tell. Once it has stood
-    for `settle_us`, a bucket is there `within_us` after its end."""
+    """The result that a client must receive under the current faults, by the trees of Borealis
+    section 3.5: `STABLE`, `TENTATIVE`, `BLOCKING`, or `UNKNOWN` where the trees give no answer.
+    After the expectation has been unchanged for `settle_us`, a bucket is available `within_us`
+    after its end."""
 
     at: int
     client: str
@@ -173,9 +178,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """From now on the newest result that stands at a client is never older than `age_us`, counted
-    from the end of its bucket; None: nothing is owed, since nobody is left who could answer, or
-    since whoever could is still coming back."""
+    """From now on, the newest valid result at a client is never older than `age_us`, counted from
+    the end of its bucket. None: no result is owed, because no replica that could answer is left, or
+    because the replicas that could answer are still recovering."""
 
     at: int
     client: str
@@ -185,10 +190,11 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of a stream with several producers a reader now reads this one (empty: none of them). `bad`
-    says why that one is of no use to it while another one would be, and is empty otherwise; it has
-    to be left, or to be of use again, `within_us` later. The controller, too, reads: each of a pair
-    whose partner lives, and leaves it by declaring it dead."""
+    """A consumer of a stream with several producers now reads from `replica` (empty: from none of
+    them). `bad` gives the reason why this producer is unusable while another producer is usable,
+    and is empty otherwise. Within `within_us` the consumer must leave the producer, or the producer
+    must be usable again. The controller also counts as a consumer: the controller reads from each
+    replica of a pair whose peer is alive, and leaves a replica by declaring the replica dead."""
 
     at: int
     reader: str
@@ -200,10 +206,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Relied:
-    """From now on a replica counts on others for one of its paths: it gives no `answers` to new
-    rows, or puts off its own `correction`. `on`: those it counts on, empty when it is over;
-    `sound`: those of them that are alive, can be reached, and do what is expected of them;
-    `reached`: how far the correction is that is waited for."""
+    """From now on a replica relies on other replicas for one of its paths. `what` is `answers`: the
+    replica does not answer with new rows; or `correction`: the replica postpones its own
+    correction. `on`: the replicas relied on, empty when the reliance is over; `sound`: those of
+    `on` that are alive, reachable, and do the work expected of them; `reached`: the progress of the
+    correction that the replica waits for."""
 
     at: int
     node: str
@@ -216,7 +223,7 @@ class Relied:
 
 @dataclass(frozen=True, slots=True)
 class Deserted:
-    """All replicas of a fragment correct themselves at once, each counting on another to answer."""
+    """All replicas of a fragment correct at the same time, each relying on another to answer."""
 
     at: int
     fragment: str
@@ -225,8 +232,8 @@ class Deserted:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One of a pair that began to be made anew at `since` works again; or does not even now, at the
-    end. `calm`: all the while nobody else was broken."""
+    """A replica of a pair whose rebuild began at `since` works again; or the run ended before the
+    rebuild was done. `calm`: no other component was broken during the rebuild."""
 
     at: int
     node: str
@@ -236,8 +243,8 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Outlived:
-    """More of a stream is kept than anybody may need, and those of its readers that are broken were
-    declared dead long ago."""
+    """More buckets of a stream are retained than any consumer may need, and the broken consumers of
+    the stream were declared dead long ago."""
 
     at: int
     where: str
@@ -247,7 +254,7 @@ class Outlived:
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """REC_DONE: everything that a client was given up to this bucket is stable now."""
+    """REC_DONE: all buckets that a client received up to this one are now stable."""
 
     at: int
     client: str
@@ -257,7 +264,7 @@ class Concluded:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Somebody keeps so many buckets of a stream: log, input or output buffer."""
+    """A component holds this many buckets of a stream in its log, input or output buffer."""
 
     at: int
     where: str
@@ -267,8 +274,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Something has to go through so many entries to decide what to do next. However long a failure
-    lasts, there are no more than `most`."""
+    """A component must scan this many entries to decide on its next action. The number never
+    exceeds `most`, however long a failure lasts."""
 
     at: int
     where: str
@@ -279,7 +286,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """A fault begins. `on` names what it hits: a node, a source, a link `a->b`."""
+    """A fault begins. `on` names its target: a node, a source, a link `a->b`."""
 
     at: int
     fault: str
@@ -288,18 +295,19 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """It is not felt any more."""
+    """The effects of a fault are over."""
 
     at: int
     fault: str
     on: str
-    #: How long before that it was over.
+    #: Time between the end of the fault itself and the end of its effects.
     felt_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An instance gave up by itself: the fault of the `world`, which it explained, or `ours`."""
+    """An instance terminated itself because of an injected fault (`world`), which the instance
+    reported as the cause, or because of a bug in Holdfast (`ours`)."""
 
     at: int
     who: str
@@ -309,7 +317,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The monitor said that a promise is broken (`kept` False) or kept again."""
+    """The monitor reported that a promise is broken (`kept` False) or kept again."""
 
     at: int
     output: str
@@ -320,7 +328,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """What an ideal system would have given for a bucket, at its end."""
+    """The rows that an ideal system would have delivered for a bucket, at the end of the bucket."""
 
     at: int
     output: str
@@ -330,7 +338,7 @@ class Ideal:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over. Not `settled`: the harness gave up waiting for clients to catch up."""
+    """The run is over. Not `settled`: the harness timed out waiting for clients to catch up."""
 
     at: int
     settled: bool
@@ -351,7 +359,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 class History:
-    """Events in the order they happened."""
+    """Events in the order in which they were recorded."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = list(events)

@@ -1,4 +1,5 @@
-"""Faults as data: one file says what breaks when, for the simulator and for real processes.
+"""Faults as data: one file defines which faults occur and when, for the simulator and for real
+processes.
 
     name = "zombie"
     network = "chain"
@@ -10,8 +11,8 @@
     on = "second"
     for = "4s"
 
-Whatever is random comes from `seed`. Times count from the start of the run; `for` says how long
-until it heals, where the fault does not heal by itself.
+All randomness derives from `seed`. Times count from the start of the run; `for` is the time until a
+fault heals, and is required unless the fault is momentary.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from holdfast.frozen import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a fault does, and what it needs to be told."""
+    """The effect of a fault, and the parameters that the fault requires."""
 
     about: str
     #: `process`: a node, source, client or the controller; `link`: `a->b`, `a<->b`, or groups
     #: `a,b<->c`; `source`, `node`: only these.
     target: str
-    #: Lasts for a while (`for`); else it is over at once.
+    #: The fault lasts for a while (`for`); otherwise the fault is momentary.
     lasts: bool
-    #: What `value` is, where the fault wants one.
+    #: Meaning of `value`; empty if the fault takes no value.
     takes: str = ""
-    #: Only where time and storage are simulated.
+    #: Requires simulated time and storage.
     simulated_only: bool = False
 
 
@@ -170,7 +171,7 @@ def _fault(body: Mapping[str, Any], where: str) -> Fault:
 
 
 def ends_of(link: str) -> list[tuple[str, str]]:
-    """The directed pairs a link names: `a->b`, `a<->b`, `a,b<->c`."""
+    """The directed pairs that a link names: `a->b`, `a<->b`, `a,b<->c`."""
     both = "<->" in link
     left, _, right = link.partition("<->" if both else "->")
     pairs = [(a.strip(), b.strip()) for a in left.split(",") for b in right.split(",")]

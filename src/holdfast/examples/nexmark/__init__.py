@@ -1,8 +1,8 @@
-"""Nexmark: an auction house as three streams (persons, auctions, bids) and the queries people
-compare stream processors with.
+"""Nexmark, a benchmark for stream processors: an auction house as three streams (persons, auctions,
+bids), and queries on these streams.
 
-`generator` makes the streams, `queries` holds one network for each query, `keyed` the two state
-functions they need. Run one live:
+`generator` generates the streams, `queries` has one network per query, `keyed_queries` has the
+state functions of two queries. Run a query with live feeds:
 
     holdfast run holdfast.examples.nexmark.queries:q5
 """

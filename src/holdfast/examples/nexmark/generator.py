@@ -1,11 +1,12 @@
-"""The auction house: persons register, open auctions and bid, in the proportions 1 : 3 : 46.
+"""Generates the Nexmark streams: persons, auctions and bids, in the proportions 1 : 3 : 46.
 
 A row is a pure function of its event number and the seed: event n happens at `start + n / rate`,
-its columns are hashes of n. So any slice of time can be made by itself, the three streams can be
-made apart and still speak of the same persons and auctions, and a live feed gives the rows a
-table made at once would hold. As in Nexmark half of the bids go to one hot auction, three quarters
-come from one hot bidder, three quarters of the auctions belong to one hot seller, and who is hot
-changes every hundred auctions or persons.
+and its columns are hashes of n. Any slice of time can therefore be generated independently. The
+three streams can be generated separately and still refer to the same persons and auctions. A live
+feed has the same rows as a table generated at once. As in Nexmark, half of the bids go to one hot
+auction, three quarters of the bids come from one hot bidder, and three quarters of the auctions
+belong to one hot seller. The hot auction changes every hundred auctions; the hot bidder and seller
+change every hundred persons.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ SCHEMAS = {
     "reserve bigint, expires timestamp, seller bigint, category bigint",
     "bid": "ts timestamp, auction bigint, bidder bigint, price bigint, channel string",
 }
-#: 2026-01-01 UTC. Live feeds count their events from here, so that they need not agree on a start.
+#: 2026-01-01 UTC. Live feeds number their events from this time, so that feeds agree without
+#: coordination.
 START_US = 1_767_225_600_000_000
 
-#: Of each 50 events in a row the first is a person and the next three are auctions.
+#: Of every 50 consecutive events, the first is a person, the next three are auctions; the others
+#: are bids.
 CYCLE, AUCTIONS = 50, 3
 FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1_000, 10, 5
-#: The hot one is the newest whose number is a multiple of this.
+#: The hot auction or seller is the newest one whose number is a multiple of this.
 HOT_EVERY = 100
-#: Bids that are not hot go to one of the newest auctions, and come from one of the newest persons.
+#: Other bids go to one of this many newest auctions and come from one of this many newest persons.
 AUCTIONS_IN_FLIGHT, PERSONS_ACTIVE = 100, 1_000
 
 _FIRST = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter")
@@ -52,7 +55,7 @@ Numbers = npt.NDArray[np.int64]
 def make(
     events: int, *, rate: int = 1_000, start_us: int = START_US, seed: int = 0
 ) -> dict[str, pa.Table]:
-    """The first `events` events, `rate` a second over all three streams, as whole tables."""
+    """The first `events` events as tables; `rate` is the events per second of all three streams."""
     _check(rate)
     numbers = np.arange(events, dtype=np.int64)
     return {source: _rows(source, numbers, rate, start_us, seed) for source in SCHEMAS}
@@ -113,8 +116,8 @@ def _auctions(n: Numbers, rate: int, start_us: int, seed: int) -> dict[str, Any]
     person = n // CYCLE
     ware = _pick(_WARES, n, 1, seed)
     initial_bid = _price(n, 2, seed)
-    # A life of up to twice the time in which the auctions in flight are opened, and of a
-    # millisecond at least.
+    # The duration of an auction is at least a millisecond, and less than twice the time in which
+    # AUCTIONS_IN_FLIGHT auctions are opened.
     longest_us = max(1_001, 2 * AUCTIONS_IN_FLIGHT * CYCLE * 1_000_000 // (AUCTIONS * rate))
     hot = person // HOT_EVERY * HOT_EVERY
     return {
@@ -138,7 +141,7 @@ def _bids(n: Numbers, seed: int) -> dict[str, Any]:
     person = n // CYCLE
     auction = n // CYCLE * AUCTIONS + AUCTIONS - 1
     hot_auction = auction // HOT_EVERY * HOT_EVERY
-    # The one after the hot seller, who would not bid on her own auctions.
+    # The person after the hot seller: sellers do not bid on their own auctions.
     hot_bidder = np.minimum(person // HOT_EVERY * HOT_EVERY + 1, person)
     return {
         "ts": n,
@@ -156,12 +159,12 @@ def _bids(n: Numbers, seed: int) -> dict[str, Any]:
 
 
 def _newest(last: Numbers, count: int, n: Numbers, column: int, seed: int) -> Numbers:
-    """One of the `count` newest numbers up to `last`, or of all while there are fewer."""
+    """A random one of the `count` newest numbers up to `last`, or of all if there are fewer."""
     return last - _below(np.minimum(last + 1, count), n, column, seed)
 
 
 def _price(n: Numbers, column: int, seed: int) -> Numbers:
-    """In cents, from 1 to about 100,000 in money: every power of ten is as likely as the next."""
+    """A price in cents, from 100 to 9,990,000. All powers of ten are equally likely."""
     drawn = _below(4_500, n, column, seed)
     price: Numbers = (100 + drawn % 900) * np.power(10, drawn // 900)
     return price
@@ -172,7 +175,7 @@ def _pick(values: tuple[str, ...], n: Numbers, column: int, seed: int) -> pa.Arr
 
 
 def _below(end: int | Numbers, n: Numbers, column: int, seed: int) -> Numbers:
-    """Chance, but always the same for an event and column: splitmix64 of both and the seed."""
+    """A pseudo-random number below `end`: splitmix64 of event number, column and seed."""
     salt = np.array([(seed * 64 + column) % 2**64], np.uint64)
     x = n.astype(np.uint64) + _mixed(salt)
     return (_mixed(x) >> np.uint64(1)).astype(np.int64) % end

@@ -1,7 +1,8 @@
-"""State functions of the queries: Arrow tables in, Arrow tables out, a whole shard at once.
+"""State functions of the queries. A function gets and returns Arrow tables of one shard.
 
-Both keep one row for what is open (a bidder's session, an auction) with the last instant of its
-life as the timer, and give it away, stamped with that instant, in the bucket in which it lies.
+Both functions store one row per open item (a bidder's session, or an auction). The timer of a row
+is the last instant of the item. In the bucket of that instant, the function removes the row from
+the state and returns the result, with that instant as its time.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _NO_BID = np.iinfo(np.int64).min
 def sessions(
     state: pa.Table, rows: pa.Table, info: Any, *, gap_us: int
 ) -> tuple[pa.Table, pa.Table]:
-    """Bids of a bidder less than `gap_us` apart are one session; it ends `gap_us` after the last.
+    """Bids of a bidder less than `gap_us` apart form a session, which ends `gap_us` after its last
+    bid.
 
-    The open sessions stand before the new bids as if each were one bid that lasted.
+    Open sessions are merged with the new bids: a bid is a session with a single bid.
     """
     at = _micros(rows, "ts")
     bidder = np.r_[_whole(state, "bidder"), _whole(rows, "bidder")]
@@ -54,10 +56,10 @@ def sessions(
 
 
 def closings(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """The highest bid of each auction from `opened` to `ends`, both included, once it has ended.
+    """The highest bid of each auction from `opened` to `ends`, both included, when it has ended.
 
-    A row with `ends` opens an auction, any other is a bid. Bids on auctions that are not open are
-    passed over, auctions nobody bid on end without a result.
+    A row with `ends` opens an auction; any other row is a bid. Bids on auctions that are not open
+    are ignored. An auction without bids ends without a result.
     """
     opening = rows.filter(rows["ends"].is_valid())
     opening = opening.rename_columns([{"ts": "opened"}.get(c, c) for c in opening.column_names])

@@ -1,9 +1,9 @@
 """Eight of the Nexmark queries as networks: `q1` to `q11` here, or `network(5, slide="1s")`.
 
-Where Nexmark remembers for ever these remember for a stated time, so that each result is final
-when it comes and state stays bounded. Time windows are aligned to 1970 and stamped with their last
-instant, one microsecond before their end; auctions and sessions likewise. Ids of persons and
-auctions are taken to be unique. The module needs no JVM.
+Where Nexmark's state is unbounded, these queries limit the state to a given time, so that every
+result is final and the state is bounded. Time windows are aligned to 1970. The time of a result is
+the last instant of its window, auction or session, one microsecond before the end. Ids of persons
+and auctions are assumed to be unique. This module needs no JVM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.errors import InputError
 from holdfast.examples.nexmark import keyed_queries as keyed
 from holdfast.examples.nexmark.generator import SCHEMAS, live
 
-#: Declares a source, by its name, and gives its stream.
+#: Declares the source with the given name and returns its stream.
 Take = Callable[[str], hf.Stream]
 
 
@@ -40,9 +40,9 @@ def selection(take: Take) -> hf.Stream:
 
 
 def local_items(take: Take, *, within: str = "1min") -> hf.Stream:
-    """Q3: who in Oregon, Idaho or California sells in category 10: every pair of a person of these
-    states and an auction of this category of which the person is the seller, if registration and
-    opening are at most `within` apart, whichever came first. (Nexmark: any time apart.)
+    """Q3: sellers in Oregon, Idaho or California with an auction in category 10. A result is a pair
+    of a person and an auction of that person, if registration and opening are at most `within`
+    apart, in any order. (Nexmark: any time apart.)
 
     Time: the later of the two.
     """
@@ -55,10 +55,10 @@ def local_items(take: Take, *, within: str = "1min") -> hf.Stream:
 
 def closing_prices(take: Take, *, window: str = "10s") -> hf.Stream:
     """Q4: the average closing price of each category, over the auctions that ended in each
-    tumbling window. The closing price is the highest of all bids made from the opening of the
-    auction (included) to its `expires` (excluded), however long that is; the reserve does not
-    matter. An auction ends at its last instant, a microsecond before `expires`; one without a bid
-    has no closing price and is not counted. (Nexmark: the average over all auctions ever ended.)
+    tumbling window. The closing price is the highest of all bids from the opening of the auction
+    (included) to its `expires` (excluded), regardless of the reserve. An auction ends at its last
+    instant, a microsecond before `expires`. An auction without a bid has no closing price and is
+    not counted. (Nexmark: the average over all auctions ever ended.)
 
     State: one row for each open auction. Time: the last instant of the window.
     """
@@ -90,21 +90,19 @@ def closing_prices(take: Take, *, window: str = "10s") -> hf.Stream:
 
 
 def hot_items(take: Take, *, size: str = "10s", slide: str = "2s") -> hf.Stream:
-    """Q5: the auctions with the most bids in each sliding window, all of them where several have
-    the same number.
+    """Q5: the auctions with the most bids in each sliding window; all of them in case of a tie.
 
     Time: the last instant of the window.
     """
     counts = take("bid").window(size, slide=slide).group_by("auction").agg(bids=hf.count())
-    # The results of one sliding window are all that is stamped within one slide.
+    # Each tumbling window of length `slide` contains the results of exactly one sliding window.
     return counts.window(slide).apply(lambda df: _highest(df, "bids"))
 
 
 def highest_bids(take: Take, *, window: str = "10s") -> hf.Stream:
-    """Q7: the bids with the highest price of each tumbling window, all of them where several bid
-    the same.
+    """Q7: the bids with the highest price in each tumbling window; all of them in case of a tie.
 
-    Time: the last instant of the window; the bid's own is in `bid_ts`.
+    Time: the last instant of the window; the time of the bid is in `bid_ts`.
     """
     return (
         take("bid")
@@ -114,8 +112,8 @@ def highest_bids(take: Take, *, window: str = "10s") -> hf.Stream:
 
 
 def new_sellers(take: Take, *, window: str = "10s") -> hf.Stream:
-    """Q8: the persons who registered and opened an auction in the same tumbling window, in
-    whatever order, with the number of auctions they opened in it.
+    """Q8: the persons who registered and opened an auction in the same tumbling window, in any
+    order, with the number of auctions that they opened in the window.
 
     Time: the last instant of the window.
     """
@@ -133,11 +131,11 @@ def new_sellers(take: Take, *, window: str = "10s") -> hf.Stream:
 
 
 def bidder_sessions(take: Take, *, gap: str = "10s") -> hf.Stream:
-    """Q11: the bids of each bidder in each session. Bids less than `gap` apart are in one session;
-    it ends `gap` after its last bid, and a bid at that very instant begins the next one.
+    """Q11: the number of bids of each bidder in each session. Bids less than `gap` apart are in one
+    session. A session ends `gap` after its last bid; a bid at that instant begins the next session.
 
     State: one row for each bidder with an open session. Time: the last instant of the session, a
-    microsecond before the gap is over; `started` and `latest` are its first and last bid.
+    microsecond before the end of the gap. `started` and `latest`: times of the first and last bid.
     """
     return (
         take("bid")
@@ -153,7 +151,7 @@ def bidder_sessions(take: Take, *, gap: str = "10s") -> hf.Stream:
 
 
 def _highest(df: Any, column: str) -> Any:
-    """The rows with the greatest value of all."""
+    """The rows with the greatest value of the column."""
     found = df.selectExpr("*", f"max({column}) over () as _most")
     return found.filter(f"{column} = _most").drop("_most")
 
@@ -173,8 +171,9 @@ QUERIES: dict[int, Callable[..., hf.Stream]] = {
 def network(
     query: int, *, bucket: str = "500ms", rate: int | None = 1_000, **options: str
 ) -> hf.Network:
-    """The network of one query, with one output named like its function. `rate`: events a second
-    of the live feeds, None to push rows yourself; `options` are those of the query's function."""
+    """The network of one query, with one output that has the name of the query's function. `rate`:
+    events per second of the live feeds; None: the application pushes rows. `options`: arguments of
+    the query's function."""
     if query not in QUERIES:
         raise InputError(f"nexmark: there is no query {query}, only {', '.join(map(str, QUERIES))}")
     net = hf.Network(f"nexmark-q{query}", bucket=bucket)

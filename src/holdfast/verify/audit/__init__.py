@@ -1,4 +1,4 @@
-"""The audit: what clients received, held against the ideal computed from the sources."""
+"""The audit: compares what clients received with the ideal computed from the sources."""
 
 from holdfast.verify.audit.check import audit
 from holdfast.verify.audit.compare import Comparison, Delay, compare

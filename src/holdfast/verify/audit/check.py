@@ -1,8 +1,8 @@
 """One audit: read the logs, compute the batch, compare, judge.
 
-Because sources are logged and operators deterministic, the ideal can be computed at any time, in
-one batch that has none of the machinery it judges (ARCHITECTURE.md). Logs are only read, so a
-running network can be audited too.
+Sources are logged and operators are deterministic. The ideal can therefore be computed at any time,
+in one batch that does not use the engine it judges (ARCHITECTURE.md). The audit only reads
+logs, so a running network can be audited too.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from holdfast.verify.audit.ideal import Batch
 
-#: From this relative tolerance on a reader is told that a column is not to be relied on.
+#: Above this relative tolerance, a note warns that the column is unreliable.
 _BLURRED = 1e-3
-#: Rows of a source that are put into one row group of the batch's input.
+#: Minimum rows per row group of the input of the batch; the last group may be smaller.
 _GROUP_ROWS = 1_000_000
 
 
@@ -78,7 +78,7 @@ def audit(network: Network, storage: str, spark: SparkSession) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A stream in somebody's log, or why there is none."""
+    """A logged stream, or the reason why it cannot be read."""
 
     log: ReadOnlyLog | None
     stream: StreamState | None
@@ -110,7 +110,7 @@ def _batch(
 
 
 class _Lazily(dict[str, Any]):
-    """Made when first asked for: a source nobody can read spoils only the outputs that need it."""
+    """Values created on first use: an unreadable source fails only the outputs that need it."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def _schema(network: Network, source: str) -> str:
 
 
 def _copy(name: str, kept: _Kept, ddl: str, upto: int, scratch: str) -> str:
-    """The rows of a source as one file, every segment held against its checksum on the way."""
+    """Write the rows of a source into one file, verifying the checksum of every segment."""
     path = os.path.join(scratch, f"{name}.parquet")
     schema = arrow_schema(ddl)
     if kept.stream is None or kept.log is None:
@@ -231,7 +231,7 @@ def _output(
 
 
 def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
-    """Columns for which so much had to be tolerated that their values say little."""
+    """Return a note for each column whose tolerance is too large to verify its values."""
     told = []
     for name, allowed in tolerance.items():
         values = np.abs(ideal[name].to_numpy().astype(np.float64))
@@ -247,7 +247,7 @@ def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
 def _first_whole(
     op: ops.Operator, above: list[ops.Source], sources: dict[str, _Kept], width_us: int
 ) -> int | None:
-    """First bucket whose result needs no row that was trimmed; None when every result does."""
+    """Return the first bucket that needs no trimmed row; None if every bucket needs one."""
     gone = [
         stream.trimmed_upto
         for source in above
@@ -260,7 +260,7 @@ def _first_whole(
 
 
 def _reach_us(op: ops.Operator) -> int | None:
-    """How far back results reach into the sources; None: to their first row."""
+    """How far back a result depends on the sources; None: back to their first row."""
     above = [_reach_us(up) for up in op.inputs if up is not None]
     if not op.convergent or None in above:
         return None
@@ -283,7 +283,7 @@ def _source(name: str, kept: _Kept) -> SourceReport:
 
 
 def _inter(told: list[OutputReport]) -> list[OutputReport]:
-    """Order across outputs is promised by an output, but seen only with all of them."""
+    """Judge order across outputs. One output promises it; checking it needs all outputs."""
     promised = [report for report in told if report.contract.order == "inter"]
     early = inter_order_breaks(told) if promised else ()
     if not early:

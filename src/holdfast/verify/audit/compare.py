@@ -1,10 +1,10 @@
-"""Two tables held against each other as multisets of rows per bucket, never by position.
+"""Comparison of two tables as multisets of rows per bucket, never by position.
 
-Rows are numbered so that equal rows have equal numbers: exactly for everything but floating point,
-where values that lie closer together than the tolerance count as one. Then only counting is left:
-an ideal row nobody received is *missing*, a received row that is ideal but came too often is
+Rows are numbered so that equal rows have equal numbers. Equality is exact, except for floating
+point: values closer together than the tolerance count as equal. The rest is counting. An ideal row
+without a received row is *missing*, a surplus received row that equals an ideal row is
 *duplicated*, any other received row is *wrong* (ECOC section 2.5: DS_i, DS_c and DS_f).
-All of it is whole columns: no loop over rows.
+All operations work on columns; there is no loop over rows.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from holdfast.storage.rows import canonical, times_us
 
 Floats = npt.NDArray[np.float64]
 
-#: Doubles differ by less, relatively, when they only were added up in another order.
+#: Relative tolerance for doubles; larger than the error of adding in another order.
 TOLERANCE = 1e-9
 #: The same for columns of 32 bits, which hold about seven digits.
 TOLERANCE_FLOAT = 1e-6
 EXAMPLES = 5
-#: Column of received rows, where it is known: the bucket they were delivered with.
+#: Optional column of the received rows: the bucket they were delivered with.
 BUCKET = "_bucket"
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How late rows came, in microseconds. Every number is the delay of some row."""
+    """Quantiles of the delay of rows, in microseconds. Each one is the delay of an actual row."""
 
     p50_us: int
     p95_us: int
@@ -53,19 +53,19 @@ class Comparison:
     missing: int
     wrong: int
     duplicated: int
-    #: The correct rows, numbered by their bucket, for the bucket is the unit of order. Ideally a
-    #: row comes at its own time; where nobody noted when it really came, it is put down as then.
+    #: The correct rows. Their sequence number is the bucket, which is the unit of order. The ideal
+    #: arrival of a row is its own time; that time is also used if no arrival was recorded.
     matched: Matched
     levels: Levels
-    #: Of each kind of fault a few rows, with their bucket.
+    #: Up to `EXAMPLES` rows of each kind of fault, with their bucket.
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    #: Of the correct rows, since the end of their bucket and since their own time.
+    #: Delay of the correct rows: since the end of their bucket, and since their own time.
     after_bucket: Delay | None = None
     after_row: Delay | None = None
 
     @property
     def timed(self) -> bool:
-        """Whether there are correct rows of which it is known when they came."""
+        """Whether there are correct rows with a recorded arrival."""
         return self.after_row is not None
 
     @property
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def order_breaks(self) -> tuple[int, ...]:
-        """Buckets of which a correct row came before one of an earlier bucket."""
+        """Buckets with a correct row that arrived before a row of an earlier bucket."""
         return order_breaks([self.matched])
 
 
@@ -94,8 +94,11 @@ def compare(
     width_us: int,
     tolerance: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """`received` has the columns of `ideal`, with `_received_at` and perhaps `_bucket` beside them.
-    `tolerance` names, for a column of doubles, the column of `ideal` with its own absolute one."""
+    """Compare the received rows with the ideal rows.
+
+    `received` has the columns of `ideal`, and optionally `_received_at` and `_bucket`. `tolerance`
+    maps a column of doubles to the column of `ideal` that holds its absolute tolerance.
+    """
     tolerance = tolerance or {}
     names = [name for name in ideal.column_names if name not in tolerance.values()]
     ideal_times, times = times_us(ideal, time), times_us(received, time)
@@ -146,8 +149,10 @@ def compare(
 
 
 def order_breaks(outputs: Sequence[Matched]) -> tuple[int, ...]:
-    """Buckets of which something came before something of an earlier bucket, of any output. The
-    order within a bucket, to which IESO holds outputs too, is nobody's promise."""
+    """Buckets with a row that arrived before a row of an earlier bucket, of any output.
+
+    IESO also requires an order within a bucket. No contract promises that order.
+    """
     buckets = np.concatenate([np.empty(0, np.int64), *(rows.seq for rows in outputs)])
     at_us = np.concatenate([np.empty(0, np.int64), *(rows.at_us for rows in outputs)])
     return tuple(int(bucket) for bucket in np.unique(buckets[came_too_early(buckets, at_us)]))
@@ -157,21 +162,21 @@ def order_breaks(outputs: Sequence[Matched]) -> tuple[int, ...]:
 
 
 def _number(ids: Ints, codes: npt.NDArray[Any]) -> Ints:
-    """New numbers, equal exactly where both the old number and the code are."""
+    """Return new numbers that are equal where both the old numbers and the codes are equal."""
     _, codes = np.unique(codes, return_inverse=True)
     _, ids = np.unique(ids * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
     return ids.astype(np.int64)
 
 
 def _both(ideal: pa.ChunkedArray, received: pa.ChunkedArray) -> pa.Array:
-    """One column of both tables in the one encoding, the ideal rows first."""
+    """Concatenate a column of both tables in canonical encoding, ideal rows first."""
     chunks = [*ideal.chunks, *received.cast(ideal.type).chunks]
     table = pa.table({"column": pa.chunked_array(chunks, ideal.type)})
     return canonical(table).column(0).combine_chunks()
 
 
 def _leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """The columns a column of structs is made of; a null struct is not a struct of nulls."""
+    """Yield the leaf columns of a struct column; a null struct differs from a struct of nulls."""
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
     if not at.is_struct(array.type):
@@ -193,7 +198,7 @@ def _codes(array: pa.Array) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """A column of floating point of both tables, and how close is equal."""
+    """A floating point column of both tables, with its tolerance."""
 
     values: Floats
     nulls: npt.NDArray[np.bool_]
@@ -222,7 +227,7 @@ class _Values:
         return same
 
     def cluster(self, ids: Ints) -> Ints:
-        """Split each number where sorted neighbours are further apart than the tolerance."""
+        """Split rows of equal number where sorted neighbours differ by more than the tolerance."""
         order = np.lexsort((self.values, ids)).astype(np.int64)
         apart = (ids[order][1:] != ids[order][:-1]) | ~self.near(order[1:], order[:-1])
         found = np.empty(len(ids), np.int64)
@@ -236,12 +241,12 @@ class _Values:
 def _match(
     ids: Ints, count: int, floats: list[_Values], at_us: Ints | None
 ) -> tuple[tuple[Ints, Ints], Ints, Ints, Ints]:
-    """Pairs (ideal row, received row); missing ideal rows; wrong and duplicated received rows."""
+    """Return (ideal, received) pairs, missing ideal rows, wrong and duplicated received rows."""
     total = len(ids)
     received = np.arange(total) >= count
     came = np.zeros(total, np.int64)
     if at_us is not None:
-        came[count:] = at_us  # of equal rows the first that came is the right one
+        came[count:] = at_us  # of equal rows, the first to arrive is the correct one
     order = np.lexsort((came, *(v.values for v in floats), received, ids))
     numbers = int(ids.max(initial=-1)) + 1
     have = np.bincount(ids[~received], minlength=numbers)
@@ -252,7 +257,7 @@ def _match(
     rank = np.where(is_received, place - have[ids[order]], place)
     paired = rank < np.minimum(have, got)[ids[order]]
     mine, theirs = order[paired & ~is_received], order[paired & is_received]
-    # A chain of neighbours may lead further than the tolerance: each pair is checked by itself.
+    # A chain of neighbours can span more than the tolerance, so each pair is checked again.
     good = np.ones(len(mine), np.bool_)
     for values in floats:
         good &= values.near(mine, theirs)

@@ -1,7 +1,8 @@
 """The ideal output: the whole network over the whole source tables, in one batch of plain Spark.
 
-This judges the engine, so it shares nothing with it but the model: no buckets but where the model
-speaks of them (`stateful`), no panes, no versions, no shards. Slow is fine, simple is required.
+The batch judges the engine, so it uses the model but not the engine. The batch has no panes, no
+state versions and no shards. Buckets appear only where the model defines them (`stateful`). The
+code must be simple; it may be slow.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.verify.audit.ideal_aggregates import Grouped, grouped
 from holdfast.verify.audit.ordered import Replay, canonical_order, rows_schema
 
-#: Windows that are handed to a window function within one Spark job.
+#: Calls of a window function that run in one Spark job.
 _WINDOWS_PER_JOB = 16
 _CONF = {
     "spark.sql.session.timeZone": "UTC",
@@ -37,11 +38,11 @@ _CONF = {
 class IdealOutput:
     frame: DataFrame
     time: str
-    #: Column to the column of `frame` with its absolute tolerance.
+    #: Result column to the column of `frame` that holds its absolute tolerance.
     tolerance: dict[str, str] = field(default_factory=dict)
 
     def collect(self, schema: pa.Schema, from_us: int, until_us: int) -> pa.Table:
-        """The rows with times from `from_us` to before `until_us`, and their tolerances."""
+        """Return the rows with times in [`from_us`, `until_us`), with their tolerances."""
         names = [name for name in self.frame.columns if name not in self.tolerance.values()]
         made = rows_schema(self.frame.select(*_columns(names)))
         if [(f.name, f.type) for f in made] != [(f.name, f.type) for f in schema]:
@@ -56,7 +57,7 @@ class IdealOutput:
 
 
 def batch_session(spark: SparkSession) -> SparkSession:
-    """A session of its own for a batch, with the SQL dialect the network was written for."""
+    """Create a separate session for a batch, with the SQL settings that networks assume."""
     session = spark.newSession()
     for key, value in _CONF.items():
         session.conf.set(key, value)
@@ -64,7 +65,7 @@ def batch_session(spark: SparkSession) -> SparkSession:
 
 
 class Batch:
-    """One evaluation. Operators are evaluated when an output asks for them, each once."""
+    """One evaluation of a network. Each operator is evaluated once, when an output needs it."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Batch:
         scratch: str,
     ) -> None:
         self.network, self.rows, self.session, self.scratch = network, rows, session, scratch
-        #: First instant that is not looked at.
+        #: End of the evaluated time, exclusive.
         self.end_us = (upto + 1) * network.width_us
         self._frames: dict[str, DataFrame] = {}
         self._grouped: dict[str, tuple[Grouped, list[Column]]] = {}
@@ -92,7 +93,7 @@ class Batch:
         return IdealOutput(frame, self.time(up))
 
     def accuracy(self, name: str) -> list[str]:
-        """What approximate aggregates on the way to an output are further off than declared."""
+        """Report approximate aggregates upstream of an output that exceed their declared error."""
         told: list[str] = []
         waiting, seen = [self.network.named(name)], set()
         while waiting:
@@ -135,7 +136,7 @@ class Batch:
     # -- time windows ---------------------------------------------------------------------------
 
     def _in_windows(self, op: ops.TimeWindow) -> DataFrame:
-        """Each row once for every window [end - size, end) it is in, with that `__end`."""
+        """Repeat each row for every window [end - size, end) that contains it, with its `__end`."""
         t, slide = _micros(self.time(op)), op.slide_us
         first = f"({t} - pmod({t}, {slide}L) + {slide}L)"
         last = f"least({t} + {op.size_us}L - pmod({t} + {op.size_us}L, {slide}L), {self.end_us}L)"
@@ -157,7 +158,7 @@ class Batch:
         return held.frame.select(*columns)
 
     def _window_function(self, op: ops.TimeWindow) -> DataFrame:
-        """The function on the rows of each window that has any, one after the other."""
+        """Apply the window function to each nonempty window separately."""
         assert op.fn is not None
         time = self.time(op)
         found = self._in_windows(op).select("__end").distinct().toArrow()["__end"]
@@ -192,7 +193,7 @@ class Batch:
         left, right = (self.frame(_up(op, port)) for port in (0, 1))
         of_l, of_r = (self.time(_up(op, port)) for port in (0, 1))
         by = op.on if isinstance(op.on, tuple) else ()
-        # Right columns that the result does not carry get names out of the way.
+        # Columns of the right side that the result omits, because the left side has the same name.
         dropped = {name: f"__r_{name}" for name in (*by, of_r) if name in left.columns}
         l_side, r_side = left.alias("l"), right.alias("r")
         conditions = [F.expr(f"l.`{key}` = r.`{key}`") for key in by]
@@ -210,7 +211,7 @@ class Batch:
     # -- order-sensitive operators --------------------------------------------------------------
 
     def _count_window(self, op: ops.CountWindow) -> DataFrame:
-        """Rows of a key are numbered; window k holds k * slide to k * slide + size - 1."""
+        """Number the rows of each key; window k holds rows k * slide to k * slide + size - 1."""
         time = self.time(op)
         rows, order = canonical_order(self.frame(_up(op)), time)
         number = (
@@ -227,7 +228,7 @@ class Batch:
         return self._take(op, held, [F.col("__last").alias(time)])
 
     def _stateful(self, op: ops.Stateful) -> DataFrame:
-        """The function over all keys at once, bucket after bucket, in a single task."""
+        """Call the function bucket by bucket in a single task, with all keys at once."""
         up = self.frame(_up(op))
         rows, order = canonical_order(up, self.time(op))
         out, time = arrow_schema(op.out), self.time(op)
@@ -240,7 +241,7 @@ class Batch:
         kept = ordered.select(*_columns(up.columns))
         return kept.mapInArrow(replay, schema_ddl(out))
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _path(self, op: ops.Operator, name: str) -> str:
         return os.path.join(self.scratch, "windows", op.name, name)

@@ -1,9 +1,10 @@
-"""The documented aggregates on whole groups of raw rows, in plain Spark SQL: no partials, no panes.
+"""The documented aggregates over complete groups of raw rows, in plain Spark SQL.
 
-Only what plain Spark cannot do well enough to be a judge is written out. Its sum of doubles depends
-on the order of rows, and where values cancel out nothing of it may be right; so doubles are added
-with compensation (Neumaier), which is right to the last digit or two. Sketches are built from all
-rows at once, and held against the exact answer by `accuracy`.
+There are no partial aggregates and no panes. Spark's own aggregates are used where they are exact
+enough for an audit. Spark's sum of doubles depends on the order of rows and can lose all digits
+when values cancel out. Doubles are therefore added with compensation (Neumaier), which is accurate
+to the last digit or two. Sketches are built from all rows at once; `accuracy` compares them with
+the exact answer.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from holdfast.errors import InputError
 from holdfast.model.aggregates import Aggregate
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
-#: Standard errors a sketch of distinct values may be off: by chance less than once in 10**8.
+#: Allowed error of a distinct-count sketch, in standard errors. Chance of exceeding: below 1e-8.
 _SIGMAS = 6.0
 
 
 @dataclass(slots=True)
 class Grouped:
-    """One row per group: the grouping columns, the results, and the columns that judge them."""
+    """One row per group: grouping columns, results, and columns with tolerances and bounds."""
 
     frame: DataFrame
     names: list[str]
-    #: Result to the column with its absolute tolerance.
+    #: Result column to the column that holds its absolute tolerance.
     tolerance: dict[str, str] = field(default_factory=dict)
-    #: Result to (what it approximates, the column with the exact answer, the one with the bound).
+    #: Result column to (description, column with the exact answer, column with the error bound).
     approximate: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
     def accuracy(self) -> list[str]:
-        """What is further from the exact answer than was declared."""
+        """Report results that are further from the exact answer than declared."""
         told = []
         for name, (what, exact, bound) in self.approximate.items():
             off = F.expr(f"not (abs(`{name}` - `{exact}`) <= `{bound}` or `{name}` <=> `{exact}`)")
@@ -129,7 +130,7 @@ def _compensated(x: str) -> str:
 
 
 def _spread_tolerance(x: str, kind: str) -> str:
-    """What is left of the digits when n, sum and sum of squares are all that is known."""
+    """SQL for the error of a spread computed only from n, sum and sum of squares."""
     x = f"cast({x} as double)"
     variance = f"(7.1e-15D * sum({x} * {x}) / greatest(count({x}) - 1, 1))"
     if not kind.startswith("stddev"):
@@ -139,13 +140,13 @@ def _spread_tolerance(x: str, kind: str) -> str:
 
 
 def _element(x: str, q: float) -> str:
-    """The value at position floor(q * (n - 1)) in order, NaN last."""
+    """SQL for the value at sorted position floor(q * (n - 1)), NaN last."""
     at = f"cast(floor({q!r}D * (count({x}) - 1)) as int)"
     return f"get(array_sort(collect_list(cast({x} as double) + 0D)), {at})"
 
 
 def _binned(value: str, error: float) -> str:
-    """Its logarithmic bin's middle: the one number that stands for all values of the bin."""
+    """SQL for the middle of the logarithmic bin of `value`, which represents the whole bin."""
     gamma = (1 + error) / (1 - error)
     power = f"pow({gamma!r}D, ceil(ln(abs(v)) / ln({gamma!r}D)))"
     middle = f"sign(v) * least({power} * {2 / (gamma + 1)!r}D, 1.7976931348623157e308D)"
@@ -154,7 +155,7 @@ def _binned(value: str, error: float) -> str:
 
 
 def _exact(x: str, aggregate: Aggregate) -> tuple[str, str]:
-    """The exact answer and how far from it the approximate one may be."""
+    """SQL for the exact answer and for the allowed error of the approximate one."""
     if aggregate.kind == "quantile":
         value = _element(x, aggregate.param("q"))
         return value, f"abs({value}) * {aggregate.param('error') * (1 + 1e-9)!r}D"
@@ -166,7 +167,7 @@ def _exact(x: str, aggregate: Aggregate) -> tuple[str, str]:
 def _with_top(
     frame: DataFrame, df: DataFrame, by: list[str], name: str, top: Aggregate
 ) -> DataFrame:
-    """Count every value, sort, cut; groups without any value get an empty list."""
+    """Add a `top_k` column: count, sort, cut. A group without values gets an empty list."""
     quoted = [F.col(f"`{column}`") for column in by]
     labels = [f"__by{number}" for number in range(len(by))]
     counted = df.groupBy(*quoted, F.expr(top.arg or "1").alias("__v")).agg(

@@ -1,4 +1,4 @@
-"""What depends on the order of rows: the canonical order in SQL, and a user's function replayed."""
+"""Order-sensitive parts of the ideal: canonical order in SQL, and replay of user functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from holdfast.model.schema import arrow_schema, schema_ddl
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A user's function called as the model says: once for every bucket that has rows or in which a
-    timer of the state is due. Rows come in canonical order, a batch at a time."""
+    """Calls a user function as the model defines.
+
+    The function is called once for every bucket that has rows or a due timer. Input batches must
+    arrive in canonical order.
+    """
 
     fn: Callable[[Any, Any, Any], Any]
     time: str
@@ -43,7 +46,7 @@ class Replay:
                 yield from out.to_batches()
 
     def _buckets(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-        """The rows of each bucket; at last the first bucket that is not looked at, without any."""
+        """Yield the rows of each bucket, then the end bucket without rows, so that timers fire."""
         held: list[pa.Table] = []
         bucket: int | None = None
         for batch in batches:
@@ -63,7 +66,7 @@ class Replay:
         yield self.end_us // self.width_us, self.rows.empty_table()
 
     def _due(self, state: pa.Table) -> int | None:
-        """Bucket of the earliest timer."""
+        """Return the bucket of the earliest timer; None if there is no timer."""
         if self.timer is None:
             return None
         times = state[self.timer].drop_null().cast(pa.int64()).to_numpy()
@@ -81,8 +84,11 @@ class Replay:
 
 
 def canonical_order(df: DataFrame, time: str) -> tuple[DataFrame, list[Column]]:
-    """The rows, and what to sort them by: the time, then every other column as it stands in the
-    schema, nulls first, then NaN; what has no order, by its hash."""
+    """Return the rows and the columns to sort them by.
+
+    Rows are sorted by time, then by every other column in schema order: nulls first, then NaN.
+    Nested columns, which have no order, are sorted by their hash.
+    """
     order: list[Column] = [F.col(f"`{time}`").asc_nulls_first()]
     nested = [f.name for f in df.schema.fields if _nested(f.dataType.simpleString())]
     for item in df.schema.fields:
@@ -105,7 +111,7 @@ def _with_hashes(df: DataFrame, nested: list[str]) -> DataFrame:
             table = pa.Table.from_batches([batch])
             for name in nested:
                 column = canonical(table.select([name])).column(0).combine_chunks()
-                hashes = hash_array(column) ^ np.uint64(1 << 63)  # unsigned order, as signed
+                hashes = hash_array(column) ^ np.uint64(1 << 63)  # unsigned order in a signed type
                 table = table.append_column(f"__h_{name}", pa.array(hashes.view(np.int64)))
             yield from table.combine_chunks().to_batches()
 
@@ -114,7 +120,7 @@ def _with_hashes(df: DataFrame, nested: list[str]) -> DataFrame:
 
 
 def rows_schema(df: DataFrame) -> pa.Schema:
-    """Its Arrow schema, in the one spelling."""
+    """Return the Arrow schema of `df` in canonical form."""
     return arrow_schema(schema_ddl(to_arrow_schema(df.schema, timezone="UTC")))
 
 

@@ -1,5 +1,9 @@
-"""What an audit found, for people and for programs: per output a verdict, the reliability levels
-reached (ECOC section 2.5) and the rows that spoil them; per source what never became a row."""
+"""Report of an audit, as text and as JSON.
+
+For each output, the report gives a verdict, the reliability levels reached (ECOC section 2.5) and
+examples of missing, wrong and duplicated rows. For each source, it counts the rows that were
+rejected or restamped.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from holdfast.model.contract import Contract
 from holdfast.model.levels import Levels, evaluate
 from holdfast.verify.audit.compare import EXAMPLES, Comparison, Delay, order_breaks
 
-#: `unknown`: there is not enough left to tell, and the report says what is lacking.
+#: `unknown`: the data for a verdict is missing; the report names the missing data.
 Verdict = Literal["ok", "failed", "unknown"]
 
 
@@ -20,17 +24,17 @@ Verdict = Literal["ok", "failed", "unknown"]
 class OutputReport:
     name: str
     contract: Contract
-    #: What breaks the contract: empty when it was kept.
+    #: Violations of the contract; empty if the contract was met.
     broken: tuple[str, ...] = ()
-    #: Why nothing can be said; None when something was compared.
+    #: Why there is no verdict; None if rows were compared.
     unknown: str | None = None
-    #: What a reader should know besides, such as where the audit had to start.
+    #: Further information for the user, such as where the audit had to start.
     notes: tuple[str, ...] = ()
-    #: Buckets that were compared, both included.
+    #: First and last compared bucket, both inclusive.
     from_bucket: int | None = None
     upto: int | None = None
     found: Comparison | None = None
-    #: Tentative rows are corrected later; they are counted, not compared.
+    #: Number of tentative rows given. They are counted, not compared: stable rows replace them.
     tentative_rows: int = 0
 
     @property
@@ -41,7 +45,7 @@ class OutputReport:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The strongest of ECOC's levels that the rows show, each output looked at by itself."""
+        """The strongest ECOC levels that this output reaches by itself."""
         return () if self.found is None else _levels(self.found.levels, timed=self.found.timed)
 
     def json(self) -> dict[str, Any]:
@@ -81,18 +85,18 @@ class SourceReport:
     name: str
     complete_upto: int | None
     ended: bool
-    #: Taken, restamped ones among them.
+    #: Accepted rows, including restamped rows.
     rows: int = 0
     late_rows: int = 0
     future_rows: int = 0
     null_time_rows: int = 0
-    #: Of the late and future ones, those that were given another time instead of being put aside.
+    #: Late and future rows that were accepted with another time instead of being rejected.
     restamped_rows: int = 0
-    #: Rows that still lie among the dead letters.
+    #: Rows currently in the dead letters.
     dead_letters: int = 0
 
     def not_as_pushed(self) -> list[str]:
-        """What the ideal does not have, or not at its own time, in a sentence each."""
+        """Describe the rows that the ideal does not contain, or contains at another time."""
         counts = ((self.late_rows, "late"), (self.future_rows, "future"),
                   (self.null_time_rows, "timeless"))  # fmt: skip
         kinds = " and ".join(f"{count} {kind}" for count, kind in counts if count)
@@ -130,17 +134,17 @@ class Report:
 
     @property
     def not_as_pushed(self) -> list[str]:
-        """Rows that no comparison can miss, because sources did not take them as they came."""
+        """Rejected and restamped rows of all sources, which the comparison cannot detect."""
         return [text for source in self.sources for text in source.not_as_pushed()]
 
     @property
     def headline(self) -> str:
-        """The verdict, never without the rows it does not speak of."""
+        """The verdict, with the rows that it does not cover."""
         return "; ".join([self.verdict, *self.not_as_pushed])
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The levels that all outputs reach together: only here order between them shows."""
+        """The levels that all outputs reach together, including order between outputs."""
         found = {output.name: output.found for output in self.outputs if output.found}
         if not found:
             return ()
@@ -150,7 +154,7 @@ class Report:
         return (*_levels(levels, timed=timed), *inter)
 
     def json(self) -> dict[str, Any]:
-        """Plain data; what JSON has no word for stands as text."""
+        """Return the report as JSON values; other types become strings."""
         told = {
             "network": self.network,
             "verdict": self.verdict,
@@ -191,7 +195,7 @@ class Report:
 
 
 def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[str]:
-    """Where what was received breaks what was promised."""
+    """Return the violations of the contract."""
     broken = []
     if found.levels.loss_share > contract.loss:
         broken.append(f"{found.missing} of {found.ideal_rows} rows are missing")
@@ -213,13 +217,16 @@ def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[st
 
 
 def inter_order_breaks(outputs: Sequence[OutputReport]) -> tuple[int, ...]:
-    """Buckets that came too early when the outputs are looked at as one."""
+    """Buckets with rows that arrived too early, over all outputs together."""
     return order_breaks([o.found.matched for o in outputs if o.found and o.found.timed])
 
 
 def _levels(found: Levels, *, timed: bool) -> tuple[str, ...]:
-    """The strongest level in each dimension; of delay and order only if it is known when rows came,
-    and of delay none if a row came before its time, as under a manual clock."""
+    """Return the strongest level in each dimension.
+
+    Delay and order are given only if arrivals were recorded. Delay is also omitted if a row arrived
+    before its own time, as under a manual clock.
+    """
     loss = f"LILO(LF={found.loss_factor:.6g}, EF={found.error_factor:.6g})"
     levels = ["LOLE" if found.lole else loss]
     if timed and found.delay_us_max is not None:

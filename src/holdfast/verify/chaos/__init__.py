@@ -1,4 +1,7 @@
-"""Chaos: scenarios on real processes with Spark, judged by the same checkers as the simulator."""
+"""Chaos tests: fault scenarios on real processes with Spark.
+
+The checkers that judge the simulator judge these runs too.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from holdfast.errors import InputError
 from holdfast.verify.scenario import Scenario, read_scenario
 
 _FOLDER = Path(__file__).parent / "scenarios"
-#: The scenarios that come with Holdfast.
+#: Built-in scenarios: name to file.
 SCENARIOS = {path.stem: path for path in sorted(_FOLDER.glob("*.toml"))}
 
 
 def find(name: str) -> Scenario:
-    """A scenario of ours by its name, or one of yours by its file."""
+    """Return a built-in scenario by name, or read a scenario from a TOML file."""
     if name in SCENARIOS:
         return read_scenario(SCENARIOS[name])
     if name.endswith(".toml") or "/" in name:

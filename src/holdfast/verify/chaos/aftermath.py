@@ -1,5 +1,8 @@
-"""What the input of a run really was and what would have been ideal, read from its logs afterwards
-and computed in one batch, as the audit does."""
+"""Input rows and ideal results of a finished chaos scenario.
+
+The input is read from the logs of the sources. The ideal is computed from it in one batch, with the
+code of the audit.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Aftermath:
-    """Of one run, asked after every scenario: what was read once is kept."""
+    """Logged input and ideal output of one run, cached from one scenario to the next."""
 
     def __init__(self, network: Network, storage: str, spark: SparkSession) -> None:
         self._network, self._storage, self._spark = network, storage, spark
-        #: Rows of each source by bucket, as far as they were read.
+        #: Rows of each source by bucket, up to the last bucket that was read.
         self._rows: dict[str, dict[int, pa.Table]] = {op.name: {} for op in network.sources}
 
     def logged(self, at: int, first: int, upto: int) -> list[Logged]:
@@ -44,7 +47,11 @@ class Aftermath:
         return found
 
     def ideal(self, first: int, upto: int) -> list[Ideal]:
-        """Of the buckets from `first` on; windows and totals from the first row of the run on."""
+        """Return the ideal rows of buckets `first` to `upto`.
+
+        The batch starts at the first row of the run, because windows and totals depend on rows
+        before `first`.
+        """
         from holdfast.verify.audit.ideal import Batch, batch_session
 
         network, session = self._network, batch_session(self._spark)
@@ -71,14 +78,14 @@ class Aftermath:
         return found
 
     def _read(self, source: str, upto: int) -> None:
-        """Closed buckets do not change any more."""
+        """Read the buckets that are not cached yet. Closed buckets never change."""
         log, rows = read_only(source_folder(self._storage, source)), self._rows[source]
         for segment in log.state.streams[source].between(max(rows, default=-(2**62)) + 1, upto):
             table, bucket = log.read(segment), segment.id.bucket
             rows[bucket] = pa.concat_tables([rows[bucket], table]) if bucket in rows else table
 
     def _schema(self, output: str) -> pa.Schema:
-        """Of the rows as they were received."""
+        """Return the schema of the received rows, without the column added by the client."""
         log = read_only(client_folder(self._storage, output))
         schema = arrow_schema(log.state.streams[output].schema)
         return pa.schema([field for field in schema if field.name != RECEIVED_AT])

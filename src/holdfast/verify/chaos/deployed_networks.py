@@ -1,7 +1,7 @@
-"""The networks that chaos breaks. Whole numbers only, so that rows compare exactly, and every row
-with a number of its own.
+"""Networks used by chaos scenarios.
 
-A node process imports one of these as `holdfast.verify.chaos.deployed_networks:chain`.
+All values are integers, so that rows compare exactly. Every row has a unique `id`. A node process
+imports a network by its path, for example `holdfast.verify.chaos.deployed_networks:chain`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS = 8
 
 
 def totals(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """Running sum and number of rows per key, told for the keys that moved."""
+    """Keep a running sum and row count per key; emit the keys that occur in `rows`."""
     fresh = pa.table(
         {"key": rows["key"], "n": pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows),
          "total": rows["x"]}
@@ -34,8 +34,10 @@ def totals(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Tab
 
 
 def _outputs(net: hf.Network, rows: Any) -> None:
-    """A window, which can be built anew from recent input, and state that needs it from the first
-    row on."""
+    """Declare two outputs that recover differently.
+
+    `windows` can be rebuilt from recent input. `totals` needs the input from the first row on.
+    """
     net.output(
         "windows",
         rows.window("1s", slide="400ms").group_by("key").agg(n=hf.count(), x=hf.sum("x")),
@@ -53,7 +55,7 @@ def _outputs(net: hf.Network, rows: Any) -> None:
 
 
 def _taps(net: hf.Network) -> list[Any]:
-    # Boundaries come from the harness, which keeps to the wall clock.
+    # The harness advances the boundaries, following the wall clock.
     return [net.source(name, SCHEMA, time="ts", clock="live") for name in SOURCES]
 
 

@@ -1,5 +1,8 @@
-"""A network on real processes, with a proxy in every link, fed in real time and read by clients
-that write down what they get. One scenario after another can break it: stream time goes on."""
+"""A network deployed on real processes, with a fault-injecting proxy in every link.
+
+Sources are fed in real time, and clients record every bucket they receive. Several scenarios can
+run one after another on the same deployment; stream time continues between them.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +33,31 @@ from holdfast.verify.history import Reported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Rows really cross the links, and a checkpoint is never long ago. JVMs that live for seconds do
-#: better without their second compiler.
+#: Rows cross the links (`by_reference` is off), and checkpoints are frequent. Short-lived JVMs run
+#: better without the second-tier compiler.
 OPTIONS = Options(
     memory="768m",
     java_options="-XX:TieredStopAtLevel=1",
     by_reference=False,
     checkpoint_buckets=25,
 )
-#: By then the first results have come.
+#: Deadline for the first results of all clients.
 RESULTS_S = 120.0
-#: Everything is warm when results have come so soon after their bucket for so long ...
+#: The deployment is warm when results have arrived within `WARM_US` of their bucket for
+#: `WARM_FOR_S` seconds.
 WARM_US = 2_000_000
 WARM_FOR_S = 3.0
-#: ... or will not be, because the machine has other things to do.
+#: Warm-up stops after this time even if the deployment is not warm, as on a loaded machine.
 WARM_S = 40.0
-#: Processes that were ended are gone by then.
+#: Deadline for stopped processes and client threads to exit.
 GONE_S = 15.0
 
 
 class Deployment:
-    """`spark` computes the ideal, apart from the JVMs of the nodes."""
+    """One running network with its proxies, clients, pusher and watcher.
+
+    `spark` computes the ideal results. The nodes use their own JVMs.
+    """
 
     def __init__(self, network: str, spark: SparkSession, *, options: Options = OPTIONS) -> None:
         if network not in NETWORKS:
@@ -58,7 +65,7 @@ class Deployment:
         self.network = NETWORKS[network]
         self.recorder = Recorder()
         self.storage = tempfile.mkdtemp(prefix="holdfast-chaos-")
-        #: Left behind for whoever wants to know why a scenario failed.
+        #: True retains the storage folder, to analyze a failed scenario.
         self.keep_storage = False
         self.aftermath = Aftermath(self.network, self.storage, spark)
         self.proxies = Proxies()
@@ -101,7 +108,7 @@ class Deployment:
         return self
 
     def stop(self) -> None:
-        """End everything that was started, in whatever condition it is."""
+        """Stop everything that was started. Safe in any state, also after a failed `start`."""
         if self._stopped:
             return
         self._stopped = True
@@ -120,7 +127,7 @@ class Deployment:
             shutil.rmtree(self.storage, ignore_errors=True)
 
     def left(self) -> list[str]:
-        """Processes that are still there after `stop`, when they have had time to go."""
+        """Return the processes that still run `GONE_S` seconds after `stop`."""
         until = time.monotonic() + GONE_S
         while (left := self.watcher.left()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -137,10 +144,10 @@ class Deployment:
     ) -> None:
         self.stop()
 
-    # -- for a scenario -----------------------------------------------------------------------
+    # -- used by scenarios --------------------------------------------------------------------
 
     def begin(self, seed: int) -> int:
-        """Rows from the next bucket on, which is returned when it begins."""
+        """Push rows from the next bucket on. Returns that bucket when it begins."""
         width_us = self.network.width_us
         first = bucket_of(now_us(), width_us) + 1
         time.sleep((first * width_us - now_us()) / 1e6)
@@ -149,7 +156,7 @@ class Deployment:
         return first
 
     def settle(self, upto: int, limit_s: float) -> bool:
-        """Until every client has everything up to `upto` and whoever was replaced is gone."""
+        """Wait until every client has bucket `upto` and all replaced processes have exited."""
 
         def settled() -> bool:
             return all(
@@ -159,7 +166,7 @@ class Deployment:
         return self.wait(settled, limit_s)
 
     def wait(self, test: Callable[[], bool], limit_s: float) -> bool:
-        """Nobody tells when these things happen, so they are looked at, up to a limit."""
+        """Poll `test` until it holds or `limit_s` has passed. Returns whether it held."""
         until = time.monotonic() + limit_s
         while not test():
             if time.monotonic() > until:
@@ -168,7 +175,7 @@ class Deployment:
         return True
 
     def links(self, sender: str, receiver: str) -> list[tuple[Link, str]]:
-        """Where bytes go from one to the other, and what the link calls the sender."""
+        """Return the links between two processes, each with its own name for the sender."""
         found = []
         for link in self.proxies.all():
             ends = {CLIENT if e.startswith(f"{CLIENT}-") else e: e
@@ -183,7 +190,7 @@ class Deployment:
     def resume_clients(self) -> None:
         self._reading.set()
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     def _route(self, reader: str, producer: str, address: str) -> str:
         return self.proxies.link(producer, reader, address).address
@@ -194,7 +201,7 @@ class Deployment:
         self.recorder.add(told)
 
     def _warm_up(self) -> None:
-        """The first results of a JVM take their time; scenarios begin when they no longer do."""
+        """Wait until results arrive promptly. The first results of a new JVM are slow."""
         self.begin(seed=0)
         cold_at = time.monotonic()
 

@@ -1,5 +1,4 @@
-"""What a scenario may break in a network of real processes, refused before anything starts, and how
-it is broken and mended."""
+"""Faults on real processes: validation before a run starts, injection and repair."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from holdfast.verify.scenario import KINDS, Fault, Scenario, ends_of
 if TYPE_CHECKING:
     from holdfast.verify.chaos.deployment import Deployment
 
-#: All clients of a run, as a scenario names them.
+#: The name that scenarios use for all clients of a run.
 CLIENT = "client"
-#: By then a successor has taken its place, or never will.
+#: Longest wait for the successor of a replaced process, in seconds.
 REPLACED_S = 60.0
 
 
 def links_of(network: Network) -> list[tuple[str, str]]:
-    """Who sends rows to whom: sources and nodes to nodes, nodes to clients."""
+    """Return all (producer, consumer) links: sources and nodes to nodes, nodes to clients."""
     producers = producers_of(network)
     found = []
     for part in fragments(network):
@@ -35,7 +34,7 @@ def links_of(network: Network) -> list[tuple[str, str]]:
 
 
 def check(scenario: Scenario, network: Network) -> None:
-    """Raise InputError with the first fault that real processes cannot have."""
+    """Raise InputError for the first fault that cannot be injected into real processes."""
     nodes = [node for part in fragments(network) for node in replicas_of(network, part.name)]
     sources = [op.name for op in network.sources]
     for number, fault in enumerate(scenario.faults, 1):
@@ -74,7 +73,7 @@ def _check_link(fault: Fault, network: Network, where: str) -> None:
 
 
 def apply(fault: Fault, to: Deployment) -> Callable[[], None]:
-    """Break it; what is returned mends it."""
+    """Inject the fault. Returns the function that repairs it."""
     match fault.do:
         case "kill" | "wipe" | "pause" | "replace":
             return _apply_to_process(fault, to)
@@ -108,7 +107,7 @@ def _apply_to_process(fault: Fault, to: Deployment) -> Callable[[], None]:
             process.replace()
 
             def wake() -> None:
-                # A JVM takes its time to start, and nobody is replaced before it has.
+                # The successor replaces the paused process only after its JVM has started.
                 to.wait(lambda: to.run.controller.address(fault.on) != before, REPLACED_S)
                 process.resume()
 
@@ -119,7 +118,7 @@ def _apply_to_process(fault: Fault, to: Deployment) -> Callable[[], None]:
 
 
 def _apply_to_links(fault: Fault, to: Deployment) -> Callable[[], None]:
-    """A direction `a->b` is what `a` sends to `b`, whoever of them made the connection."""
+    """Inject a link fault. `a->b` means bytes from `a` to `b`, whichever end connected."""
     hit = [(link, sender) for one, other in ends_of(fault.on)
            for link, sender in to.links(one, other)]  # fmt: skip
 
@@ -144,4 +143,4 @@ def _apply_to_links(fault: Fault, to: Deployment) -> Callable[[], None]:
 
 
 def _by_itself() -> None:
-    """It is mended without us."""
+    """Do nothing: the fault ends without the harness."""

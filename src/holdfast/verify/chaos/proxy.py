@@ -1,11 +1,11 @@
-"""TCP proxies that stand between readers and producers, and break links as networks break them.
+"""TCP proxies between consumers and producers that inject network faults.
 
-A reader connects to its proxy, the proxy to the producer; bytes go both ways through gates that can
-be shut, slowed or narrowed. A shut gate is silent: connections stay open, what was sent waits, as
-TCP does while a network is partitioned. Even the end of a connection does not get through.
+A consumer connects to its proxy, and the proxy connects to the producer. Each direction passes a
+gate that can be shut, delayed or throttled. A shut gate behaves like a partitioned network:
+connections stay open, and sent bytes wait. Not even the end of a connection passes a shut gate.
 
-All proxies of a run live in one thread; methods may be called from any other and have taken effect
-when they return.
+All proxies of a run share one thread. Their methods may be called from any other thread and have
+taken effect when they return.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _CHUNK_BYTES = 64 * 1024
-#: Chunks on their way through a slow gate; more wait where they come from.
+#: Most chunks buffered in a slow gate. Further bytes stay with the sender.
 _UNDER_WAY = 256
-#: A narrow gate lets through so many pieces a second.
+#: A throttled gate forwards this many pieces per second.
 _PIECES_PER_S = 20
-#: Aborted connections are told so: RST instead of FIN.
+#: SO_LINGER value that makes an abort send RST instead of FIN.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Gate:
-    """What one direction of a link lets through. Only touched in the thread of the proxies."""
+    """One direction of a link. Used only in the thread of the proxies."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -54,7 +54,7 @@ class Gate:
         await self._open.wait()
 
     async def carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        """All bytes of `source`, then its end."""
+        """Forward all bytes of `source`, then the end of the connection."""
         loop = asyncio.get_running_loop()
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_UNDER_WAY)
 
@@ -92,16 +92,16 @@ class Gate:
 
 
 class Link:
-    """One proxy: `reader` connects to `address`, behind which is `producer`, now at `target`."""
+    """One proxy. `reader` connects to `address`; the proxy connects to `producer` at `target`."""
 
     def __init__(self, proxies: Proxies, producer: str, reader: str, target: str) -> None:
         self.producer, self.reader = producer, reader
         self.address = ""
         self._proxies = proxies
         self._target = target
-        #: By who sends the bytes.
+        #: Gate by sender of the bytes.
         self._gates = {producer: Gate(), reader: Gate()}
-        #: How often each end was cut off and not mended: faults may overlap.
+        #: Number of active cuts per sender: faults may overlap.
         self._cuts = Counter[str]()
         self._connections: set[asyncio.Task[None]] = set()
         self._sockets: set[asyncio.StreamWriter] = set()
@@ -112,33 +112,33 @@ class Link:
         return self._proxies.do(lambda: len(self._connections))
 
     def lead_to(self, target: str) -> None:
-        """New connections go there. Those that are open stay with whom they were made to."""
+        """Send new connections to `target`. Open connections keep their old target."""
         self._target = target
 
     def cut(self, *senders: str) -> None:
-        """Nothing these ends send gets through; without any, nothing at all."""
+        """Block everything from these senders, or from both ends if none is given."""
         self._cut_off(senders, 1)
 
     def mend(self, *senders: str) -> None:
-        """What these ends send gets through again, once every cut is mended; without any, all."""
+        """Undo one cut of these senders, or of both ends. The last undone cut opens the gate."""
         self._cut_off(senders, -1)
 
     def delay(self, ms: float, *senders: str) -> None:
-        """What these ends send takes so much longer; 0 for no longer."""
+        """Delay bytes from these senders by `ms`; 0 removes the delay."""
         self._each(senders, lambda gate: gate.set(delay_s=ms / 1_000))
 
     def throttle(self, kb_per_s: float, *senders: str) -> None:
-        """So much of what these ends send gets through; 0 for everything."""
+        """Limit the rate of these senders to `kb_per_s`; 0 removes the limit."""
         self._each(senders, lambda gate: gate.set(bytes_per_s=kb_per_s * 1_000))
 
     def heal(self, *senders: str) -> None:
-        """As if nothing had ever been done to what these ends send; without any, to anything."""
+        """Remove all faults of these senders, or of both ends if none is given."""
         for sender in senders or tuple(self._gates):
             self._cuts[sender] = 0
         self._each(senders, lambda gate: gate.set(shut=False, delay_s=0.0, bytes_per_s=0.0))
 
     def reset(self) -> None:
-        """Break every connection; new ones can be made at once."""
+        """Abort all connections. New connections are accepted at once."""
         self._proxies.do(self._abort)
 
     async def listen(self) -> None:
@@ -174,7 +174,7 @@ class Link:
         to_producer: asyncio.StreamWriter | None = None
         forth, back = self._gates[self.reader], self._gates[self.producer]
         try:
-            # Making a connection takes bytes both ways.
+            # A TCP handshake needs both directions.
             await forth.opened()
             await back.opened()
             host, _, port = self._target.rpartition(":")
@@ -182,7 +182,7 @@ class Link:
             self._sockets.add(to_producer)
             await _both(forth.carry(from_reader, to_producer), back.carry(from_producer, to_reader))
         except OSError:
-            # One end went away: the other is told when something gets through to it again.
+            # One end is gone: the other end learns that only when both gates are open.
             with suppress(asyncio.CancelledError):
                 await forth.opened()
                 await back.opened()
@@ -207,7 +207,7 @@ class Link:
 
 
 class Proxies:
-    """The links of a run, each made when it is first asked for, and the thread they live in."""
+    """The links of a run, each created on first use, and the thread that runs them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -217,7 +217,7 @@ class Proxies:
         self._thread.start()
 
     def link(self, producer: str, reader: str, target: str) -> Link:
-        """The link between the two, leading to `target` from now on."""
+        """Return the link between `producer` and `reader`, redirected to `target`."""
         with self._making:
             link = self._links.get((producer, reader))
             if link is None:
@@ -232,7 +232,7 @@ class Proxies:
             return list(self._links.values())
 
     def do(self, change: Callable[[], T]) -> T:
-        """Run `change` where the links live."""
+        """Run `change` in the thread of the proxies and return its result."""
 
         async def run() -> T:
             return change()
@@ -246,7 +246,7 @@ class Proxies:
         async def end() -> None:
             for link in self.all():
                 link.close()
-            # Among them connections that were accepted a moment ago.
+            # This includes connections accepted a moment ago, which no link knows yet.
             while left := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in left:
                     task.cancel()
@@ -263,7 +263,7 @@ class Proxies:
 
 
 async def _both(*ways: Coroutine[Any, Any, None]) -> None:
-    """Until both are done; when one fails, the other is ended too."""
+    """Run all coroutines to the end. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:
         await asyncio.gather(*tasks)

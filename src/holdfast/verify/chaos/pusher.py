@@ -1,7 +1,8 @@
-"""Feeding the sources in real time: at the end of every bucket its rows, then the clock.
+"""Pusher of generated rows into the sources, in real time.
 
-What a bucket holds depends on the seed and the bucket alone. A source that is silenced says nothing
-of the buckets in between when it speaks again: they close empty.
+At the end of every bucket, the pusher pushes the rows of the bucket and then advances the source.
+The rows depend only on the seed, the bucket and the source. When a silenced source resumes, the
+buckets of its silence close empty.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.verify.chaos.recorder import Recorder
 from holdfast.verify.history import Accepted, Closed, Row, Stopped
 
 ROWS = 20
-#: How long after its end a bucket is closed, at least: timers come early as well as late.
+#: Margin added to the wait for the end of a bucket, because timers can fire early. In seconds.
 _AFTER_S = 0.002
 
 
@@ -27,7 +28,7 @@ class Pusher:
     def __init__(self, sources: Mapping[str, Source], width_us: int, recorder: Recorder) -> None:
         self._sources, self._width_us, self._recorder = sources, width_us, recorder
         self._seed = 0
-        #: The first bucket that was not pushed yet; empty while everything rests.
+        #: The first bucket not pushed yet, by source; empty while the pusher rests.
         self._next: dict[str, int] = {}
         self._silent: set[str] = set()
         self._lock = threading.Lock()
@@ -36,14 +37,14 @@ class Pusher:
         self._thread.start()
 
     def begin(self, first: int, seed: int) -> None:
-        """From bucket `first` on there are rows again; everything before closes empty."""
+        """Push rows from bucket `first` on. Unpushed earlier buckets close empty."""
         with self._lock:
             self._next = dict.fromkeys(self._sources, first)
             self._silent.clear()
             self._seed = seed
 
     def rest(self) -> int:
-        """Say nothing any more. The last bucket that all sources closed."""
+        """Push the finished buckets, then pause. Returns the last bucket closed by all sources."""
         with self._lock:
             self._tick(now_us())
             self._next = {}

@@ -1,4 +1,4 @@
-"""Writing down what happens, from any thread."""
+"""Recorder of the events of a chaos scenario, usable from any thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.verify.history import Concluded, Event, Given, Row, Stopped
 
 
 class Recorder:
-    """Events of the scenario that runs."""
+    """Events of the current scenario."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -23,14 +23,14 @@ class Recorder:
             self._events.append(event)
 
     def take(self) -> list[Event]:
-        """What was written down since the last time."""
+        """Return and clear the events recorded since the last call."""
         with self._lock:
             taken, self._events = self._events, []
         return taken
 
 
 def record(client: Client, recorder: Recorder, may_read: threading.Event) -> None:
-    """Read until the client is closed, writing down what it gives; stand still while it may not."""
+    """Record all buckets that `client` delivers until it closes. Pauses if `may_read` is unset."""
 
     def take(table: pa.Table, info: BucketInfo) -> None:
         may_read.wait()
@@ -50,7 +50,7 @@ def record(client: Client, recorder: Recorder, may_read: threading.Event) -> Non
 
 
 def rows_of(table: pa.Table) -> tuple[Row, ...]:
-    """Rows as plain values, times as microseconds, in one order whatever order they came in."""
+    """Return rows as plain values, sorted, with times in microseconds."""
     columns = [
         (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
         for column in table.columns

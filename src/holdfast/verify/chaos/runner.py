@@ -1,5 +1,8 @@
-"""One scenario on a deployment: rows flow, things break and are mended, everything settles, and the
-history of it is written down."""
+"""Runner of one scenario on a deployment.
+
+The runner pushes rows, injects and repairs the faults, waits until the clients have caught up, and
+returns the history of the scenario.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ from holdfast.verify.history import (
 )
 from holdfast.verify.scenario import Fault, Scenario
 
-#: What is granted on two cores, on which every node has a JVM.
+#: Bounds of the checkers, chosen for a machine with two cores and one JVM per node.
 DELAY_US = 5_000_000
 RECOVERY_US = 40_000_000
 HELD_BUCKETS = 400
-#: Beyond what is granted, so that who is late is caught being late and not called unknown.
+#: Wait beyond `RECOVERY_US`, so that a late result is recorded as late instead of missing.
 PATIENCE_S = 5.0
 
 
@@ -92,7 +95,7 @@ def _promises(to: Deployment, at: int) -> list[Promised]:
 
 
 def _break(scenario: Scenario, to: Deployment, began_us: int, say: Callable[[str], None]) -> int:
-    """Apply every fault at its time and mend it at its own. When the last was mended."""
+    """Inject and repair every fault at its time. Returns the time of the last repair."""
     due: list[tuple[int, int, Fault, Callable[[], None] | None]] = [
         (began_us + fault.at_us, number, fault, None)
         for number, fault in enumerate(scenario.faults)
@@ -116,7 +119,7 @@ def _break(scenario: Scenario, to: Deployment, began_us: int, say: Callable[[str
 
 
 def _belongs(event: Event, first: int, upto: int) -> bool:
-    """The history of a scenario is that of its own buckets."""
+    """Whether the event concerns a bucket of this scenario; other events are dropped."""
     match event:
         case Given() | Made() | Logged() | Ideal():
             return first <= event.bucket <= upto

@@ -1,5 +1,8 @@
-"""Looking at a run from outside while it is being broken: how far clients are, who stopped, what is
-held, what was made. Looking must not depend on anybody answering."""
+"""Watcher of a chaos run, from outside the processes that are being broken.
+
+The watcher records client positions, stopped processes, retained buckets and logged segments. A
+process that does not answer must not stop the watcher.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from holdfast.types import Segment
 from holdfast.verify.chaos.recorder import Recorder
 from holdfast.verify.history import Held, Hinted, Made, Stopped, Told
 
-#: How often positions and ends are looked at, and how often logs and buffers.
+#: Poll intervals: positions and exits; logs and buffers.
 LOOK_S = 0.02
 LOOK_INTO_S = 1.0
 
@@ -37,9 +40,9 @@ class Watcher:
         self._hinted: dict[str, int] = {}
         self._stopped: list[Failure] = []
         self._exits: dict[str, int] = {}
-        #: Of every segment of the run, as the log of its maker says, by that log and the file.
+        #: Every segment of the run, as logged by its producer; by node folder and file.
         self._made: dict[tuple[str, str], Made] = {}
-        #: Every process of the run there ever was; a pid alone may be given to another one.
+        #: Every process of the run so far. The process object detects a reused pid.
         self._seen: dict[int, psutil.Process] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -56,17 +59,17 @@ class Watcher:
             thread.join()
 
     def left(self) -> list[psutil.Process]:
-        """Processes of the run that are still there."""
+        """Return the processes of the run that are still running."""
         return [process for process in self._seen.values() if _runs(process)]
 
     def made(self) -> list[Made]:
-        """Whatever nodes have made up to now."""
+        """Return all segments that nodes have logged so far."""
         self.look_into_logs()
         with self._lock:
             return list(self._made.values())
 
     def look_into_logs(self) -> None:
-        """Before what nodes made is trimmed or deleted."""
+        """Remember the logged segments, before they are trimmed or deleted."""
         folder = Path(self._run.storage) / "nodes"
         with self._lock, suppress(OSError):
             for root in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -95,12 +98,12 @@ class Watcher:
             known = self._exits.get(name, 0)
             self._exits[name] = len(process.exits)
             for ended in process.exits[known:]:
-                if ended.code != -signal.SIGKILL:  # nobody but us sends that
+                if ended.code != -signal.SIGKILL:  # SIGKILL counts as injected
                     told = ended.replaced or kind_of_exit(ended.code) != "crash"
                     whose = "world" if told else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
         for failure in self._run.failures.all():
-            hosted = failure.kind in ("node", "host")  # those are among the exits
+            hosted = failure.kind in ("node", "host")  # recorded as exits above
             if not hosted and failure not in self._stopped:
                 self._stopped.append(failure)
                 self._recorder.add(Stopped(now_us(), "run", "ours", failure.message))

@@ -1,17 +1,17 @@
-"""Did a run keep what it promised? A score of questions, answered from nothing but the history of
-the run, so that the simulator and chaos on real processes are held to the same.
+"""Checkers: did a run keep its promises? Each checker answers one question from the history alone,
+so that the simulator and chaos on real processes are judged by the same rules.
 
-    lost       every row arrives                     delay     in time while nothing is broken
-    doubled    none too often                        bounded   buffers stay small, too
-    wrong      none that should not                  converge  replicas make the same
-    undone     stable is for ever                    accepted  sources keep what they took
-    corrected  tentative is not                      alive     nobody stops without need
-    order      buckets rise                          contract  the levels of ECOC section 2.5
-    available  something, while anything is          reported  broken promises are noticed
-    standing   a recent result stands                labelled  tentative says what it lacks
-    promises   somebody answers                      detected  the useless are soon left
-    held       buffers grow with time at most        paired    a pair is soon one again
-    closing    whatever clocks do, buckets close
+    lost       every row is delivered                delay     in time while nothing is broken
+    doubled    no row is delivered too often         bounded   buffers are small without faults
+    wrong      no incorrect row is delivered         converge  replicas produce the same rows
+    undone     stable rows never change              accepted  sources keep accepted rows
+    corrected  tentative rows become stable          alive     no process stops without need
+    order      bucket numbers increase               contract  the levels of ECOC section 2.5
+    available  results continue during failures      reported  broken promises are reported
+    standing   the newest valid result is recent     labelled  tentative rows list missing inputs
+    promises   one replica always answers            detected  unusable producers are soon left
+    held       buffers grow linearly at most         paired    a lost replica is soon rebuilt
+    closing    buckets close despite clock steps
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from holdfast.verify.history import History, Reported
 __all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_verdicts"]
 
 Checker = Callable[[Story], Verdict]
-#: In the order of the verdicts.
+#: Verdicts are returned in this order.
 CHECKERS: tuple[Checker, ...] = (
     lost, doubled, wrong, undone, corrected, order, labelled, delay, available, standing,
     promises, detected, bounded, held, paired, closing, converge, accepted, alive, contract,
@@ -55,8 +55,8 @@ CHECKERS: tuple[Checker, ...] = (
 
 
 def check(history: History, *, monitored: bool = False) -> list[Verdict]:
-    """All verdicts. Whether broken promises were reported is asked only where a monitor ran: it is
-    `monitored`, or was heard."""
+    """All verdicts. The `reported` checker runs only if a monitor ran: `monitored` is set, or the
+    history holds a report."""
     story = Story(history)
     if not monitored and not story.of(Reported):
         silent = Verdict("reported", "unknown", "no monitor was heard")
@@ -65,7 +65,8 @@ def check(history: History, *, monitored: bool = False) -> list[Verdict]:
 
 
 def _ask(checker: Checker, story: Story) -> Verdict:
-    """A checker that breaks must not look like one that has nothing to say."""
+    """Runs one checker. A checker that raises an exception counts as failed, so that a broken
+    checker is never mistaken for a passed one."""
     try:
         return checker(story)
     except Exception as err:

@@ -1,5 +1,6 @@
-"""What clients were given, held against the ideal: nothing lost, doubled or wrong, nothing stable
-changed, everything tentative corrected, all of it in order, and as the contracts say."""
+"""Checks the rows that clients received against the ideal rows: no row is lost, duplicated or
+wrong, no stable row changes, every tentative bucket is corrected, buckets arrive in order, and the
+contracts hold."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told
 
 
 def lost(story: Story) -> Verdict:
-    """Every row of a bucket that its sources closed was given, and stands. In a run that had no
-    time to settle, only rows of buckets that the client was told are whole are lost for certain."""
+    """Every row of a bucket that its sources closed was delivered and remains valid. In a run that
+    had no time to settle, a row counts as lost only if the client was notified that its bucket is
+    complete."""
     faults = []
     for promise in story.promises:
         reader = story.reader(promise)
@@ -38,8 +40,8 @@ def lost(story: Story) -> Verdict:
 
 
 def doubled(story: Story) -> Verdict:
-    """No ideal row was given more often, over all buckets, than the ideal has it. Rows that the
-    ideal does not have at all are `wrong` however often they were given."""
+    """No ideal row was delivered more often, over all buckets, than the ideal contains it. Rows
+    that the ideal does not contain at all are `wrong`, however often they were delivered."""
     faults = []
     for reader in story.readers.values():
         surplus = {at: gap.surplus for at, gap in reader.gaps.items() if gap.surplus}
@@ -57,7 +59,7 @@ def doubled(story: Story) -> Verdict:
 
 
 def wrong(story: Story) -> Verdict:
-    """No stable row was given that the ideal does not have in that bucket."""
+    """No stable row was delivered that the ideal does not contain in that bucket."""
     faults = []
     for reader in story.readers.values():
         for bucket, gap in reader.gaps.items():
@@ -72,7 +74,7 @@ def wrong(story: Story) -> Verdict:
 
 
 def undone(story: Story) -> Verdict:
-    """What was once stable stays: it is not given again with other rows."""
+    """Stable buckets never change: no stable bucket is delivered again with different rows."""
     faults = []
     for reader in story.readers.values():
         for bucket, (first, *again) in reader.stable.items():
@@ -85,8 +87,9 @@ def undone(story: Story) -> Verdict:
 
 
 def corrected(story: Story) -> Verdict:
-    """What was given as tentative is later given as stable, empty or not. A client says which rows
-    take the place of others; and once all of it is stable (REC_DONE), and not before."""
+    """Every tentative bucket is later delivered as stable, empty or not. A client reports which
+    rows replace tentative ones. A client reports REC_DONE when all of its buckets are stable, and
+    not before."""
     faults = []
     announces = any(began.announces for began in story.of(Began))
     for reader in story.readers.values():
@@ -125,7 +128,7 @@ def _concluded(reader: Reader) -> list[Fault]:
 
 
 def _tentative(reader: Reader) -> dict[int, int]:
-    """Buckets that were tentative and never became stable: since when."""
+    """Buckets that were tentative and never became stable, with the time of the last delivery."""
     tentative: dict[int, int] = {}
     for event in reader.readings:
         if type(event) is Given:
@@ -137,8 +140,9 @@ def _tentative(reader: Reader) -> dict[int, int]:
 
 
 def order(story: Story) -> Verdict:
-    """Stable buckets rise, and a client is never told less than it was told before. What is
-    tentative is given again only as a newer version, and never where something stable is."""
+    """The numbers of stable buckets increase, and the position up to which an output is stable
+    never decreases. A tentative bucket is delivered again only as a newer version, and never after
+    its stable version."""
     faults = []
     for reader in story.readers.values():
         faults += _guessed_again(reader)
@@ -180,8 +184,8 @@ def _guessed_again(reader: Reader) -> list[Fault]:
 
 
 def contract(story: Story) -> Verdict:
-    """Loss, error and order as promised, measured as the levels of ECOC section 2.5. Delay is
-    judged by `delay`, which knows when something was broken."""
+    """Loss, error and order are as promised, measured as the levels of ECOC section 2.5. `delay`
+    judges delays, because that checker takes into account when a fault was active."""
     if not story.settled:
         return Verdict("contract", "unknown", "the run did not settle", story.end_us)
     faults = []
@@ -205,8 +209,9 @@ def contract(story: Story) -> Verdict:
 
 
 def _matched(story: Story, promise: Promised) -> Matched:
-    """A row's number is its bucket: within one, rows have no order, and ideally all of them come
-    at its end. A bucket is ideal when its sources closed it, or else when it was given."""
+    """Matches delivered rows with ideal rows. The sequence number of a row is its bucket: rows
+    within a bucket have no order, and ideally all of them arrive at the end of the bucket. A bucket
+    counts if its sources closed it, or if the bucket was delivered."""
     reader = story.reader(promise)
     due = story.closed_upto(promise)
     ideal_rows = false_rows = 0

@@ -1,5 +1,5 @@
-"""What the user of an output notices: how old the newest result is that still stands. This is
-asked while something is broken, too."""
+"""Checks the age of the newest valid result, which is what the user of an output notices. The check
+also applies while a fault is active."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.verify.history import Owed, Promised
 
 
 def standing(story: Story) -> Verdict:
-    """As long as an answer is owed, the newest result that stands is younger than the bound. A
-    tentative one stands until another version of its bucket replaces it."""
+    """While a result is owed, the newest valid result is not older than the bound. A tentative
+    result remains valid until another version of its bucket replaces it."""
     faults = []
     for promise in story.promises:
         reader = story.reader(promise)
@@ -22,8 +22,8 @@ def standing(story: Story) -> Verdict:
 
 
 def newest_age_us(story: Story, reader: Reader, since_us: int, until_us: int) -> int:
-    """How old the newest result that stands gets between two instants, since the end of its bucket;
-    where there never was one, since the beginning of the run."""
+    """The maximum age of the newest valid result between two instants, counted from the end of its
+    bucket, or from the start of the run if there was no result yet."""
     return max((age for _, _, age in _ages(story, reader, since_us, until_us)), default=0)
 
 
@@ -42,7 +42,7 @@ def _too_old(
 
 
 def _ages(story: Story, reader: Reader, since_us: int, until_us: int) -> list[tuple[int, int, int]]:
-    """Between two instants: from and until when each newest result was that, and its age then."""
+    """Between two instants: from and until when each result was the newest, and its final age."""
     if until_us <= since_us:
         return []
     width_us = story.began.width_us
@@ -55,7 +55,7 @@ def _ages(story: Story, reader: Reader, since_us: int, until_us: int) -> list[tu
 
 
 def _owed(story: Story, promise: Promised) -> list[tuple[int, int, int]]:
-    """From, to, and how old the newest result may be."""
+    """Periods in which a result is owed: start, end, and the maximum age of the newest result."""
     mine = [e for e in story.of(Owed) if (e.client, e.output) == (promise.client, promise.output)]
     return [
         (owed.at, story.end_us if after is None else after.at, owed.age_us)

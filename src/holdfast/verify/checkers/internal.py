@@ -1,5 +1,5 @@
-"""What happened inside: replicas made the same, sources kept what they accepted, nobody gave up
-without need, and nobody kept more than there was need for."""
+"""Checks internal properties: replicas produce the same rows, sources keep accepted rows, no
+process terminates without need, and no component retains more than it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.verify.history import (
 
 
 def converge(story: Story) -> Verdict:
-    """All instances and replicas that made a stable bucket made the same."""
+    """All instances and replicas that produced a stable bucket produced the same rows."""
     faults = []
     first: dict[tuple[str, int], Made] = {}
     for made in story.of(Made):
@@ -35,10 +35,9 @@ def converge(story: Story) -> Verdict:
 
 
 def accepted(story: Story) -> Verdict:
-    """Rows that a source said are safe are in its log, be it among the dead letters, and not more
-    often than they were pushed. Of
-    rows that were never called safe nothing can be told: they may have been logged before the crash
-    that kept the answer back."""
+    """Rows that a source confirmed as durable are in its log or among its dead letters, and not
+    more often than they were pushed. The checker ignores unconfirmed rows: a source may have logged
+    them before a crash that prevented the confirmation."""
     safe: dict[str, list[Row]] = defaultdict(list)
     logged: dict[str, list[Row]] = defaultdict(list)
     last_us: dict[str, int] = {}
@@ -64,7 +63,8 @@ def accepted(story: Story) -> Verdict:
 
 
 def alive(story: Story) -> Verdict:
-    """Nobody stopped over a mistake of ours, and nobody blamed the world before it broke."""
+    """No process stopped because of a bug in Holdfast, and no process blamed an injected fault
+    before the first fault began."""
     first_us = min((broke.at for broke in story.of(Broke)), default=None)
     return judged(
         "alive",
@@ -77,10 +77,10 @@ def alive(story: Story) -> Verdict:
 
 
 def held(story: Story) -> Verdict:
-    """Memory and disk are bounded in a failure, too. What cannot be corrected yet is kept, so that
-    with every bucket of a failure one bucket more may be kept of a stream, but not two; a node that
-    lost its storage may read every bucket again since the beginning. What has to be gone through to
-    decide something does not grow at all."""
+    """Memory and disk are also bounded during a failure. Buckets that cannot be corrected yet are
+    retained. Every bucket of a failure may therefore add one retained bucket per stream, but not
+    two. A node that lost its storage may read every bucket again since the start of the run. The
+    number of entries to scan for a decision does not grow at all."""
     began, bound = story.began, story.began.held_buckets
     faults = [
         Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to go through, "
@@ -90,7 +90,7 @@ def held(story: Story) -> Verdict:
     ]  # fmt: skip
     for kept in story.of(Held):
         trouble = story.trouble_at(kept.at) if kept.buckets > bound else None
-        if trouble is None:  # or `bounded` has said so
+        if trouble is None:  # within the bound, or already reported by `bounded`
             continue
         since_us = began.at if kept.where.endswith(" inputs") else trouble[0]
         most = bound + -(-(kept.at - since_us) // began.width_us)

@@ -1,4 +1,5 @@
-"""Between replicas: nobody counts on one that is gone, and whoever is of no use is left in time."""
+"""Checks between replicas: no replica relies on a failed one, and consumers leave an unusable
+producer in time."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from holdfast.verify.history import Made, Reading, Relied
 
 T = TypeVar("T", Reading, Relied)
 
-#: Two replicas that differ are told apart by then: they compare every second, compute the bucket
-#: again one after the other, and look ten seconds later whether an input was wrong.
+#: Time within which the wrong one of two diverging replicas is found: replicas compare digests
+#: every second, recompute the bucket one after the other, and check ten seconds later whether an
+#: input was wrong.
 TOLD_APART_US = 15_000_000
 
 
 def promises(story: Story) -> Verdict:
-    """While replicas correct themselves, one of them answers (Borealis section 3.4.3). A replica
-    that counts on another one finds out when that one is gone; and a promise to wait ends by
-    itself when nothing comes of what is waited for."""
+    """While replicas correct, one of them answers (Borealis section 3.4.3). A replica that relies
+    on another one detects the failure of that replica. A promise to wait expires if the awaited
+    correction makes no progress."""
     faults = []
     detect_us, recovery_us = story.began.detect_us, story.began.recovery_us
     for relied, until_us in _runs(story.of(Relied), _relying, story.end_us):
@@ -43,9 +45,9 @@ def promises(story: Story) -> Verdict:
 
 
 def detected(story: Story) -> Verdict:
-    """A producer that died, hangs, was cut off or makes no progress is soon not read any more, if
-    there is another one; and one of a pair is soon declared dead. Of two replicas that made
-    different rows one is soon rebuilt."""
+    """A producer that died, hangs, was disconnected or makes no progress is soon left by its
+    consumers if there is another producer. Such a replica of a pair is soon declared dead. If two
+    replicas produced different rows, one of them is soon rebuilt."""
     faults = _different(story)
     for reading, until_us in _runs(story.of(Reading), _bad, story.end_us):
         lasted_us = until_us - reading.at
@@ -60,8 +62,8 @@ def detected(story: Story) -> Verdict:
 
 
 def _different(story: Story) -> list[Fault]:
-    """Instances that made other rows of a bucket than another one, and both went on for longer than
-    it takes to tell which of them is wrong."""
+    """Pairs of instances that produced different rows of a bucket and both continued for longer
+    than the time that is needed to find the wrong one."""
     last_us: dict[tuple[str, int], int] = {}
     first: dict[tuple[str, int], dict[str, Made]] = {}
     differ: list[tuple[Made, Made]] = []
@@ -100,8 +102,9 @@ def _bad(event: Reading) -> tuple[object, object]:
 def _runs(
     events: Iterable[T], keyed: Callable[[T], tuple[object, object]], end_us: int
 ) -> Iterator[tuple[T, int]]:
-    """The first event of each stretch in which one thing stays the same, and when that was over;
-    `keyed` says what an event is about and what it says, None: nothing."""
+    """The first event of each period in which a value stays the same, and the end of the period.
+    `keyed` returns the subject of an event and its value; periods with the value None are
+    skipped."""
     by_key: dict[object, list[tuple[object, T]]] = defaultdict(list)
     for event in events:
         key, said = keyed(event)

@@ -1,7 +1,7 @@
-"""A history, gone through once and put in the order in which checkers ask.
+"""An index of a history, built in one pass and arranged for the queries of the checkers.
 
-Checkers run thousands of times, so nothing here is done twice, and rows are counted only where
-those of a bucket are not simply equal: in a good run they nearly always are.
+Checkers run thousands of times, so results are computed once and cached. Rows are counted only
+where the rows of a bucket differ from the ideal: in a correct run they are nearly always equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.verify.history import (
 T = TypeVar("T")
 Rows = tuple[Row, ...]
 Reading = Given | Told | Hinted | Concluded
-#: Later than everything.
+#: Later than every instant of a run.
 NEVER_US = 2**62
 
 
@@ -48,7 +48,7 @@ class Story:
                 readings[event.client, event.output].append(event)
         self.promises = self.of(Promised)
         for promise in self.promises:
-            readings[promise.client, promise.output]  # who was promised and got nothing, reads too
+            readings[promise.client, promise.output]  # a client that received nothing also counts
         ideal: dict[str, dict[int, Rows]] = defaultdict(dict)
         for best in self.of(Ideal):
             of_output = ideal[best.output]
@@ -80,14 +80,14 @@ class Story:
 
     @cached_property
     def trouble(self) -> list[tuple[int, int]]:
-        """From and to when nothing is demanded: while something is broken, and as long after as
-        it may take to recover. What never heals is trouble for ever."""
+        """Periods, as (from, to), in which no timing is demanded: from the start of each fault
+        until the recovery time after it has healed. A fault that never heals has no end."""
         return self._spans(self.changes)
 
     @cached_property
     def trouble_of_sources(self) -> list[tuple[int, int]]:
-        """The same without what is felt of a fault when it is over: that a clock that was set right
-        is followed is what sources are judged by."""
+        """`trouble`, but each fault ends without its after-effects (`felt_us`). Sources are judged
+        by how they follow a clock after its correction, so that this time must not be excused."""
         return self._spans([
             replace(event, at=event.at - event.felt_us) if isinstance(event, Healed) else event
             for event in self.changes
@@ -95,7 +95,7 @@ class Story:
 
     @cached_property
     def trouble_beside_clocks(self) -> list[tuple[int, int]]:
-        """Without wrong clocks, of which sources make something at once."""
+        """`trouble` without `skew` faults, to which sources must react at once."""
         return self._spans([event for event in self.changes if event.fault != "skew"])
 
     def _spans(self, changes: list[Broke | Healed]) -> list[tuple[int, int]]:
@@ -111,7 +111,7 @@ class Story:
 
     @cached_property
     def troubles(self) -> list[tuple[int, int]]:
-        """The spans of `trouble` in order of time, those that overlap put together."""
+        """The periods of `trouble` in order of time, with overlapping periods merged."""
         found: list[tuple[int, int]] = []
         for start, end in sorted(self.trouble):
             if found and start <= found[-1][1]:
@@ -121,7 +121,7 @@ class Story:
         return found
 
     def trouble_at(self, at: int) -> tuple[int, int] | None:
-        """The trouble of this instant: since when, and until when."""
+        """The period of trouble that contains this instant, as (from, to)."""
         return next((span for span in self.troubles if span[0] <= at <= span[1]), None)
 
     def troubled(self, from_us: int, to_us: int) -> bool:
@@ -135,7 +135,7 @@ class Story:
         return closings
 
     def closed_upto(self, promise: Promised) -> int:
-        """Up to which bucket every source of an output has said all it had to say."""
+        """The bucket up to which every source of an output has closed its buckets."""
         upto = [
             max((closed.upto for closed in self.closings.get(source, ())), default=-NEVER_US)
             for source in promise.sources
@@ -156,13 +156,13 @@ def overlaps(spans: list[tuple[int, int]], from_us: int, to_us: int) -> bool:
 
 @dataclass
 class Reader:
-    """What one client was given of one output."""
+    """The events of one client for one output."""
 
     client: str
     output: str
-    #: In the order they happened.
+    #: In order of time.
     readings: list[Reading]
-    #: What an ideal system would have given per bucket; a bucket that is not here is empty.
+    #: Rows that an ideal system would have delivered, per bucket; absent buckets are empty.
     ideal: dict[int, Rows]
 
     def __str__(self) -> str:
@@ -183,8 +183,9 @@ class Reader:
 
     @cached_property
     def newest(self) -> list[tuple[int, int]]:
-        """From when on which bucket is the newest that stands, stable or tentative: a replacement
-        is of the same bucket, so this only rises. One step for each instant at which it changed."""
+        """Steps (instant, bucket): the newest valid bucket from this instant on, stable or
+        tentative. A replacement has the same bucket, so the bucket number only increases. There is
+        one step per instant at which the newest bucket changed."""
         steps: list[tuple[int, int]] = []
         now = -NEVER_US
         for event in self.readings:
@@ -205,7 +206,7 @@ class Reader:
 
     @cached_property
     def stable(self) -> dict[int, list[Given]]:
-        """Per bucket, what was given as stable."""
+        """Per bucket, the stable deliveries."""
         stable: dict[int, list[Given]] = {}
         for event in self.readings:
             if type(event) is Given and event.stability == Stability.STABLE:
@@ -214,7 +215,7 @@ class Reader:
 
     @cached_property
     def gaps(self) -> dict[int, Gap]:
-        """Per bucket where there is any, how what was given as stable differs from the ideal."""
+        """The differences between stable rows and ideal rows, for the buckets that have any."""
         gaps = {}
         for bucket in sorted(self.ideal.keys() | self.stable.keys()):
             ideal, given = self.ideal.get(bucket, ()), self.stable.get(bucket, ())
@@ -240,7 +241,7 @@ def counted(*rows: Rows) -> Counter[Row]:
 
 
 def same(rows: Rows, other: Rows) -> bool:
-    """Whether rows are the same, in any order. Two ways that are fast come before the counting."""
+    """Whether rows are the same, in any order. Two cheap comparisons precede the counting."""
     if rows == other:
         return True
     if len(rows) != len(other):
@@ -252,7 +253,7 @@ def same(rows: Rows, other: Rows) -> bool:
 
 
 def some(rows: Counter[Row]) -> str:
-    """Up to three rows, and how many more."""
+    """Up to three rows, and the number of the remaining ones."""
     shown = ", ".join(str(row) for row in list(rows.elements())[:3])
     more = rows.total() - 3
     return f"{shown} and {more} more" if more > 0 else shown

@@ -1,5 +1,6 @@
-"""When clients knew what they were promised, how much was held meanwhile, and whether the monitor
-said so where a promise was broken. Nothing is demanded while something is broken or recovers."""
+"""Checks timing: when clients received their buckets, how many buckets were held in the meantime,
+and whether the monitor reported broken promises. `delay` and `bounded` are suspended while a fault
+is active or the run recovers; the other checkers also apply during failures."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ from holdfast.verify.history import (
     Restored,
 )
 
-#: A source closes a bucket at least this often, in widths of one: half speed, and a late timer.
+#: Maximum time between two closings of a source, in bucket widths: half speed, plus a late timer.
 CLOSING_WIDTHS = 4
-#: A clock that was set is no reason to run ahead, by more than a timer may be late, before it has
-#: stood for as long as the step is, at most ten seconds.
+#: After its clock was stepped, a source may not run ahead by more than `AHEAD_US` (the lateness of
+#: a timer) until the new time has lasted as long as the step, at most `STANDS_US_MAX`.
 AHEAD_US, STANDS_US_MAX = 1_500_000, 10_000_000
 
 
 def delay(story: Story) -> Verdict:
-    """Without trouble, a bucket is known `delay_us` after it is over and closed; and `within_us`
-    after its start, where that was promised."""
+    """Without faults, a client knows a bucket at most `delay_us` after the bucket is over and
+    closed, and at most `within_us` after its start where the contract promises that."""
     faults = []
     width_us, delay_us = story.began.width_us, story.began.delay_us
     for promise in story.promises:
@@ -57,9 +58,10 @@ def delay(story: Story) -> Verdict:
 
 
 def available(story: Story) -> Verdict:
-    """Property 1 (Borealis section 3.5): in a static state of failure a client that has a stable
-    tree, or else a tentative one, gets every bucket in time, be it as tentative; and with a stable
-    one nothing tentative. Replicas do not leave it to each other to answer."""
+    """Property 1 (Borealis section 3.5): in a static state of failure, a client with a stable tree,
+    or otherwise a tentative tree, receives every bucket in time, possibly as tentative. A client
+    with a stable tree receives no tentative bucket. At no time do all replicas of a fragment
+    correct while each relies on another to answer."""
     faults = [
         Fault(event.at, f"all replicas of {event.fragment} correct {event.path} at once")
         for event in story.of(Deserted)
@@ -97,8 +99,8 @@ def available(story: Story) -> Verdict:
 
 
 def labelled(story: Story) -> Verdict:
-    """A tentative bucket says how partial it is: what it was computed without, and which share of
-    the inputs was there; and where it lacks nothing, its rows are the right ones."""
+    """A tentative bucket reports how partial it is: the missing inputs, and the share of the inputs
+    that were available. If no input is missing, the rows are the ideal rows."""
     faults = []
     for promise in story.promises:
         reader = story.reader(promise)
@@ -114,8 +116,8 @@ def labelled(story: Story) -> Verdict:
 
 
 def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
-    """From, to and what was to be expected while nothing broke or healed; not after the last source
-    is done."""
+    """Periods without a new or healed fault: start, end, and the expectation. Periods end when the
+    last source is done."""
     mine = [
         e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
     ]
@@ -134,7 +136,7 @@ def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expe
 
 
 def bounded(story: Story) -> Verdict:
-    """Without trouble nobody holds more buckets than the bound."""
+    """Without faults, no component holds more buckets than the bound."""
     bound = story.began.held_buckets
     return judged(
         "bounded",
@@ -147,9 +149,10 @@ def bounded(story: Story) -> Verdict:
 
 
 def closing(story: Story) -> Verdict:
-    """A source closes buckets whatever is done to its clock: at half speed at least, not far ahead
-    because of a clock that was set a moment ago, and soon at their time again; but none at the
-    bound of its buffer, and none before its end by a clock that was never set."""
+    """A source closes buckets even if its clock is stepped: at least at half speed, not far ahead
+    because of a recent clock step, and soon on time again. A source whose clock was never stepped
+    closes no bucket before its end. Periods in which the buffer of the source is at its bound are
+    exempt."""
     faults = []
     width_us = story.began.width_us
     for source, closings in story.closings.items():
@@ -194,8 +197,8 @@ def closing(story: Story) -> Verdict:
 
 
 def paired(story: Story) -> Verdict:
-    """One of a pair that is lost costs nobody anything for long (Flux sections 3.2 and 3.3): what
-    it would have read is not kept for it, and what takes its place is soon as good."""
+    """The loss of one replica of a pair has no lasting cost (Flux sections 3.2 and 3.3): upstream
+    does not retain buckets for the dead replica, and its replacement soon catches up."""
     bound_us = 2 * story.began.recovery_us // 3
     late = [
         Fault(back.at, f"{back.node} was made anew for {(back.at - back.since) / 1e6:g}s")
@@ -210,8 +213,8 @@ def paired(story: Story) -> Verdict:
 
 
 def reported(story: Story) -> Verdict:
-    """A promise that is broken does not go unnoticed: two buckets later the monitor has said so. A
-    tentative answer is one; a report that was not taken back speaks for what follows, too."""
+    """A broken promise is reported by the monitor within two bucket widths. A tentative result in
+    time keeps the promise. A report that was not withdrawn also covers the following buckets."""
     faults = []
     width_us = story.began.width_us
     for promise in story.promises:
@@ -244,8 +247,8 @@ def _told(reports: Iterable[Reported], bucket: int, since_us: int, by_us: int) -
 
 
 def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
-    """The buckets that were over and closed by all sources in the run; since when they were due,
-    and when the client knew of them, which is the end of the run if it never did."""
+    """The buckets that were over and closed by all sources within the run; when they were due; and
+    when the client knew of them, or the end of the run if it never did."""
     began, end_us = story.began, story.end_us
     upto = min(story.closed_upto(promise), end_us // began.width_us - 1)
     buckets = np.arange(began.at // began.width_us, upto + 1, dtype=np.int64)
@@ -263,7 +266,7 @@ def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
 
 
 def _first_reaching(steps: list[tuple[int, int]], buckets: Ints) -> Ints:
-    """When each bucket was reached for the first time, by steps of (instant, up to bucket)."""
+    """When each bucket was first reached, given steps of (instant, up to bucket)."""
     at_us = np.array([at for at, _ in steps] + [NEVER_US], np.int64)
     upto = np.maximum.accumulate(np.array([upto for _, upto in steps], np.int64))
     return at_us[np.searchsorted(upto, buckets, side="left")]

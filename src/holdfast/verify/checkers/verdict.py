@@ -1,5 +1,5 @@
-"""What a checker says. `unknown` is an answer too: a run that ended in the middle of a repair has
-neither kept nor broken what it would have had to keep."""
+"""Verdicts of the checkers. `unknown` is a valid outcome: a run that ended during a recovery has
+neither kept nor broken the promise in question."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Outcome = Literal["ok", "failed", "unknown"]
 class Verdict:
     checker: str
     outcome: Outcome
-    #: The first thing that was found, and how many more there are; empty when it is `ok`.
+    #: The first violation, and the number of further ones; empty if the outcome is `ok`.
     why: str = ""
-    #: When it went wrong, in the time of the history.
+    #: Time of the violation, on the clock of the history.
     at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """One violation. The earliest comes first in a verdict, for it may have caused the others."""
+    """One violation. A verdict shows the earliest one, which may have caused the others."""
 
     at: int
     why: str
@@ -39,7 +39,7 @@ def judged(checker: str, faults: Sequence[Fault]) -> Verdict:
 
 
 def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:
-    """One line per checker, the times in seconds since then."""
+    """One line per checker, with times in seconds since `since_us`."""
     lines = [("checker", "outcome", "at", "why")]
     for verdict in verdicts:
         at = "" if verdict.at is None else f"{(verdict.at - since_us) / 1e6:.3f}s"
@@ -51,7 +51,7 @@ def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:
 
 
 def write_verdicts(told: dict[str, Any], to: str) -> None:
-    """As JSON into a file, or `-` to standard output."""
+    """Writes verdicts as JSON to a file, or to standard output if `to` is `-`."""
     if to == "-":
         json.dump(told, sys.stdout, indent=2)
         print()

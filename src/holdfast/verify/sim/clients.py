@@ -1,4 +1,4 @@
-"""A simulated client: the production `Client`, and an application that takes what it gives."""
+"""A simulated client: the production `Client`, and an application that consumes its deliveries."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class ClientProcess(Member):
         self._tolerance_buckets = wiring.tolerances[op.fragment]
         self.position: int | None = None
         self.ended = False
-        #: Told how far the application is: the monitor's eye.
+        #: Called with the position of the application; used by the contract monitor.
         self.on_told: Callable[[int], None] = lambda upto: None
-        #: Had by the application, not yet durable.
+        #: Received by the application, but not yet durable.
         self._had: list[Given | Concluded] = []
-        #: How often it was started: who is started again gives again what is tentative.
+        #: Number of starts, recorded as the version of tentative buckets: a restarted client
+        #: delivers tentative buckets again.
         self._starts = 0
         self._hinted: int | None = None
 
@@ -64,7 +65,7 @@ class ClientProcess(Member):
         try:
             self._show(delivery, now)
         except BaseException:
-            # What is tentative was seen, whatever becomes of the process.
+            # The application has seen tentative buckets, even if the process dies now.
             self.history.events += [had for had in self._had if _is_seen(had)]
             self._had = [had for had in self._had if not _is_seen(had)]
             raise
@@ -87,8 +88,9 @@ class ClientProcess(Member):
                 self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
 
     def _note(self, now: int) -> None:
-        """What the application had counts once the position is durable: a crash before takes it
-        back with the application's own memory, a crash after does not."""
+        """Records stable buckets once the position is durable: a crash before that also discards
+        the application's own memory, a crash after that does not. Tentative buckets are recorded
+        at once."""
         for had in self._had:
             position = self.client.position
             if _is_seen(had) or (position is not None and had.bucket <= position):

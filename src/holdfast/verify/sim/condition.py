@@ -1,5 +1,6 @@
-"""What the simulator knows of everybody for certain: who is up, who can reach whom, and who cannot
-be counted on although it is up. The trees of the oracle are made of this."""
+"""The actual condition of all simulated components: which processes are up, which processes can
+reach each other, and which processes are up but unreliable. The oracle builds its trees from this
+condition."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
-#: On the way through a fragment beside what it may wait: steps, links and a spike or two.
+#: Time through a fragment in addition to its waits: steps, links, and one or two latency spikes.
 STEP_US = 150_000
 
 
 def detect_us(network: Network) -> int:
-    """How long until everybody has left a process that died, hangs or was cut off. Readers notice
-    its silence, looking twice in that time, or that it is behind by `LAG_BUCKETS`, or by more than
-    they may wait anyway (docs/availability.md, Replicas)."""
+    """Time until all consumers have left a process that died, hangs or was disconnected. Consumers
+    detect missing heartbeats, with two checks per `silence`, or a lag of `LAG_BUCKETS`, or a lag of
+    more than their tolerance (docs/availability.md, Replicas)."""
     silent_us = SILENCE_US + SILENCE_US // 2 + 5 * HEARTBEAT_US
     behind = [LAG_BUCKETS, *(buckets + 1 for buckets in tolerances(network).values())]
     return max(silent_us, (max(behind) + 1) * network.width_us)
@@ -30,13 +31,14 @@ def detect_us(network: Network) -> int:
 class Condition:
     def __init__(self, cast: Cast, recovery_us: int) -> None:
         self._cast = cast
-        #: As long as a replica that was started may take to catch up; after that it counts.
+        #: Time that a started replica may take to catch up; afterwards the replica counts as ready.
         self._catch_up_us = recovery_us
         self._caught_up: dict[tuple[str, str], int] = {}
         self._started: dict[str, tuple[int, int]] = {}
         width_us, network = cast.network.width_us, cast.network
-        #: How much later than others an input may come without any bucket turning tentative, for
-        #: readers that do not block: X without what is kept for computing, and without the bucket.
+        #: Delay of an input relative to other inputs that makes no bucket tentative, for consumers
+        #: that do not block: `max_delay` (X in Borealis) without the share reserved for computing,
+        #: without the bucket width, and without `STEP_US`.
         self._bears_us = {
             name: int(network.protection(name).wait_share * known.own_us) - width_us - STEP_US
             for name, known in patience(network).items()
@@ -47,13 +49,13 @@ class Condition:
         return process.alive and not process.paused
 
     def linked(self, a: Server, b: Server) -> bool:
-        """Nothing between them is cut."""
+        """No link between the two processes is cut."""
         link = self._cast.wire.link
         return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
 
     def reaches(self, reader: Server, producer: Server) -> bool:
-        """Rows get from the maker to the reader. A link that is only bad may do, and may not: it is
-        not counted on."""
+        """Rows get from the producer to the consumer. A degraded link may or may not deliver rows
+        in time, and therefore does not count."""
         if not (
             self.there(producer) and self.linked(reader, producer) and self._finds(reader, producer)
         ):
@@ -63,7 +65,8 @@ class Condition:
         return not (self._bad(there, reader) or self._bad(back, reader))
 
     def _finds(self, reader: Server, producer: Server) -> bool:
-        """It knows where the maker is, or can ask (docs/pairs.md, The controller)."""
+        """The consumer knows the address of the producer, or can ask the controller
+        (docs/pairs.md, The controller)."""
         controller = self._cast.wire.controller
         if producer is controller or (self.there(controller) and self.linked(reader, controller)):
             return True
@@ -76,14 +79,14 @@ class Condition:
         return link.delay_us > max(0, bears_us)
 
     def stuck(self, process: Server) -> str:
-        """Why a process that is up can do nothing; empty where it can."""
+        """Why a process that is up makes no progress; empty if the process works."""
         disk = process.disk
         if disk.full or disk.unreadable or disk.unsyncable:
             return "its disk fails"
         return "it makes no progress" if process.hung else ""
 
     def impaired(self, process: Server) -> str:
-        """Why a process that is up cannot be counted on; empty where it can."""
+        """Why a process that is up is unreliable; empty if the process is reliable."""
         if why := self.stuck(process):
             return why
         if isinstance(process, NodeProcess):
@@ -94,7 +97,7 @@ class Condition:
         return "its clock is off" if process.offset_us or unsteady else ""
 
     def caught_up(self, node: NodeProcess, path: Path, now: int) -> bool:
-        """Since it was started it has been as far as it can get, or had time enough for that."""
+        """Since its start the replica has caught up, or has had enough time to catch up."""
         key = (node.name, path.name)
         life, since = self._started.get(node.name, (-1, 0))
         if life != node.life:
@@ -109,7 +112,7 @@ class Condition:
         return True
 
     def all_up(self, now: int) -> bool:
-        """Nothing changes any more until something breaks, heals, dies or is started."""
+        """The condition does not change until a component fails, heals, dies or starts."""
         for node in self._cast.nodes:
             if not node.is_up:
                 return False

@@ -1,4 +1,4 @@
-"""How the faults of a scenario break a simulated run, and what mends it."""
+"""Injects the faults of a scenario into a simulated run, and heals them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
 Heal = Callable[[], None]
-#: So long at most a clock that is right again may be felt to have been wrong.
+#: Maximum time for which a source feels the effects of a clock fault after the clock is correct.
 UNSTEADY_US = 7_000_000
 
 
 def spelled_out(scenario: Scenario, cast: Cast) -> Scenario:
-    """`client` stands for all clients, as in scenarios for real processes. Raises `InputError` for
-    a fault that hits somebody who is not there."""
+    """Expands `client` to all clients, as in scenarios for real processes. Raises `InputError` for
+    a fault whose target does not exist."""
     names = [client.name for client in cast.clients]
     faults: list[Fault] = []
     for fault in scenario.faults:
@@ -53,7 +53,7 @@ def _check(fault: Fault, cast: Cast, scenario: str) -> None:
 
 
 def apply(fault: Fault, cast: Cast) -> Heal:
-    """Break it; what is given back heals it."""
+    """Injects a fault; the returned function heals the fault."""
     if KINDS[fault.do].target == "link":
         return _apply_to_links(fault, cast)
     process = cast.by_name[fault.on]
@@ -105,7 +105,7 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         process.slowness = fault.value
         return lambda: setattr(process, "slowness", 1.0)
     assert fault.do == "replace", fault
-    if not process.is_up:  # nobody has heard of it yet, so there is nobody to replace
+    if not process.is_up:  # the node has not registered yet, so there is no instance to replace
         process.die("killed")
         return lambda: cast.start(process)
     cast.replace(process)
@@ -113,8 +113,9 @@ def apply(fault: Fault, cast: Cast) -> Heal:
 
 
 def is_felt(fault: Fault, cast: Cast, over_us: int) -> bool:
-    """What was sent over a slow link arrives late, and nothing overtakes it; and a source follows a
-    clock that was set right when it has stood for a while."""
+    """Whether a fault still has effects after it was healed. Messages sent over a slow link arrive
+    late, and later messages do not overtake them. A source follows a corrected clock only after the
+    clock has been steady for a while."""
     if fault.do == "delay":
         return cast.world.now < over_us + int(fault.value * 1_000)
     if fault.do not in ("clock", "skew"):
@@ -128,8 +129,8 @@ def _set_clock(process: Server, off_us: int) -> Heal:
     process.offset_us += off_us
 
     def set_right() -> None:
-        """A source whose clock was ahead closes nothing until time has caught up with it; that is
-        borne for a while only, however far ahead it was."""
+        """A source whose clock was ahead closes no bucket until time has caught up with the clock;
+        the source waits for a limited time only, however far ahead the clock was."""
         process.offset_us -= off_us
         process.unsteady_until = process.world.now + min(abs(off_us), UNSTEADY_US)
 
@@ -137,7 +138,7 @@ def _set_clock(process: Server, off_us: int) -> Heal:
 
 
 def _hang(node: NodeProcess) -> Heal:
-    """Steps that are under way come to their end, and no other begins in this life."""
+    """Running steps complete, but no other step begins in this life of the node."""
     if node.hung:
         return lambda: None
     put_off: list[tuple[Work, Version]] = []
@@ -170,7 +171,7 @@ def _apply_to_links(fault: Fault, cast: Cast) -> Heal:
             change(link)
 
     def add(name: str, amount: int) -> Heal:
-        """Faults may overlap: each takes back what it added."""
+        """Faults may overlap: each fault removes only the amount that it added."""
         each(lambda link: setattr(link, name, getattr(link, name) + amount))
         return lambda: each(lambda link: setattr(link, name, getattr(link, name) - amount))
 

@@ -1,9 +1,9 @@
-"""Simulated hosts: `core.hosts` and `core.quarantine` in virtual time, as `cluster.host_main` and
-`cluster.supervisor` carry them with threads.
+"""Simulated hosts: drivers of `core.hosts` and `core.quarantine` in virtual time, like
+`cluster.host_main` and `cluster.supervisor` with threads.
 
-A host is a process with the nodes it was told to run; it dies with all of them, and their disks
-stay with it. The name of a host with one node of its own is that of the node: whatever happens to
-the one happens to the other.
+A host is a process that runs its assigned nodes. The host dies together with all of its nodes, and
+their disks stay with the host. A host with a single node of its own has the name of that node: a
+fault of one is a fault of the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from holdfast.verify.sim.simulated_disk import MemoryDisk
 from holdfast.verify.sim.simulated_process import REGISTER_US
 from holdfast.verify.sim.world import World
 
-#: So long at most until nothing of a node runs any more that was stopped.
+#: Maximum time until all activity of a stopped node has ended.
 STOPPING_US = 200_000
 
 
@@ -52,13 +52,14 @@ class HostProcess(Server):
     ) -> None:
         super().__init__(world, name, wire)
         self._make, self._rebuildable, self._supervisor = make, rebuildable, supervisor
-        #: Those it runs or ran: their disks stay here.
+        #: Nodes that the host runs or has run; their disks stay with the host.
         self.nodes: dict[str, NodeProcess] = {}
-        #: A successor runs in its place.
+        #: A successor has replaced this host.
         self.replaced = False
         self._core = Host(0, rebuildable)
         self._epoch = 0
-        #: Numbers heartbeats: one that was put forward is not sent twice. None: it is under way.
+        #: Number of the scheduled heartbeat, so that a heartbeat that was moved forward is not sent
+        #: twice. None: a heartbeat is in flight.
         self._next: int | None = 0
 
     def node(self, name: str) -> NodeProcess:
@@ -92,7 +93,7 @@ class HostProcess(Server):
             super(NodeProcess, node).resume()
 
     def wake(self) -> None:
-        """There is something to tell: the next heartbeat is sent now, unless one is under way."""
+        """Sends the next heartbeat now, to report news, unless a heartbeat is in flight."""
         if self._next is not None:
             self._schedule(0)
 
@@ -106,7 +107,7 @@ class HostProcess(Server):
 
         self.after(0, tell)
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------
 
     def _ask_epoch(self) -> None:
         self._next = None
@@ -177,18 +178,19 @@ class HostProcess(Server):
 
 
 class Supervisor:
-    """Starts hosts again that ended by themselves. It lives in the process of the controller, so it
-    does nothing while that is away."""
+    """Restarts hosts that terminated themselves. The supervisor runs in the process of the
+    controller, so that no host is restarted while the controller is down."""
 
     def __init__(self, world: World, wire: Wire, took: Callable[[NodeProcess], None]) -> None:
         self._world, self._wire = world, wire
-        #: Told of every node that is started: the one of its name that counts now.
+        #: Called with every node that is started: the current instance of that name.
         self.took = took
         self._parts: dict[HostProcess, q.Quarantine] = {}
         self._chance = world.rng("supervisor")
 
     def noticed(self, host: HostProcess) -> None:
-        """A process that ended is often seen to have; a machine that is gone is only silent."""
+        """The exit of a process is often detected directly; the loss of a machine only shows as
+        missing heartbeats."""
         controller = self._wire.controller
         if not host.replaced and controller.alive and self._chance.random() < 0.5:
             controller.host_ended(host.name)

@@ -1,6 +1,6 @@
-"""The one place where judges look into the protocols' own state, so that a protocol that changes
-changes one module here. Nothing of this decides anything: what follows from it, oracle, observer
-and checkers say."""
+"""The only module in which the simulator's judges read the internal state of the protocols, so that
+a change of a protocol affects one module here. This module makes no judgements: oracle, observers
+and checkers do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.verify.sim.sources import SourceProcess
 
 
 def begun(node: NodeProcess, path: Path) -> bool:
-    """It knows where its inputs begin, and computes."""
+    """The node knows where the inputs of the path begin, and computes."""
     return node.performer.core.paths[path.name].position is not None
 
 
@@ -26,7 +26,8 @@ def has_checkpoint(node: NodeProcess, path: Path) -> bool:
 
 
 def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
-    """How a replica says that it stands with a stream, and up to where it has answered."""
+    """The status that a replica reports for a stream, and the last bucket that it has answered,
+    stable or tentative."""
     found = node.service.stands(stream) if stream in node.service.logs else None
     if found is None:
         return None
@@ -35,12 +36,12 @@ def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
 
 
 def received_by(process: Member, stream: str) -> dict[str, int]:
-    """Up to where each reader of a stream has had it, as the log of its producer knows."""
+    """The last bucket that each consumer of a stream has received, by the producer's log."""
     return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
 
 
 def is_at_bound(process: SourceProcess) -> bool:
-    """It may close no bucket until the slowest reader has had an older one."""
+    """The source may close no bucket until the slowest consumer has received an older one."""
     stream = process.name
     if not process.is_up or not process.log.has(stream):
         return False
@@ -49,7 +50,7 @@ def is_at_bound(process: SourceProcess) -> bool:
 
 
 def knows_address(reader: Server, producer: Server) -> bool:
-    """Of the instance that runs now."""
+    """The consumer knows the address of the producer's current instance."""
     if isinstance(reader, NodeProcess):
         followers = list(reader.followers.values()) if reader.is_up else []
     else:
@@ -59,15 +60,16 @@ def knows_address(reader: Server, producer: Server) -> bool:
 
 
 def is_apart(process: SourceProcess) -> bool:
-    """Its source clock and the wall clock do not agree now, or nobody knows."""
+    """The source clock and the wall clock differ now, or the source is down and the difference is
+    unknown."""
     if not process.is_up:
         return True
     return process.clock() - process.monotonic() != process.source._watermark.clock._shown
 
 
 def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
-    """The replicas that promised to answer while this one corrects itself and does not; empty where
-    it answers by itself."""
+    """The replicas that promised to answer while this one corrects and does not answer; empty if
+    the replica answers itself."""
     consistency, now = node.performer.core.paths[path.name].consistency, node.monotonic()
     if consistency.state is not OutputState.STABILIZATION:
         return ()
@@ -76,7 +78,7 @@ def answered_by(node: NodeProcess, path: Path) -> tuple[str, ...]:
 
 
 def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
-    """The replicas for whose sake it puts off correcting itself."""
+    """The replicas for which the node postpones its own correction."""
     consistency = node.performer.core.paths[path.name].consistency
     if consistency.state is not OutputState.UP_FAILURE:
         return ()  # there is nothing to correct
@@ -85,13 +87,13 @@ def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
 
 
 def read_from(follower: Follower) -> str | None:
-    """The replica that a reader follows; None: none of them."""
+    """The replica that a consumer reads from; None: no replica."""
     return follower.subscription.main
 
 
 def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
-    """Where, of which stream, and how many tentative buckets a node keeps, every version counted:
-    of its inputs, and of its outputs."""
+    """The kind, the stream and the number of the tentative buckets that a node holds, counting
+    every version: of its inputs, and of its outputs."""
     index = node.performer.inputs
     for stream in node.fragment.inputs:
         replaced = len(index._replaced.get(stream, ()))
@@ -102,13 +104,14 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
 
 
 def came_upto(node: NodeProcess, path: str) -> int:
-    """The last bucket of which anything came to a path."""
+    """The last bucket of which a path has received any input."""
     return node.performer.core.paths[path].sunion.newest() or 0
 
 
 def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int, int]]:
-    """What is gone through at every event, how many entries that has, and how many buckets came
-    that wait for an answer. Deadlines that are over are gone through once more."""
+    """The collections that are scanned at every event, their number of entries, and the number of
+    buckets that wait for a result. Expired deadlines are not counted: they are scanned only once
+    more."""
     now = node.monotonic()
     for name, path in node.performer.core.paths.items():
         held = path.sunion._held.values()

@@ -1,9 +1,9 @@
-"""The network between simulated processes: requests with answers, and followed streams.
+"""The network between simulated processes: requests with replies, and subscribed streams.
 
-The promises are those of TCP and no more: what arrives on one connection arrives in order and once;
-a connection may break at any time, and then nobody knows how much of it arrived. A request that was
-not answered may have been carried out, now or much later, even twice. A link that is cut swallows
-everything, and the reader notices by the silence.
+The guarantees are those of TCP and no more. Data on one connection arrives in order and once. A
+connection may break at any time, and then neither side knows how much of the data arrived. A
+request without a reply may have been executed, now or much later, even twice. A link that is cut
+drops everything, and the consumer detects the cut only by missing heartbeats.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ SILENCE_US = 1_000_000
 class Link:
     """One direction between two processes."""
 
-    #: How many faults cut it, and so on: they may overlap.
+    #: `cut`, `repeat`, `damage`: number of active faults of this kind, which may overlap.
     cut: int = 0
     repeat: int = 0
     damage: int = 0
     delay_us: int = 0
-    #: Microseconds each row takes where the link is throttled.
+    #: Microseconds per row on a throttled link.
     row_us: int = 0
 
 
 class Server(Process):
-    """A process others can follow and ask."""
+    """A process that serves streams and requests of other processes."""
 
     def __init__(self, world: World, name: str, wire: Wire) -> None:
         super().__init__(world, name)
         self.wire = wire
         self.service = Service()
-        #: Those who follow a stream of ours, in the order they came.
+        #: Connections of consumers that read a stream of this server, in order of arrival.
         self.connections: list[Connection] = []
 
     def beat(self) -> None:
-        """Signs of life for those who heard nothing lately."""
+        """Sends heartbeats on connections that have been quiet."""
         quiet_since = self.world.now - HEARTBEAT_US
         for connection in self.connections[:]:
             if connection.broken:
@@ -89,12 +89,12 @@ class Wire:
 
     @property
     def delays_us(self) -> int:
-        """The longest delay that a fault has put on any link."""
+        """The longest delay that faults currently add to any link."""
         return max((link.delay_us for link in self._links.values()), default=0)
 
     @property
     def throttled(self) -> bool:
-        """Rows take their time on some link: they come, but late again and again."""
+        """Some link is throttled: its rows arrive, but repeatedly late."""
         return any(link.row_us for link in self._links.values())
 
     def delay(self, link: Link) -> int:
@@ -108,7 +108,7 @@ class Wire:
         self._servers[server.address] = server
 
     def resolve(self, address: str | None) -> Server | None:
-        """Who listens there now: nobody, if that instance is gone."""
+        """The server that listens at an address; None if that instance is gone."""
         server = self._servers.get(address) if address is not None else None
         return server if server is not None and server.address == address else None
 
@@ -132,8 +132,8 @@ class Wire:
         life: int | None = None,
         repeatable: bool = False,
     ) -> None:
-        """`ask` is carried out at the server, if it still lives that life; then `reply` or `failed`
-        at the process."""
+        """Executes `ask` at the server, if the server is still in that life; then calls `reply` or
+        `failed` at the process."""
         world = self.world
         there, back = self.link(process.name, server.name), self.link(server.name, process.name)
         life, answered = server.life if life is None else life, False

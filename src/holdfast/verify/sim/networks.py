@@ -1,7 +1,8 @@
-"""The networks that are simulated: small, and between them every shape and every kind of state.
+"""The simulated networks: small, and together they cover every shape and every kind of state.
 
-They are written with the same words as any network; only the functions in them work on the rows of
-the simulator (time, key, value) instead of DataFrames, because its engine is a plain function.
+The networks are defined with the public API. Only the functions in them differ: they work on the
+rows of the simulator (time, key, value) instead of DataFrames, because the simulated engine is a
+plain Python function.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ TOTALS = "ts timestamp, key long, total long"
 
 
 def small(rows: Sequence[Row]) -> list[Row]:
-    """A row-by-row function: it drops some rows and changes others."""
+    """A row-by-row function that drops some rows."""
     return [(at, key, value) for at, key, value in rows if value % 7]
 
 
 def totals(
     state: dict[int, int], rows: Sequence[Row], end_us: int
 ) -> tuple[list[Row], dict[int, int]]:
-    """Running number of rows per key, told for the keys that moved."""
+    """Running number of rows per key, emitted for the keys that changed."""
     after = dict(state)
     for _, key, _ in rows:
         after[key] = after.get(key, 0) + 1
@@ -37,8 +38,8 @@ def totals(
 
 
 def _sources(net: Network, number: int) -> list[Stream]:
-    """Rows come up to 400 ms late and there is no grace: every second source puts late ones among
-    its dead letters, the others restamp them."""
+    """Rows arrive up to 400 ms late, and there is no grace period: every second source puts late
+    rows among its dead letters, the others restamp them."""
     return [
         net.source(
             f"s{n}", SCHEMA, time="ts", grace="0s", late="restamp" if n % 2 else "dead-letter"
@@ -56,7 +57,7 @@ def _totals(stream: Stream) -> Stream:
 
 
 def single() -> Network:
-    """Two sources, one node, a convergent path and one that is not."""
+    """Two sources and one node with two paths: one convergent, one not."""
     net = Network("single", bucket=BUCKET)
     s1, s2 = _sources(net, 2)
     both = net.union(s1, s2).apply(small)
@@ -66,7 +67,7 @@ def single() -> Network:
 
 
 def chain() -> Network:
-    """Two sources and two nodes in a row: the shape of the network that real processes run."""
+    """Two sources and two nodes in a row: the shape of the network in chaos on real processes."""
     net = Network("chain", bucket=BUCKET)
     first = net.union(*(source.on("first") for source in _sources(net, 2))).apply(small)
     second = first.on("second")
@@ -91,7 +92,7 @@ def only_counts(rows: Sequence[Row]) -> list[Row]:
 
 
 def diamond() -> Network:
-    """One node feeds two that feed a fourth; a second source joins at the end."""
+    """One node feeds two nodes, which feed a fourth; a second source joins at the end."""
     net = Network("diamond", bucket=BUCKET)
     s1, s2 = _sources(net, 2)
     top = s1.on("top").apply(small)
@@ -107,7 +108,7 @@ def even(rows: Sequence[Row]) -> list[Row]:
 
 
 def fan() -> Network:
-    """A source and a node that two nodes read each, and three outputs."""
+    """A source and a node with two consuming nodes each, and three outputs."""
     net = Network("fan", bucket=BUCKET)
     (s1,) = _sources(net, 1)
     first = s1.on("first").apply(small)
@@ -118,7 +119,8 @@ def fan() -> Network:
 
 
 def tree() -> Network:
-    """Borealis Figure 6: the union of two streams is joined with a third; and the union alone."""
+    """Borealis Figure 6: the union of two streams is joined with a third; a second output reads
+    only the union."""
     net = Network("tree", bucket=BUCKET)
     s1, s2, s3 = _sources(net, 3)
     both = net.union(s1.on("upper"), s2.on("upper")).apply(small)
@@ -130,7 +132,8 @@ def tree() -> Network:
 
 
 def taps() -> Network:
-    """Three streams in one, passed on by two nodes: what Borealis measured."""
+    """Three streams merged into one and passed through two nodes: the network that Borealis
+    measured."""
     net = Network("taps", bucket=BUCKET)
     merged = net.union(*(source.on("first") for source in _sources(net, 3))).apply(small)
     net.output("merged", merged.on("second").apply(even), contract=Contract(within="4s"))
@@ -138,7 +141,8 @@ def taps() -> Network:
 
 
 def pair() -> Network:
-    """Two replicas of one node that go on when a source is missing: what real processes run."""
+    """Two replicas of one node that continue when a source is missing: the shape of the network in
+    chaos on real processes."""
     net = Network("pair", bucket=BUCKET)
     both = net.union(*_sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "1s", "500ms"), contract=Contract(within="3s"))
@@ -150,7 +154,7 @@ def pair() -> Network:
 
 
 def hours() -> Network:
-    """Two replicas again, in buckets so long that a failure of an hour is soon simulated."""
+    """Two replicas, with buckets so long that a failure of one hour is simulated quickly."""
     net = Network("hours", bucket="5s")
     both = net.union(*_sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "10s", "5s"), contract=Contract(within="30s"))
@@ -169,8 +173,8 @@ def short() -> Network:
 
 
 def pairs(lower: int, upper: int) -> Network:
-    """Flux, section 2.4: keyed state in partitions, sent on by key to the windows of others; every
-    partition twice."""
+    """Flux, section 2.4: keyed state in partitions, repartitioned by key into windows; every
+    partition has two replicas."""
     net = Network("pairs", bucket=BUCKET)
     sources = [s.on("lower", by="key", partitions=lower) for s in _sources(net, 2)]
     running = _totals(net.union(*sources).apply(small))
@@ -181,7 +185,7 @@ def pairs(lower: int, upper: int) -> Network:
     return physical(net)
 
 
-#: Networks of pairs that share hosts: how many, and standbys beside them.
+#: Networks of pairs that share hosts: number of hosts, number of standbys.
 HOSTS = {f"pairs-hosts-{n}": (n, 1) for n in range(2, 5)}
 
 NETWORKS: dict[str, Callable[[], Network]] = {

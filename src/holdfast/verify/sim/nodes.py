@@ -1,4 +1,4 @@
-"""A simulated node: the production `Performer`, carried by virtual time instead of threads."""
+"""A simulated node: the production `Performer`, driven in virtual time instead of by threads."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from holdfast.verify.sim.tables import RowSegments
 if TYPE_CHECKING:
     from holdfast.verify.sim.host_process import HostProcess
 
-#: Kinds of errors that no fault explains: they are told as stops.
+#: Kinds of errors that no fault explains: such errors are recorded as stops.
 BUGS = ("crash", "refused")
 
 
 class NodeProcess(Member):
-    """Implements `performer.Carrier`. Its host starts and stops it, and tells the controller of it;
-    whatever else happens to it happens to its host."""
+    """Implements `node_events.Carrier`. The host starts and stops the node and reports the node to
+    the controller. Every other fault of the node is applied to its host."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class NodeProcess(Member):
         self._wiring = wiring
         self.history = history
         self.chance = self.world.rng(f"steps/{self.name}")
-        #: Steps take so many times as long.
+        #: Factor by which steps are slower than usual.
         self.slowness = 1.0
-        #: Each bucket more in a step costs so much.
+        #: Cost of each further bucket in a step, in microseconds, derived from the bucket width.
         width_us = min(self.network.width_us, 500_000)
         self._bucket_us = width_us * self.chance.choice([1, 6, 14]) // 100
         self.followers: dict[str, Follower] = {}
@@ -83,14 +83,14 @@ class NodeProcess(Member):
         self._watching = 0
         self.pair = is_pair(self.network, fragment.name)
         self._peers = peers_of(self.network, name)
-        #: A successor runs in its place.
+        #: A successor has replaced this node.
         self.replaced = False
-        #: While one of a pair is caught up.
+        #: Set while a replica of a pair catches up.
         self.rebuild: Rebuild | None = None
         self._staging = Staging(f"/{name}", self.disk, RowSegments())
-        #: Tentative buckets that were computed in this life, of each path.
+        #: Number of tentative buckets computed in this life, per path.
         self.guessed: Counter[str] = Counter()
-        #: Since when it is being caught up, through however many beginnings.
+        #: When the catch-up began, across all of its attempts; None: not catching up.
         self.lost_at: int | None = None
 
     def forget(self) -> None:
@@ -98,7 +98,7 @@ class NodeProcess(Member):
         self.rebuild = None
         self.guessed.clear()
 
-    # -- for the host -----------------------------------------------------------------------------
+    # -- called by the host -----------------------------------------------------------------------
 
     def begin(self, *, rebuild: bool) -> None:
         if rebuild:
@@ -109,13 +109,14 @@ class NodeProcess(Member):
         super().start()
 
     def end(self, why: str, *, power: bool = False) -> None:
-        """It may be on its way back already, and that counts from its beginning."""
+        """Ends this life. A node that is stopped retains the start time of a catch-up in progress,
+        because the next attempt counts from the same start."""
         since = self.lost_at
         super().die(why, power=power)
         self.lost_at = since if why == "stopped" else None
 
     def told(self) -> Instance | None:
-        """What the controller is told of it; None before there is anything to tell."""
+        """The report to the controller about this node; None before there is anything to report."""
         if self.rebuild is not None:
             return Instance(self.name, self.address, self.log.epoch, up=False)
         if not (self.alive and self.is_up):
@@ -126,12 +127,12 @@ class NodeProcess(Member):
 
     @property
     def position(self) -> int | None:
-        """The last bucket of its slowest path; None before all have begun."""
+        """The last bucket of the slowest path; None until all paths have begun."""
         found = list(self.positions().values())
         begun = [position for position in found if position is not None]
         return min(begun) if len(begun) == len(found) else None
 
-    # -- by its host ------------------------------------------------------------------------------
+    # -- delegated to the host --------------------------------------------------------------------
 
     def start(self) -> None:
         self.host.start()
@@ -154,7 +155,7 @@ class NodeProcess(Member):
     def _register(self) -> None:
         self.host.wake()
 
-    # -- catch-up of one of a pair ----------------------------------------------------------------
+    # -- catch-up of a replica of a pair ----------------------------------------------------------
 
     def open_log(self) -> Log:
         self._staging.settle()
@@ -176,7 +177,7 @@ class NodeProcess(Member):
             super()._ready()
 
     def offer_state(self, newcomer: str) -> OfferedState:
-        """To a copy that is caught up."""
+        """Offers the state to a peer that catches up."""
         if self.rebuild is not None:
             return OfferedState("waits", own=self.rebuild.core.as_peer().own)
         if not self.is_up:
@@ -266,7 +267,7 @@ class NodeProcess(Member):
         self._ask_peer(peer, lambda node: node.performer.comparison.digests(), told, again)
 
     def compare_inputs(self, path: str, stream: str) -> None:
-        """An input counts once all its producers have answered."""
+        """The digests of an input count once all producers of the input have answered."""
         made_by, found = self._wiring.producers, dict[str, dict[str, Window]]()
 
         def ask(name: str, producer: str) -> None:
@@ -317,7 +318,7 @@ class NodeProcess(Member):
             self.history.add(Held(now, f"{self.name} inputs", stream, held))
         self.note_held(self.fragment.outputs, self._kept_for_ever)
 
-    # -- carrying -------------------------------------------------------------------------------
+    # -- carrier --------------------------------------------------------------------------------
 
     def run(self, work: Work, version: Version) -> None:
         took_us = int((20_000 + 60_000 * self.chance.random()) * self.slowness)
@@ -345,7 +346,7 @@ class NodeProcess(Member):
                         Made(self.world.now, self.name, self.log.epoch, stream, segment.id.bucket,
                              segment.stability.value, segment.checksum)
                     )  # fmt: skip
-        # The loop hears of it a little later than the log.
+        # The event loop receives the result slightly later than the log.
         finished = Finished(work, after, took_us / 1e6, error)
         self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
 
@@ -360,10 +361,10 @@ class NodeProcess(Member):
             self._ask_peer(peer, lambda node: node.postpone(asked), told, told)
 
     def postpone(self, asks: Postpone) -> Postponement:
-        """By a peer."""
+        """Handles the request of a peer."""
         replies: list[Postponement] = []
         self.performer.take(Asked(asks, replies.append))
-        if not replies:  # a full disk holds up everything
+        if not replies:  # a full disk blocks all processing
             raise TransportError(f"{self.name} does not answer")
         return replies[0]
 

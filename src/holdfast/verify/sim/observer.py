@@ -1,5 +1,6 @@
-"""Watching replicas from outside: who reads whom, who counts on whom, and how much everybody keeps.
-What is written down is what happened; whether it took too long, the checkers say."""
+"""Observes replicas from outside: which producer each consumer reads from, which replicas rely on
+others, and how many buckets each node holds. The observer only records; the checkers decide whether
+a condition lasted too long."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from holdfast.verify.sim.simulated_process import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.simulated_subscriber import Follower
 
-#: How much is kept is noted at every so many looks.
+#: Held buckets and pending entries are recorded at every n-th look.
 KEPT_LOOKS = 8
-#: What a process may have to do at one time: a heartbeat, a retry and a step for each connection,
-#: and on a slow link whatever is under way, which is more where buckets are shorter than that.
+#: Maximum number of pending timers of a process: a heartbeat, a retry and a step per connection,
+#: and the deliveries in flight on a slow link, which are more if buckets are shorter.
 TIMERS_MAX, TIMERS_BUCKET_US = 120, 500_000
-#: A producer that is behind by so many buckets, at least, makes no progress worth waiting for.
+#: A producer that is at least this many buckets behind makes no useful progress.
 BEHIND_BUCKETS = LAG_BUCKETS + 1
 NO_PROGRESS = "it makes no progress"
 TENTATIVE = "it is tentative, and another one is stable"
@@ -41,7 +42,7 @@ class Observer:
             node.name: bool(peers_of(cast.network, node.name)) for node in cast.nodes
         }
         self._detect_us = detect_us(cast.network)
-        #: Of each of a pair that is behind the other one: since when; and how long it was, at most.
+        #: Per replica of a pair that is behind its peer: since when; and its longest such delay.
         self._behind_since: dict[str, int] = {}
         self._delay_us: dict[str, int] = {}
         self._controller_life = cast.wire.controller.life
@@ -64,7 +65,7 @@ class Observer:
         if self._looks % KEPT_LOOKS == 0:
             yield from self._kept(now)
 
-    # -- who reads whom ---------------------------------------------------------------------------
+    # -- producers and consumers ------------------------------------------------------------------
 
     def _read(self, now: int) -> Iterator[Reading]:
         asked = {("controller", name) for name in self._pairs}
@@ -87,7 +88,7 @@ class Observer:
             yield Reading(now, reader, stream, replica, bad, within_us)
 
     def _followers(self) -> Iterator[tuple[Member, str, Follower]]:
-        """Of everybody who is up and could read another replica."""
+        """The subscriptions of all consumers that are up and could read from another replica."""
         for node in self._cast.nodes:
             if node.is_up and not node.paused and not self._condition.impaired(node):
                 for stream, follower in node.followers.items():
@@ -102,8 +103,8 @@ class Observer:
         return up and client.output in self._producers and not client.ended
 
     def _bad(self, reader: Member, stream: str, replica: str, *, home: bool) -> tuple[str, int]:
-        """Why a replica is of no use to its reader while another one would be, and how soon it has
-        to be left."""
+        """Why a replica is unusable for its consumer while another replica is usable, and the time
+        within which the consumer must leave the replica."""
         others = [
             (node, known)
             for name in self._producers[stream]
@@ -112,7 +113,7 @@ class Observer:
         ]
         if not others:
             return "", 0
-        if not replica:  # where the others are the controller says
+        if not replica:  # the consumer asks the controller for the addresses of the others
             asks = self._condition.reaches(reader, self._cast.wire.controller)
             return ("nothing is read", self._detect_us) if asks else ("", 0)
         node = self._node(replica)
@@ -127,7 +128,8 @@ class Observer:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
         if max(ahead, default=mine[1]) - mine[1] < BEHIND_BUCKETS:
-            # Stable rows are preferred to tentative ones that are no further (Borealis, Table II).
+            # Stable rows are preferred to tentative rows that reach no further (Borealis, Table
+            # II).
             as_far = any(upto >= mine[1] for upto in ahead)
             tentative = as_far and mine[0] is OutputState.UP_FAILURE
             return (TENTATIVE, self._detect_us) if tentative else ("", 0)
@@ -141,15 +143,15 @@ class Observer:
         assert isinstance(node, NodeProcess)
         return node
 
-    # -- who is declared dead ---------------------------------------------------------------------
+    # -- replicas declared dead -------------------------------------------------------------------
 
     def _declared(self, now: int) -> Iterator[Reading]:
-        """The controller leaves one of a pair by declaring it dead."""
+        """The controller leaves a replica of a pair by declaring the replica dead."""
         process = self._cast.wire.controller
         known = process.controller
         standings = {} if known is None else known.standings()
         if process.life != self._controller_life:
-            # It has just started, and counts silence from then on (docs/pairs.md).
+            # A new controller counts the time without heartbeats from its start (docs/pairs.md).
             self._controller_life, standings = process.life, {}
         self._compare(now)
         for name, peer in self._pairs.items():
@@ -160,12 +162,12 @@ class Observer:
             yield from self._reads(now, "controller", name, name, bad, within_us)
 
     def _heard(self, node: NodeProcess, controller: Server) -> bool:
-        """What it says arrives; whether it hears an answer is another matter."""
+        """Heartbeats of the node arrive at the controller; the replies need not arrive."""
         up = node.is_up and self._condition.there(node) and not self._condition.impaired(node)
         return up and self._condition.there(controller) and self._says(node, controller)
 
     def _says(self, node: NodeProcess, controller: Server) -> bool:
-        """Heartbeats are sent by its host."""
+        """Heartbeats of the host arrive; the host sends them for the node."""
         return not self._cast.wire.link(node.host.name, controller.name).cut
 
     def _gone(self, node: NodeProcess, peer: NodeProcess, controller: Server) -> tuple[str, int]:
@@ -177,14 +179,14 @@ class Observer:
         if not self._says(node, controller):
             return "it is cut off", silent_us
         if self._condition.stuck(node) and node.name in self._behind_since:
-            # A copy is given twice as long as either of the two needed before (docs/pairs.md).
+            # A replica gets twice the longest delay of either replica so far (docs/pairs.md).
             needed_us = max(self._delay_us.get(name, 0) for name in (node.name, peer.name))
             patience_us = max(self._cast.options.stall_us, 2 * needed_us)
             return NO_PROGRESS, patience_us + 2 * REGISTER_US
         return "", 0
 
     def _compare(self, now: int) -> None:
-        """Which of a pair is behind the other one, and how long it took to make that good."""
+        """Tracks which replica of a pair is behind its peer, and how long it took to catch up."""
         for name, peer in self._pairs.items():
             node, other = self._node(name), self._node(peer)
             if node.is_up and other.is_up and self._behind(node, other):
@@ -200,7 +202,7 @@ class Observer:
                 return True
         return False
 
-    # -- who counts on whom -----------------------------------------------------------------------
+    # -- reliance between replicas ----------------------------------------------------------------
 
     def _relies(self, now: int) -> Iterator[Relied]:
         for node in self._cast.nodes:
@@ -210,7 +212,7 @@ class Observer:
                 yield from self._relies_for(now, node, path, "correction", on)
 
     def _answered(self, node: NodeProcess, path: Path) -> tuple[str, ...]:
-        """Those that a replica counts on to answer while it does not."""
+        """The replicas that a node relies on to answer while the node itself does not answer."""
         return inspection.answered_by(node, path) if node.is_up else ()
 
     def _relies_for(
@@ -226,8 +228,8 @@ class Observer:
             yield Relied(now, node.name, path.name, what, *relied)
 
     def _is_sound(self, node: NodeProcess, other: NodeProcess, path: Path, what: str) -> bool:
-        """Who answers must be able to; for whoever corrects itself, and cannot, one waits as long
-        as for anybody (`promises`)."""
+        """A replica relied on for answers must be able to answer. A replica relied on for its
+        correction may be stuck: the time limit for that wait is checked by `promises`."""
         if not (other.is_up and self._condition.there(other)):
             return False
         if what == "answers" and self._condition.stuck(other):
@@ -236,7 +238,7 @@ class Observer:
             what == "answers" and inspection.answered_by(other, path)
         )
 
-    # -- how much is kept -------------------------------------------------------------------------
+    # -- held buckets -----------------------------------------------------------------------------
 
     def _kept(self, now: int) -> Iterator[Held | Pending]:
         for node in self._cast.nodes:
@@ -248,8 +250,8 @@ class Observer:
                 most = (self._held_buckets + waiting) * len(node.fragment.inputs)
                 yield Pending(now, node.name, what, entries, most)
             for path, buckets in node.guessed.items():
-                # A tentative line begins again only when as much was corrected as it repeats
-                # (docs/design/0008), so that no bucket is computed more than twice.
+                # A tentative line restarts only after as many buckets were corrected as the line
+                # repeats (docs/design/0008), so that no bucket is computed more than twice.
                 most = 2 * inspection.came_upto(node, path) + self._held_buckets
                 yield Pending(now, node.name, f"the tentative line of {path}", buckets, most)
         most = TIMERS_MAX * max(1, TIMERS_BUCKET_US // self._cast.network.width_us)

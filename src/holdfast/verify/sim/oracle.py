@@ -1,9 +1,10 @@
-"""What clients must be given with what is broken now: Property 1 of Borealis section 3.5.
+"""The results that clients must receive under the current faults: Property 1 of Borealis section
+3.5.
 
-The trees are looked at replica by replica: a replica gets a stream if any producer of it can be
-reached, and gets it at best as that producer has it. A process or link that is up but cannot be
-counted on (a full disk, a slow link, a clock that is off) is no part of any tree; what is left of
-the tree without it is owed all the same.
+The trees are evaluated replica by replica. A replica receives a stream if any producer of the
+stream is reachable, and receives the stream at best in the quality of that producer. A process or
+link that is up but unreliable (a full disk, a slow link, a wrong clock) is not part of any tree.
+The rest of the tree without such components still owes its results.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.sources import SourceProcess
 
-#: Until a failure is noticed and everybody has found another replica, or none.
+#: Time until a failure is detected and all consumers have found another replica, or none.
 NOTICED_US = 3_000_000
-#: Where the trees say nothing.
+#: The trees give no answer.
 UNKNOWN = "UNKNOWN"
 
 
 class Oracle:
     def __init__(self, cast: Cast, recovery_us: int) -> None:
         self._cast = cast
-        #: Until what is promised with a tree holds: a stable one does when everybody has caught up
-        #: and corrected what it gave.
+        #: Time until the guarantee of a tree holds. A stable tree needs the time in which all
+        #: replicas catch up and correct their tentative results.
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
         self._producers = producers_of(cast.network)
@@ -58,19 +59,19 @@ class Oracle:
         steps_us = longest(cast.network, dict.fromkeys(self._patience, STEP_US))
         width_us = cast.network.width_us
         self._within_us: dict[tuple[str, str], int] = {}
-        #: How old the newest standing result may be: a wait at every SUnion on the way, the bucket
-        #: that is computed and the one that fills up meanwhile, and a step at every fragment.
+        #: Maximum age of the newest valid result: a wait at every SUnion on the path, the bucket
+        #: being computed and the bucket being filled meanwhile, and a step at every fragment.
         self._age_us: dict[str, int] = {}
         for op in cast.network.outputs:
             for kind in (Kind.STABLE, Kind.TENTATIVE):
                 waits_us = longest(cast.network, self._waits_us(kind))
-                # Who waits does so from the start of a bucket on, and this counts from its end.
+                # Fragments wait from the start of a bucket; `within_us` counts from its end.
                 since_end_us = max(0, waits_us[op.name] - width_us)
                 self._within_us[kind, op.name] = STEP_US + steps_us[op.name] + since_end_us
             steps = STEP_US + steps_us[op.name]
             self._age_us[op.name] = self._first_us[op.name] + 2 * width_us + steps
-        #: How often a row may be late on its way because of a slow link: where nobody has an X that
-        #: covers it, and from the last node to the client.
+        #: How often a slow link may delay a row: at every fragment without a `max_delay` that
+        #: covers the delay, and between the last node and the client.
         blocks = {name: int(x is None) for name, x in self._patience.items()}
         self._uncovered = {name: 1 + n for name, n in longest(cast.network, blocks).items()}
         self._depth = {name: us // STEP_US for name, us in steps_us.items()}
@@ -80,40 +81,41 @@ class Oracle:
             for part in parts
         )
         self._detect_us = detect_us(cast.network)
-        #: A replica that does not get on is left when another one is ahead by so much.
+        #: A replica that makes no progress is left when another replica is ahead by this much.
         self._behind_us = (LAG_BUCKETS + 1) * width_us
-        #: When one of a pair was last seen at the bound of its buffer.
+        #: When a replica of a pair was last seen at its buffer bound.
         self._held_up_at = -(2**62)
-        #: When anything broke, healed, died or was started last, when that was something to notice,
-        #: and when the trees were looked at.
+        #: Times of the last failure, repair, death or start; of the last fault that is detected
+        #: only by missing heartbeats or lag; and of the last evaluation of the trees.
         self._changed_at = self._taken_at = self._looked_at = -1
         self._lives, self._all_up = 0, False
-        #: Granted while something is up that cannot be counted on: for replicas that are behind,
-        #: and for slow links; and whether a source is late.
+        #: Extra time granted while an unreliable component is up: for replicas that are behind, and
+        #: for slow links; and whether a source is late.
         self._more_us = (0, 0, False)
-        #: Of each client the best tree, and the best one of those that have caught up.
+        #: Per client: the best tree, and the best tree of replicas that have caught up.
         self._kinds: dict[str, tuple[str, str]] = {}
-        #: Since when a client has had a tree without a break, and of what kind it is.
+        #: Per client: since when there has been a tree without interruption, and its kind.
         self._served: dict[str, tuple[int, str]] = {}
         self._owes: dict[str, int | None] = {}
 
     def _waits_us(self, kind: Kind) -> dict[str, int]:
-        """In a failure a fragment that delays always waits: for its X, and for that of those before
-        it where it reads a source beside them."""
+        """The wait of each fragment during a failure. For tentative results, every fragment waits
+        its `max_delay` (X in Borealis) if any fragment of the network has `on_failure="delay"`."""
         known = self._patience
         delays = any(self._network.protection(name).on_failure == "delay" for name in known)
         waits = delays and kind is Kind.TENTATIVE
         return {name: x.own_us if waits and x else 0 for name, x in known.items()}
 
     def changed(self, now: int, *, noticed: bool) -> None:
-        """Something breaks or heals, of which somebody has to take `noticed` by silence or lag."""
+        """A component fails or heals. `noticed`: others detect the fault only by missing heartbeats
+        or lag."""
         self._changed_at = now
         if noticed:
             self._taken_at = now
 
     def look(self, now: int) -> list[Expected | Owed]:
-        """What has changed."""
-        # At the bound of its buffer a source stops for the sake of one reader, and all others wait
+        """The expectations that have changed since the last look."""
+        # At its buffer bound a source stops because of one consumer, and all other consumers wait
         # (docs/availability.md, Retention).
         bounded = self._cast.options.buffer_buckets is not None
         clear = not (bounded and self._stopped_by_a_reader())
@@ -134,8 +136,8 @@ class Oracle:
         return found
 
     def _look_at_trees(self, now: int) -> None:
-        """They change when something breaks or heals, dies or is started, and until everybody has
-        come up: most of the time they need not be looked at."""
+        """Evaluates the trees if necessary. The trees change only when a component fails, heals,
+        dies or starts, and until all components are up, so most looks can skip the evaluation."""
         lives = sum(process.life for process in self._cast.by_name.values())
         if lives != self._lives:
             self._lives, self._changed_at = lives, now
@@ -157,26 +159,26 @@ class Oracle:
         within_us, settle_us = self._within_us.get((kind, output), 0), self._settle_us.get(kind, 0)
         if kind in self._settle_us:
             lag_us, slow_us, late = self._more_us
-            # What is late again and again is waited for again and again.
+            # An input that is always late is waited for in every bucket.
             waits_us = self._first_us[output]
             if not (late and kind == Kind.TENTATIVE):
                 waits_us = min(waits_us, slow_us * self._depth[output])
             within_us += lag_us + slow_us * self._uncovered[output] + waits_us
-        if kind == Kind.TENTATIVE:  # the first buckets wait for every X on their way
+        if kind == Kind.TENTATIVE:  # the first buckets wait `max_delay` at every fragment
             settle_us = max(settle_us, self._first_us[output] + STEP_US)
         return Expected(now, client.name, output, kind, within_us, settle_us)
 
     def _owed(self, client: ClientProcess, kind: str, now: int) -> int | None:
-        """How old the newest standing result may be. As long as there is a tree without a break,
-        there is one bound, whatever of it may break, heal, be corrected or change its kind; only
-        the time of noticing comes on top of it."""
+        """The maximum age of the newest valid result. While there is a tree without interruption,
+        the same bound applies, even if components of the tree fail, heal, correct their results, or
+        the tree changes its kind. Only the time of failure detection is added."""
         output = client.output
         if kind not in self._settle_us:
             self._served.pop(client.name, None)
             return None
         since, before = self._served.get(client.name, (now, kind))
         if self._suspends and (before, kind) == (Kind.TENTATIVE, Kind.STABLE):
-            since = now  # new rows wait until everything is corrected
+            since = now  # new rows wait until the correction is complete
         self._served[client.name] = since, kind
         settle_us = max(self._settle_us[kind], self._first_us[output] + STEP_US)
         if now - since < settle_us:
@@ -190,7 +192,7 @@ class Oracle:
         return age_us
 
     def over(self, now: int) -> list[Expected | Owed]:
-        """The sources are told to finish: from now on no bucket follows the last one."""
+        """The sources are asked to finish: no bucket follows the last one."""
         found: list[Expected | Owed] = []
         for client in self._cast.clients:
             found.append(Expected(now, client.name, client.output, UNKNOWN, 0, 0))
@@ -198,8 +200,9 @@ class Oracle:
         return found
 
     def deserted(self, now: int) -> list[Deserted]:
-        """Replicas correct themselves one after the other, unless nobody could answer meanwhile.
-        That one counts on another that has just died is for `promises` to judge."""
+        """Fragments whose live replicas all correct at once, each relying on another live replica
+        to answer. Replicas must correct one after the other, unless no replica could answer
+        meanwhile. `promises` judges the reliance on a replica that has just died."""
         found = []
         for part, names in self._replicated:
             nodes = [self._cast.by_name[name] for name in names]
@@ -215,19 +218,19 @@ class Oracle:
     def replicated(self) -> list[tuple[Fragment, tuple[str, ...]]]:
         return self._replicated
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------
 
     def _granted_us(self) -> tuple[int, int, bool]:
-        """A replica that is up but cannot be counted on is left when it is behind by some buckets;
-        and a link that is slow is slow."""
+        """Extra time: a replica that is up but unreliable is left only when it is some buckets
+        behind, and slow links delay all rows."""
         lags = {node.fragment.name for node in self._cast.nodes if self.condition.impaired(node)}
         late = any(self.condition.impaired(source) for source in self._cast.sources)
         late = late or self._cast.wire.throttled
         return len(lags) * self._behind_us, self._cast.wire.delays_us, late
 
     def _stopped_by_a_reader(self) -> bool:
-        """A source or a node is at the bound of its buffer, for the sake of a reader that cannot be
-        replaced. One of a pair can: it has to be given up before that."""
+        """A source or node is at its buffer bound because of a consumer that cannot be replaced. A
+        replica of a pair can be replaced, and must be declared dead before the bound is reached."""
         bound = self._cast.options.buffer_buckets
         assert bound is not None
         now = self._cast.world.now // self._network.width_us
@@ -244,8 +247,9 @@ class Oracle:
         return False
 
     def _is_held_up(self) -> bool:
-        """One of a pair is at the bound of its buffer: it waits for a reader, until that is heard
-        or given up, and is left like any that does not get on (docs/pairs.md)."""
+        """A replica of a pair is at its buffer bound: the replica waits until a consumer has
+        acknowledged or was declared dead. Consumers leave such a replica like any replica that
+        makes no progress (docs/pairs.md)."""
         bound = self._cast.options.buffer_buckets
         assert bound is not None
         for process in self._cast.nodes:
@@ -260,7 +264,7 @@ class Oracle:
         return False
 
     def _kind(self, client: ClientProcess, now: int, *, ready: bool) -> str:
-        """With `ready` only replicas count that have caught up since they were started."""
+        """With `ready`, only replicas count that have caught up since their start."""
         if not self.condition.there(client) or self.condition.impaired(client):
             return UNKNOWN
         return str(self._best(client, client.output, {}, now if ready else None))
@@ -282,7 +286,7 @@ class Oracle:
             return Kind.BLOCKING
         if isinstance(producer, SourceProcess):
             there = producer.is_up and not producer.silent
-            # One that is being retired closes nothing until that is done.
+            # A source that is being retired closes no bucket until its retirement is complete.
             return Kind.STABLE if there and producer.ending == producer.ended else Kind.BLOCKING
         assert isinstance(producer, NodeProcess)
         key = f"{producer.name}/{stream}"
@@ -297,8 +301,8 @@ class Oracle:
             return Kind.BLOCKING
         path = next(path for path in node.fragment.paths if stream in path.outputs)
         if not inspection.begun(node, path) and not inspection.has_checkpoint(node, path):
-            # It cannot know where an input begins that it has never seen (docs/availability.md,
-            # Restarts).
+            # The node cannot know where an input begins that it has never seen
+            # (docs/availability.md, Restarts).
             return Kind.BLOCKING
         if ready_at is not None and not self.condition.caught_up(node, path, ready_at):
             return Kind.BLOCKING
@@ -309,7 +313,7 @@ class Oracle:
             return Kind.BLOCKING
         there = [name for name, kind in inputs.items() if kind is not Kind.BLOCKING]
         if all(self._has_ended(name) for name in there):
-            return Kind.BLOCKING  # nothing arrives to answer (docs/availability.md, Sources)
+            return Kind.BLOCKING  # no more input arrives (docs/availability.md, Sources)
         return _of(self._tree(path, stream), inputs)
 
     def _has_ended(self, stream: str) -> bool:

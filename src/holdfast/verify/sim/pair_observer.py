@@ -1,5 +1,5 @@
-"""Watching pairs from outside: who of them is being made anew and for how long, and what is kept
-while one of them is dead."""
+"""Observes pairs from outside: which replicas are being rebuilt and for how long, and how much is
+retained while a replica is dead."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulated_process import REGISTER_US, Member
 from holdfast.verify.sim.simulated_run import Cast
 
-#: When everybody has heard of a death, and has deleted what only the dead would have needed.
+#: Time after which all processes know of a death and have deleted what only the dead replica needs.
 HEARD_US = 4 * REGISTER_US
-#: Whatever broke so long ago is no reason any more to declare anybody dead.
+#: A fault that is longer ago than this is no reason to declare a replica dead.
 LATELY_US = 20_000_000
 
 
 class Vigil:
     def __init__(self, cast: Cast, held_buckets: int) -> None:
         self._cast = cast
-        # Who is alone keeps inputs until its next checkpoint.
+        # An unpaired replica retains inputs until its next checkpoint.
         self._bound = held_buckets + PAIR_CHECKPOINT_BUCKETS
         parts = {part.name: part for part in fragments(cast.network)}
         producers = producers_of(cast.network)
-        #: Who makes what each of a pair reads.
+        #: Per replica of a pair: its inputs, each with every producer.
         self._read = {
             node.name: [(s, producer) for s in parts[fragment_of(node.name)].inputs
                         for producer in producers[s]]
             for node in cast.nodes if node.pair
         }  # fmt: skip
         self._peers = pairs_of(cast.network)
-        #: Whose faults may be a reason to declare one of a pair dead.
+        #: Components whose faults may be a reason to declare a replica of a pair dead.
         self._reasons = {*self._read, *cast.hosts}
         self._broken: Counter[str] = Counter()
-        #: When anybody was broken last who is not being made anew then, by name.
+        #: When each component was last broken, by name.
         self._last: dict[str, int] = {}
-        #: Dead, without a break in which anybody had a reason not to count; and dead for so long
-        #: that nothing is kept for their disks any more.
+        #: Since when a replica has been dead, reset while another component is broken or recovers;
+        #: and since when nothing need be retained for the disk of a dead replica.
         self._dead_since: dict[str, int] = {}
         self._released_since: dict[str, int] = {}
-        #: Up to which epoch of each of a pair is known to be dead.
+        #: Highest epoch of each replica of a pair that was declared dead.
         self._dead: dict[str, int] = {}
 
     def broke(self, on: str) -> None:
         self._broken[on] += 1
-        self._last[on] = self._cast.world.now  # it may be over before anybody looks
+        self._last[on] = self._cast.world.now  # the fault may be over before the next look
 
     def healed(self, on: str) -> None:
         self._broken[on] -= 1
@@ -63,7 +63,7 @@ class Vigil:
             self._last[name] = now
         for node in self._pairs():
             if node.lost_at is not None and node.slowness > 1.0:
-                node.lost_at = now  # it is rebuilt as soon as it works again (docs/pairs.md)
+                node.lost_at = now  # the rebuild counts from the end of the slowness
             if node.lost_at is not None and self._works(node):
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
                 node.lost_at = None
@@ -72,7 +72,8 @@ class Vigil:
         dead = dead_of(standings)
         calm = not broken and not self._recovering(now, broken)
         yield from self._wronged(now, standings, calm)
-        # While nobody else is broken the controller has to count, too (docs/pairs.md, rejoin).
+        # While no other component is broken, the controller must count down `rejoin`, too
+        # (docs/pairs.md).
         counts = broken <= dead.keys() and not self._recovering(now, broken)
         self._dead_since = {n: self._dead_since.get(n, now) for n in dead} if counts else {}
         released = [
@@ -83,7 +84,7 @@ class Vigil:
         ]
         self._released_since = {n: self._released_since.get(n, now) for n in released}
         late = [name for name, since in self._released_since.items() if now - since > HEARD_US]
-        # Whoever else is broken may have a reason to be waited for, and everybody a reason to wait.
+        # Data may be retained for another broken component, and any component may wait for it.
         if late and broken <= dead.keys() and not self._recovering(now, broken):
             yield from self._kept(now, late)
 
@@ -95,9 +96,9 @@ class Vigil:
     def _wronged(
         self, now: int, standings: Mapping[str, Standing], calm: bool
     ) -> Iterator[Stopped]:
-        """Who is declared dead has given a reason for it, or somebody it reads. That nobody
-        listened is none, nor that there was nothing to do, or that its partner is broken. And it
-        stays dead, and stops."""
+        """Detects wrong declarations of death. A replica may be declared dead only after a recent
+        fault of its own or of another replica or host. Lost heartbeats without a fault, an idle
+        replica, or a fault of its peer are no reason. A dead instance stays dead, and stops."""
         why = ""
         for name, known in standings.items():
             before, self._dead[name] = self._dead.get(name, known.dead), known.dead
@@ -137,7 +138,7 @@ class Vigil:
 
     def _kept(self, now: int, dead: list[str]) -> Iterator[Outlived]:
         kept = {read for name in dead for read in self._read[name]}
-        # What one of them was fetching from the other is not kept for it, either.
+        # Buckets that one replica was fetching from the other are not retained, either.
         kept |= {
             (stream, self._peers[node.name])
             for node in self._pairs()

@@ -1,5 +1,5 @@
-"""Watching hosts from outside: every node runs in the end, where the controller says and nowhere
-else; and a standby takes over what a lost host ran."""
+"""Observes hosts from outside: at the end every node runs on the host that the controller assigned,
+and nowhere else; and a standby takes over the nodes of a lost host."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from holdfast.verify.history import Restored, Stopped
 from holdfast.verify.sim.host_process import HostProcess
 from holdfast.verify.sim.simulated_run import Cast
 
-#: A dead node is with a standby by then, where there is one that can be told so.
+#: Time within which a dead node is assigned to a standby, if a standby is reachable.
 TAKEN_US = 3_000_000
 
 
 class Placement:
     def __init__(self, cast: Cast) -> None:
         self._cast = cast
-        #: Since when a node is dead, without its host, beside a standby that could take it over.
+        #: Since when a node has been dead with its host, while a standby could take it over.
         self._waits: dict[str, int] = {}
-        #: Who was to run each node, and when each host was last not heard of, or started again.
+        #: The host assigned to each node; the life of each host at the last look; and when each
+        #: host was last unreachable or restarted.
         self._placed: dict[str, str] = {}
         self._lives: dict[str, int] = {}
         self._mute_at: dict[str, int] = {}
@@ -48,8 +49,8 @@ class Placement:
                     yield Stopped(now, name, "ours", why)
 
     def _moved(self, now: int) -> Iterator[Stopped]:
-        """A node is given to another host only when its own is gone; a controller that restarts
-        knows where it was."""
+        """A node is moved to another host only if its host is gone. A restarted controller knows
+        the previous assignment."""
         controller = self._cast.wire.controller.controller
         for host in self._cast.hosts.values():
             if not self._speaks(host) or self._lives.get(host.name, host.life) != host.life:

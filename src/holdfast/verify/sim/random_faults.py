@@ -1,5 +1,5 @@
-"""What breaks, drawn: single faults, failures that last and what meets them, and hosts of pairs,
-lost one after the other."""
+"""Random faults: single faults, lasting failures with short faults beside them, and hosts of pairs
+that are lost one after the other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from holdfast.verify.scenario import Fault
 MS = 1_000
 HOUR_MS = 3_600_000.0
 
-#: By then a source has opened its stream: where that begins, its clock is believed.
+#: By then a source has opened its stream. The start of a stream is taken from the source's clock,
+#: so the clock must not be wrong before.
 OPENED_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Who may be hit."""
+    """Processes that faults may hit."""
 
     nodes: list[str]
     sources: list[str]
@@ -27,7 +28,7 @@ class Targets:
     everybody: list[str]
     #: The replicas of each fragment.
     replicas: list[list[str]]
-    #: Hit again and again: what one fault leaves behind is what the next one finds.
+    #: A process that is hit repeatedly, so that faults meet the traces of earlier ones.
     unlucky: str
     wipes: bool
 
@@ -73,7 +74,7 @@ def fault_of(chance: random.Random, targets: Targets, until_s: float) -> Fault:
 
 
 def lasting_of(chance: random.Random, targets: Targets) -> Fault:
-    """Something is gone for long, and that is all."""
+    """A single failure that lasts long."""
     do = chance.choice(
         ["silent", "silent", "silent", "cut", "cut", "cut", "kill", "pause", "delay"]
     )
@@ -87,11 +88,11 @@ def lasting_of(chance: random.Random, targets: Targets) -> Fault:
 
 
 def beside_of(chance: random.Random, targets: Targets, lasting: Fault) -> Fault:
-    """Something short that meets a failure which lasts, or the traces of it."""
+    """A short fault before, during or after a lasting failure."""
     over_us = lasting.at_us + lasting.for_us
     for_us = chance.choice([300, 900, 2_000, 4_000]) * MS
     if chance.random() < 0.4 and lasting.do != "kill":
-        # It comes back before it was made good.
+        # The same fault returns before the recovery is complete.
         return replace(lasting, at_us=over_us + chance.randrange(20, 600) * MS, for_us=for_us)
     at_us = chance.choice(
         [
@@ -114,13 +115,14 @@ def beside_of(chance: random.Random, targets: Targets, lasting: Fault) -> Fault:
     return Fault(at_us - at_us % MS, do, on, for_us, value.get(do, 0.0))
 
 
-#: After so long a host that came back is as good as any other, and the next one may fail.
+#: Time after which a restarted host has caught up, and the next host may fail.
 CAUGHT_UP_MS = 9_000
 
 
 def hosts_fail(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
-    """One host after the other, each with time to be made anew: what pairs promise to survive.
-    Meanwhile anybody else may fail who can come back alone, and the newcomer again and again."""
+    """Hosts fail one after the other, each with time to be rebuilt: the failures that pairs promise
+    to survive. Meanwhile, processes that recover without a peer may fail, and the new replica may
+    fail repeatedly."""
     others = [name for name in targets.everybody if not any(name in host for host in hosts)]
     found: list[Fault] = []
     at_ms = chance.randrange(1_500, 6_000)
@@ -137,12 +139,12 @@ def hosts_fail(chance: random.Random, targets: Targets, hosts: list[list[str]]) 
             do, on = chance.choice(["kill", "torn", "pause"]), chance.choice(others)
             found.append(death(chance, do, on, when_ms, chance.choice([50, 300, 900])))
         if chance.random() < 0.5:
-            # The newcomer dies while it is being made, at any of its writes or between them.
+            # The new replica dies during its rebuild, at any of its writes or between them.
             again = chance.choice(["kill", "torn", "torn", "wipe"])
             when_ms = back_ms + chance.randrange(1, 250)
             found.append(death(chance, again, chance.choice(gone), when_ms, 300))
         if for_ms == 7_000 and how in ("kill", "wipe") and chance.random() < 0.5:
-            # Who is left alone has what it knows on its disk, and comes back with that.
+            # The unpaired replica has its state on its disk, and restarts from there.
             both = [name for name in targets.nodes if fragment_of(name) == fragment_of(gone[0])]
             (peer,) = [name for name in both if name != gone[0]]
             found.append(death(chance, "kill", peer, at_ms + 5_000, chance.choice([50, 900])))
@@ -156,7 +158,7 @@ def death(chance: random.Random, do: str, on: str, at_ms: int, for_ms: int) -> F
 
 
 def link_of(chance: random.Random, everybody: list[str]) -> str:
-    """Any subset against any other, in both directions or in one."""
+    """A link from a random subset to another one, in both directions or in one."""
     shuffled = sorted(everybody, key=lambda _: chance.random())
     left = chance.choice([1, 1, max(1, len(shuffled) // 2)])
     right = chance.choice([1, 1, len(shuffled) - left])

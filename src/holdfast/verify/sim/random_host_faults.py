@@ -1,7 +1,8 @@
-"""Scenarios of hosts, drawn from a seed: one host after the other is lost, and with it the standby
-that takes its nodes over, or the controller that says so. What pairs promise to survive: never both
-copies of something, and time to be rebuilt between two hosts. Without checkpoints a disk is worth
-nothing, so a standby that may have taken over something by then is left alone."""
+"""Random scenarios with shared hosts: hosts are lost one after the other, sometimes together with
+the standby that takes over their nodes, or with the controller. The faults are limited to those
+that pairs promise to survive: never both replicas of a fragment, and enough time for a rebuild
+between two hosts. Without checkpoints a restarted node cannot use its disk, so a standby that may
+already run nodes is not hit."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.networks import HOSTS, NETWORKS
 
 MS = 1_000
-#: After so long a host that came back is as good as any other, and the next one may fail.
+#: Time after which a restarted host has caught up, and the next host may fail.
 CAUGHT_UP_MS = 9_000
 
 
@@ -27,7 +28,7 @@ def host_scenario_of(seed: int, *, checkpoints: bool) -> Scenario:
     at_ms = chance.randrange(1_500, 6_000)
     for number in range(chance.choice([1, 2, 2, 3])):
         for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
-        idle = number == 0  # whoever is to stand by has taken over nothing yet
+        idle = number == 0  # the standby has not taken over any node yet
         found += _lost(chance, layout, others, at_ms, for_ms, standby=checkpoints or idle)
         at_ms += for_ms + CAUGHT_UP_MS + chance.randrange(2_000)
     faults = tuple(sorted(found, key=lambda fault: fault.at_us))
@@ -53,7 +54,7 @@ def _lost(
         on = f"{','.join(apart)}<->{','.join([*rest, *others, 'controller'])}"
     found = [Fault(at_ms * MS, how, on, for_ms * MS)]
     if chance.random() < 0.4:
-        # Whoever stands by, or is about to: it dies while it takes over, or idle.
+        # The standby dies, idle or during its take-over.
         next_one = chance.choice([h for h in hosts if h != host and not layout[h]] or [host])
         when_ms = at_ms + chance.randrange(-500, 3_000)
         fault = Fault(when_ms * MS, "kill", next_one, chance.choice([50, 400, 2_000]) * MS)

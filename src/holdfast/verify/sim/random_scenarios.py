@@ -1,7 +1,7 @@
 """Random scenarios: a seed becomes a network, options and a list of faults.
 
-What is drawn is what the system promises to survive: with `recovery='checkpoint'` no storage is
-deleted or rots, and the storage of sources, clients and the controller never does.
+Only faults that the system promises to survive are generated: with `recovery='checkpoint'` no
+storage is deleted or rots, and the storage of sources, clients and the controller never does.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, host
 from holdfast.verify.sim.random_host_faults import host_scenario_of
 from holdfast.verify.sim.rare_faults import HOURS, hardships_of, hour_of
 
-#: Whether what is in `hardships` is drawn, too. It was not yet survived when it was written.
+#: Whether the faults of `rare_faults` and fragments with three replicas are generated, too.
 FAULTS_2 = True
-#: A third of the lot; how many partitions is drawn apart.
+#: A third of `LOT`; the number of partitions is generated separately.
 PAIRS = "pairs"
-#: So many of them share hosts.
+#: Share of the networks of pairs in which nodes share hosts.
 SHARED = 0.3
-#: The network for nodes that are never idle, and how often it is drawn.
+#: The network whose nodes are never idle, and its share of the seeds.
 SHORT, NEVER_IDLE = "short", 0.01
 LOT = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
 LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
-#: How often a seed is one of hardships, and of those how often of a failure of an hour.
+#: Share of seeds with rare faults, and among those the share with a failure of one hour.
 HARDSHIPS, AN_HOUR = 0.5, 0.012
 
 
@@ -61,14 +61,14 @@ def _scenario_of(seed: int) -> Scenario:
     if network.startswith(PAIRS):
         seconds, drawn = 30, hosts_fail(chance, targets, _hosts(network))
     elif chance.random() < 0.5:
-        # Failures that last, as the trees of Borealis section 3.5 speak of; and half of the time
-        # something that finds their traces: before, meanwhile, or when they heal.
+        # Lasting failures, as in the trees of Borealis section 3.5; often with short faults before,
+        # during or after them.
         seconds = 25
         drawn = [lasting_of(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
         for _ in range(chance.choice([0, 0, 1, 2, 3, 4])):
             drawn.append(beside_of(chance, targets, chance.choice(drawn)))
     else:
-        # Half of the time nothing breaks in the second half, so that there is calm to be judged.
+        # Half of the time no fault begins in the second half, so that calm operation is judged.
         until_s = seconds if chance.random() < 0.5 else seconds / 2
         drawn = [fault_of(chance, targets, until_s) for _ in range(number)]
     faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
@@ -97,8 +97,9 @@ def _targets(name: str, seed: int, chance: random.Random) -> Targets:
 
 
 def options_of(seed: int, network: str = "") -> Options:
-    """How nodes are run: also drawn. An hour is not corrected two buckets at a time, and whoever
-    takes longer for a step than a bucket lasts has no capacity for that."""
+    """Random options of the nodes. `hours` and `short` always use large groups of buckets: two
+    buckets per step are too slow to correct an hour, or to keep up if a step takes longer than a
+    bucket."""
     chance = random.Random(f"options/{seed}")
     one_by_one = network not in (HOURS, SHORT)
     recovery = chance.choice(["replay", "replay", "checkpoint"])
@@ -114,13 +115,13 @@ def options_of(seed: int, network: str = "") -> Options:
 
 
 def protect(network: Network, seed: int) -> None:
-    """What the fragments do when inputs are missing: also drawn, and nothing without a seed."""
+    """Sets random protections of the fragments; none for seed 0, or if the network has its own."""
     chance = random.Random(f"protection/{seed}")
     if network.protections or not seed or chance.random() < 0.2:
         return
     x, most = chance.choice(["850ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
     blocks: list[FailurePolicy] = ["block"] if chance.random() < 0.3 else []
-    # Where nobody's storage is deleted, some fragments may be able to do without theirs.
+    # Also with `recovery='checkpoint'`, some fragments may be rebuilt by replay.
     mixed = random.Random(f"recovery/{seed}")
     three = FAULTS_2 and random.Random(f"three/{seed}").random() < 0.25
     for fragment in fragments(network):

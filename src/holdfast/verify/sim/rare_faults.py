@@ -1,6 +1,6 @@
-"""Faults that leave something standing which cannot be counted on: what answers and makes no
-progress, disks that fail or rot, clocks that are set, links that are open in one direction, inputs
-that are always late; and failures that meet each other, or last for an hour."""
+"""Rare faults, most of which leave a component up but unreliable: nodes that are alive but make no
+progress, disks that fail or rot, clock steps, links that are cut in one direction, inputs that are
+always late; and failures that coincide, or last for an hour."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Hardship = Callable[[random.Random, Targets], list[Fault]]
 
 
 def hardships_of(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
-    """One or two of a kind, and now and then a failure that lasts beside them. Of a pair only one
-    is ever hit: that is what is promised to be survived."""
+    """One or two kinds of rare faults, sometimes with a lasting failure beside them. Of a pair,
+    only one replica is ever hit: pairs promise to survive no more."""
     if hosts:
         return _of_pairs(chance, targets, hosts)
     found: list[Fault] = []
@@ -31,7 +31,7 @@ def hardships_of(chance: random.Random, targets: Targets, hosts: list[list[str]]
 
 
 def hour_of(chance: random.Random) -> tuple[Fault, ...]:
-    """A source is away for an hour; now and then somebody is restarted or hangs meanwhile."""
+    """A source is away for an hour; sometimes another process is killed or paused meanwhile."""
     at_ms = chance.randrange(20_000, 60_000)
     do, on = chance.choice([("silent", "s2"), ("cut", "s2<->main,main@2"), ("kill", "s2")])
     found = [Fault(at_ms * MS, do, on, HOUR_MS * MS)]
@@ -42,7 +42,7 @@ def hour_of(chance: random.Random) -> tuple[Fault, ...]:
     return tuple(sorted(found, key=lambda fault: fault.at_us))
 
 
-# -- one hardship each ----------------------------------------------------------------------------
+# -- one kind of random fault each ----------------------------------------------------------------
 
 
 def _hang(chance: random.Random, targets: Targets) -> list[Fault]:
@@ -50,14 +50,14 @@ def _hang(chance: random.Random, targets: Targets) -> list[Fault]:
 
 
 def _clock(chance: random.Random, targets: Targets) -> list[Fault]:
-    """An hour ahead, or back: whoever it is, for a moment or for long."""
+    """The clock of any process is stepped one hour ahead or back, for a short or long time."""
     off_ms = chance.choice([-HOUR_MS, HOUR_MS])
     at_ms, for_ms = chance.randrange(1_500, 12_000), chance.choice([200, 1_000, 4_000, 9_000])
     return [Fault(at_ms * MS, "clock", chance.choice(targets.everybody), for_ms * MS, off_ms)]
 
 
 def _disk(chance: random.Random, targets: Targets) -> list[Fault]:
-    """Of a node that can be rebuilt, a bit may rot."""
+    """A disk fault of a node; bits rot only on nodes that can be rebuilt."""
     several = [name for names in targets.replicas if len(names) > 1 for name in names]
     rots = ["rot", "rot"] if targets.wipes and several else []
     do = chance.choice([*rots, "full", "eio-read", "eio-fsync"])
@@ -66,7 +66,7 @@ def _disk(chance: random.Random, targets: Targets) -> list[Fault]:
 
 
 def _stuck_when_it_heals(chance: random.Random, targets: Targets) -> list[Fault]:
-    """Just when everybody corrects itself, somebody cannot, and others may wait for it."""
+    """When a failure heals and all replicas correct, a node cannot, and others may wait for it."""
     lasting = lasting_of(chance, targets)
     over_ms = (lasting.at_us + lasting.for_us) // MS
     do, on = chance.choice(["full", "hang", "slow", "kill"]), chance.choice(targets.nodes)
@@ -81,7 +81,7 @@ def _one_way(chance: random.Random, targets: Targets) -> list[Fault]:
 
 
 def _late(chance: random.Random, targets: Targets) -> list[Fault]:
-    """An input that is late from beginning to end."""
+    """An input that is late from start to end."""
     source, for_us = chance.choice(targets.sources), 26_000 * MS
     if chance.random() < 0.5:
         return [Fault(1_000 * MS, "skew", source, for_us, -chance.choice([900.0, 3e3, 8e3]))]

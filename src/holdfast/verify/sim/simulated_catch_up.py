@@ -1,5 +1,5 @@
-"""Drives the catch-up of a simulated copy (`core.catch_up`) in virtual time, piece by piece, so
-that anything may fail between two of them. Nothing is decided here."""
+"""Drives the catch-up of a simulated replica (`core.catch_up`) in virtual time, piece by piece, so
+that a fault may occur between any two pieces. All decisions are made in `core.catch_up`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.verify.sim.simulated_process import memory_log
 if TYPE_CHECKING:
     from holdfast.verify.sim.nodes import NodeProcess
 
-#: At most so long all pieces together are on their way, beside what the links take.
+#: Maximum transfer time of all pieces together, in addition to link delays.
 MOVING_US = 1_500_000
 
 
@@ -46,12 +46,12 @@ class Rebuild:
         producers = {stream: made_by[stream] for stream in node.fragment.inputs}
         self.core = CatchUp(node.name, peers_of(node.network, node.name), producers, own)
         self._translation = Translation(node.name, node.fragment.paths, staging)
-        #: Where each peer was when it was asked for its state; the rest goes over the same
-        #: connection, also while the controller is away.
+        #: Address of each peer when its state was requested. Later requests go to the same address,
+        #: also while the controller is down.
         self._addresses: dict[str, str | None] = {}
 
     def begin(self) -> None:
-        self._node.host.wake()  # the peer may ask what this copy has
+        self._node.host.wake()  # the peer may ask for the state of this replica
         self.step(Began())
 
     @property

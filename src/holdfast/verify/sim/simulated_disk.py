@@ -1,13 +1,13 @@
-"""The twin of `storage.disk.OsDisk` in memory, which can also lose power, tear, fill up, rot, and
-fail to read or to sync.
+"""The in-memory counterpart of `storage.disk.OsDisk`, which can also lose power, tear writes, fill
+up, rot, and fail to read or to sync.
 
-It knows of every file how much of it is on the disk for certain, and of every folder which names
-are. `crash` decides by lot about the rest: a tail that was not synced is kept up to any length, a
-name that was made, replaced or taken away is so or as it was before. What a sync failed to write is
-lost with the power, also when a later sync of the file succeeds: an operating system tells of such
-an error once.
+For every file the disk tracks how many bytes are durable, and for every folder which names are.
+`crash` decides randomly about the rest: an unsynced tail survives up to any length, and a name that
+was created, replaced or removed has its new or its old meaning. Data of a failed sync is lost with
+the power, even if a later sync of the file succeeds, because an operating system reports such an
+error only once.
 
-One simulated machine has one, and one thread.
+Every simulated machine has its own disk. A disk is used by a single thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.storage.disk import TEMPORARY, AppendFile
 
 
 class Crashed(BaseException):
-    """The machine died at this instant. Nobody in the process may catch it and go on."""
+    """The machine died at this instant. No code in the process may catch this and continue."""
 
 
 class _File:
@@ -28,11 +28,11 @@ class _File:
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
-        #: From and to where a sync failed to write.
+        #: Ranges that a failed sync did not write, as (from, to).
         self.unwritten: list[tuple[int, int]] = []
-        #: So many bytes from the beginning survive any crash.
+        #: Number of bytes from the start that survive any crash.
         self.durable = 0
-        #: What the file held before a cut that is not durable: it may all be back.
+        #: Content before a truncation that is not durable; a crash may restore all of it.
         self.uncut: bytearray | None = None
 
     def sync(self) -> None:
@@ -43,34 +43,34 @@ class _Folder:
     __slots__ = ("before",)
 
     def __init__(self) -> None:
-        #: Names in it that were changed since it was synced, and the file that each was, if any.
+        #: Names that changed since the last sync of the folder, with their previous file, if any.
         self.before: dict[str, _File | None] = {}
 
 
 class MemoryDisk:
     def __init__(self, rng: random.Random) -> None:
-        #: Nothing can be written; what is there can be read, cut and deleted.
+        #: Writes fail; existing files can be read, truncated and deleted.
         self.full = False
-        #: Reading, or syncing, ends with EIO.
+        #: Reads, or syncs, fail with EIO.
         self.unreadable = self.unsyncable = False
-        #: The machine dies in this change from now on: 1 is the next. None: it does not.
+        #: The machine dies in this change from now on; 1: the next one. None: no crash.
         self.crash_after: int | None = None
-        #: Changes made or tried so far, each of which could have been the last.
+        #: Number of changes made or attempted so far, each of which could have crashed.
         self.operations = 0
         self._rng = rng
         self._nodes: dict[str, _File | _Folder] = {"/": _Folder()}
-        #: By number.
+        #: Path by lock number.
         self._locks: dict[int, str] = {}
-        #: Numbers of locks and open files only rise; those up to `_void_upto` died in a crash.
+        #: Numbers of locks and open files only increase; those up to `_void_upto` died in a crash.
         self._number = 0
         self._void_upto = 0
         self._dead = False
 
-    # What the machine may go through
+    # Injected failures
 
     def crash(self, power: bool = True) -> None:
-        """The process is dead, its locks and open files with it. With `power` the machine is too,
-        and what was not synced survives by lot."""
+        """The process dies, with its locks and open files. With `power` the machine dies too, and
+        unsynced data survives randomly."""
         self._dead, self.crash_after = False, None
         self._locks.clear()
         self._void_upto = self._number
@@ -89,8 +89,8 @@ class MemoryDisk:
                 self._tear(node)
 
     def rot(self) -> str | None:
-        """A bit of the log flips at rest: files of state have no checksum yet. In which file; None:
-        there is none with anything in it."""
+        """A bit of a random file flips at rest. State files are excluded, because they have no
+        checksum yet. Returns the path; None if there is no file with content."""
         files = [
             path
             for path, node in sorted(self._nodes.items())
@@ -106,7 +106,7 @@ class MemoryDisk:
         return path
 
     def wipe(self) -> None:
-        """The machine has another disk, an empty one."""
+        """The machine gets a new, empty disk."""
         self.crash(power=False)
         self._nodes = {"/": _Folder()}
 
@@ -131,7 +131,7 @@ class MemoryDisk:
         file.unwritten.clear()
         file.sync()
 
-    # What `Disk` asks for
+    # The `Disk` interface
 
     def read(self, path: str) -> bytes:
         file = self._file(path)
@@ -174,7 +174,7 @@ class MemoryDisk:
             raise _error(errno.ENOSPC, path)
         if fsync and self.unsyncable and not dies:
             raise _error(errno.EIO, path)
-        # 0 nothing; 1 some of it written beside; 2 all of it; 3 renamed; 4 the folder synced
+        # 0 nothing; 1 partial temporary file; 2 complete temporary file; 3 renamed; 4 folder synced
         step = self._rng.randint(0, 1 if self.full else 3) if dies else 4
         file = _File(bytearray(data))
         if step == 1:
@@ -299,15 +299,15 @@ class MemoryDisk:
         if dies:
             raise Crashed
 
-    # Inside
+    # Internal
 
     def _alive(self, number: int | None = None) -> None:
-        """Whoever speaks from behind the grave is told so, and does not speak on."""
+        """Raises `Crashed` for calls after a crash, and for locks and files from before a crash."""
         if self._dead or (number is not None and number <= self._void_upto):
             raise Crashed
 
     def _change(self) -> bool:
-        """Counts a change; true if it is the one in which the machine dies."""
+        """Counts a change; True if the machine dies in this change."""
         self.operations += 1
         if self.crash_after is None:
             return False
@@ -323,12 +323,12 @@ class MemoryDisk:
         return self._rng.random() < 0.5
 
     def _part(self, length: int) -> int:
-        """So much of what could be lost is not: nothing, all, or any part of it."""
+        """A random amount that survives: nothing, everything, or any part."""
         some = self._rng.randint(0, length)
         return self._rng.choice((0, length, some, some))
 
     def _name(self, folder: _Folder, path: str, file: _File | None) -> None:
-        """Gives the name in the folder to the file, or takes it away."""
+        """Binds the name in the folder to the file, or removes the name."""
         old = self._nodes.get(path)
         assert not isinstance(old, _Folder)
         if file is not None:
@@ -337,7 +337,7 @@ class MemoryDisk:
         else:
             del self._nodes[path]
             if folder.before.setdefault(path, old) is None:
-                del folder.before[path]  # came and went: on the disk nothing can have changed
+                del folder.before[path]  # created and removed: the disk cannot have changed
 
     def _file(self, path: str) -> _File:
         self._alive()
@@ -354,7 +354,7 @@ class MemoryDisk:
         raise self._missing(path)
 
     def _missing(self, path: str) -> OSError:
-        """Why there can be no such path: a file where a folder should be, or nothing at all."""
+        """The error for a missing path: a file in place of a parent folder, or no such path."""
         while (path := _above(path)) not in self._nodes:
             pass
         return _error(errno.ENOENT if self.is_folder(path) else errno.ENOTDIR, path)
@@ -374,7 +374,7 @@ class _MemoryAppendFile:
         self._usable()
         disk, file = self._disk, self._file
         if disk._change():
-            if disk._rng.random() < 0.3 and not disk.full:  # just after it was done
+            if disk._rng.random() < 0.3 and not disk.full:  # the crash follows the complete write
                 self._add(data)
             else:
                 file.data += data[: disk._part(len(data))]

@@ -1,10 +1,11 @@
-"""The engine's twin: what Spark computes in production, as a plain function over small tables.
+"""The simulated engine: the computations of Spark in production, as plain functions over small
+tables.
 
-It keeps to the same contract: bucket by bucket or many at once gives the same rows, a version is
-immutable and names its files, and files are durable only once a checkpoint has synced them. What
-windows and joins look back on is now and then folded into state, after which a version refers to
-no inputs before it. So what a node does wrong with versions, inputs or files shows here as it would
-there.
+The simulated engine has the same contract as the production engine. Bucket by bucket or many
+buckets at once give the same rows. A version is immutable and names its files. Files are durable
+only after a checkpoint has synced them. The past rows that windows and joins need are folded into
+state from time to time; afterwards a version refers to no earlier inputs. Errors of a node in the
+use of versions, inputs or files therefore show in the simulator as they would in production.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from holdfast.verify.sim.tables import Row, Rows, rows_digest
 State = dict[int, int]
 #: Rows by bucket.
 History = dict[int, list[Row]]
-#: Inputs are read again for so many buckets before what is needed of them is folded into state.
+#: Number of buckets for which inputs are read again before their rows are folded into state.
 FOLD_BUCKETS = 3
 
 
 class MemoryInputs(InputIndex):
-    """The twin of the cache of inputs: rows stay in memory, as long as the disk has space."""
+    """The counterpart of the input cache: rows stay in memory, as long as the disk has space."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         super().__init__("inputs")
@@ -67,7 +68,7 @@ def line_of(path: Path, tentative: bool) -> str:
 
 
 class EngineTwin:
-    """Implements `performer.StepEngine`."""
+    """Implements `node_events.StepEngine`."""
 
     def __init__(self, network: Network, disk: Disk, folder: str) -> None:
         self.network, self.folder = network, folder
@@ -121,7 +122,7 @@ class EngineTwin:
         return StepResult(outputs, step.after(), 1)
 
     def reach(self, path: Path) -> int:
-        """How many buckets of its inputs a result of the path may reach back."""
+        """How many buckets of its inputs a result of the path may depend on."""
         if path.name not in self._reach:
             self._reach[path.name] = -(-path.extent_us() // self.width_us)
         return self._reach[path.name]
@@ -173,7 +174,7 @@ class EngineTwin:
 
 
 class _Step:
-    """One run: rows of operators by bucket, computed when asked for."""
+    """One run: rows of operators by bucket, computed on demand."""
 
     def __init__(
         self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str
@@ -224,7 +225,7 @@ class _Step:
                 raise NotImplementedError(f"the simulator has no {op.kind}")
 
     def _window(self, op: ops.TimeWindow, bucket: int) -> list[Row]:
-        """The window that ends with this bucket; simulated slides are whole buckets."""
+        """The window that ends with this bucket; simulated slides are multiples of a bucket."""
         width = self.engine.width_us
         end = (bucket + 1) * width
         if end % op.slide_us:
@@ -237,7 +238,7 @@ class _Step:
         return [(end - 1, key, n, total) for key, (n, total) in sums.items()]
 
     def _past(self, op: ops.Operator, port: int, bucket: int) -> list[Row]:
-        """What an operator looks back on: folded into state, or computed from inputs again."""
+        """Past rows that an operator needs: from folded state, or computed from inputs again."""
         above = op.inputs[port]
         assert above is not None
         if bucket >= self._before.needs_from:
@@ -255,14 +256,14 @@ class _Step:
         return self._states[op.name]
 
     def advance(self, bucket: int) -> None:
-        """Keyed state moves with every bucket, whether somebody asked for its rows or not."""
+        """Keyed state advances with every bucket, even if no output requested its rows."""
         for op in self.path.operators:
             if isinstance(op, ops.Stateful):
                 self.rows(op, bucket)
         self._bucket = bucket
 
     def after(self) -> Version:
-        """The version that this run leaves."""
+        """The state version after this run."""
         before, hi = self._before, self._bucket
         reach = self.engine.reach(self.path)
         needs_from, edges = max(before.needs_from, hi + 1 - reach), before.edges
@@ -293,14 +294,15 @@ class _Step:
 
 
 def belongs(key: int, of: int) -> int:
-    """To which partition a key belongs."""
+    """The partition of a key."""
     return (key * 2_654_435_761 >> 7) % of
 
 
 def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int, list[Row]]]:
-    """What each output should hold, bucket by bucket, in one batch from the sources' rows.
+    """The ideal rows of each output by bucket, computed in one batch from the sources' rows.
 
-    Independent of the step-by-step engine above but for the networks' own functions.
+    Independent of the step-by-step engine above, except for the networks' own functions and the
+    join of two row lists.
     """
     width = network.width_us
     known: dict[str, list[Row]] = {}
@@ -353,7 +355,7 @@ def _batch(
 
 
 def _joined(op: ops.Join, left: Sequence[Row], right: Sequence[Row]) -> list[Row]:
-    """Pairs of equal keys, at the later of both times."""
+    """Pairs of rows with equal keys, at the later of both times."""
     by_key: dict[int, list[Row]] = {}
     for row in right:
         by_key.setdefault(row[1], []).append(row)

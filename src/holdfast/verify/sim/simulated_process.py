@@ -1,5 +1,6 @@
-"""What simulated processes have in common: a log on a disk that can fail, an epoch, and the
-controller that hands it out. Around the production classes is what threads and supervisor do."""
+"""Common base of simulated processes: a log on a disk that can fail, an epoch, and the controller
+that assigns epochs. The code around the production classes replaces their threads and the
+supervisor."""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ from holdfast.verify.sim.links import HEARTBEAT_US, Server, Wire
 from holdfast.verify.sim.tables import RowSegments
 from holdfast.verify.sim.world import World
 
-#: The boundary of a stream that has ended, in a history.
+#: Recorded in a history as the boundary of a stream that has ended.
 FOREVER = 2**62
 FULL_US = 1_000_000
 REGISTER_US = 500_000
-#: One of a pair that was not heard of for so long is dead.
+#: A replica of a pair is dead after this time without a heartbeat.
 DEAD_US = 2_000_000
 TRIM_BUCKETS_MAX = 6
 
 
-class _Alone(_thread.RLock):  # type: ignore[misc]  # entered for everything, so not in Python
-    """A lock and condition where there is one thread: it only says that something changed."""
+class _Alone(_thread.RLock):  # type: ignore[misc]  # hot path, so the base class is in C
+    """A lock and condition for a single thread; `notify_all` only marks the process as changed."""
 
     __slots__ = ("_process",)
 
@@ -56,8 +57,8 @@ def memory_log(process: Server, owner: str, folder: str | None = None) -> Log:
 
 
 class Wiring:
-    """Who makes and who reads each stream, and how far behind stable rows are preferred: derived
-    once from the network, for all processes and all their lives."""
+    """Producers and consumers of each stream, and the lag up to which stable rows are preferred:
+    derived once from the network, for all processes and all their lives."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -67,7 +68,8 @@ class Wiring:
 
 
 class ControllerProcess(Server):
-    """Hands out epochs and knows where everybody is; `producers` is the layout."""
+    """Assigns epochs and knows the addresses of all processes; `producers` maps each stream to its
+    producers."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class ControllerProcess(Server):
         self._controller_service = ControllerService(
             self.controller, self.service, (), lambda: self.world.now
         )
-        if self._peers:  # nobody else is ever declared dead
+        if self._peers:  # only replicas of pairs are ever declared dead
             self._judge()
 
     def _judge(self) -> None:
@@ -121,13 +123,13 @@ class ControllerProcess(Server):
     def register(
         self, name: str, address: str, epoch: int, positions: Positions
     ) -> dict[str, Standing] | None:
-        """How those stand that are one of a pair; None for whoever was replaced."""
+        """The status of all replicas of pairs; None if the caller was replaced."""
         at, known = self.world.now, self._up()
         current = answered(lambda: known.register(name, address, epoch, at, positions))
         return known.standings() if current else None
 
     def heartbeat(self, asked: Register) -> Registration:
-        """Of a host."""
+        """Handles the heartbeat of a host."""
         self._up()
         assert self._controller_service is not None
         controller_service = self._controller_service
@@ -151,13 +153,13 @@ class ControllerProcess(Server):
 
 
 class Member(Server):
-    """A process that gets its epoch from the controller and tells it where it listens."""
+    """A process that gets its epoch from the controller and registers its address there."""
 
     log: Log
     history: History
-    #: Somebody may follow it.
+    #: Other processes may subscribe to its streams.
     serves = True
-    #: It has its epoch, its log is open, and it works.
+    #: The process has its epoch and an open log, and works.
     is_up = False
 
     def forget(self) -> None:
@@ -199,8 +201,9 @@ class Member(Server):
             self.after(HEARTBEAT_US, self.beat)
 
     def _register(self) -> None:
-        """Whoever is followed says again and again where it is, and so finds out that it was
-        replaced; a controller that comes back knows no addresses."""
+        """Registers the address. A process that serves streams registers repeatedly, because a
+        restarted controller knows no addresses, and because a replaced process learns of its
+        replacement this way."""
 
         def told(standings: dict[str, Standing] | None) -> None:
             if standings is None:
@@ -220,30 +223,30 @@ class Member(Server):
         )
 
     def positions(self) -> Positions:
-        """How far each path is, of a node."""
+        """The position of each path; empty unless the process is a node."""
         return {}
 
     def heard(self, standings: dict[str, Standing]) -> None:
-        """From the controller: who is dead is not waited for."""
+        """Applies the status from the controller, so that dead replicas are not waited for."""
         with suppress(StorageFull, TransportError):
             self.service.lost(standings, self.world.now)
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
-        """How much of each stream the log holds, where a bound is promised."""
+        """Records how many buckets of each stream the log holds, where a bound is promised."""
         for stream in streams:
             held = self.held(stream)
             if held is not None and stream not in kept_for_ever:
                 self.history.add(Held(self.world.now, f"{self.name} log", stream, held))
 
     def held(self, stream: str) -> int | None:
-        """How many buckets of a stream its log has; None before it was opened."""
+        """How many buckets of a stream the log holds; None before the stream was opened."""
         if not self.log.has(stream):
             return None
         first = self.log.info(stream).trimmed_upto + 1
         return len({segment.id.bucket for segment in self.log.segments(stream, first, FOREVER)})
 
     def retry_full(self, act: Callable[[], None], then: Callable[[], None]) -> None:
-        """A full disk makes it wait, nothing else."""
+        """Retries `act` while the disk is full; all other errors are raised."""
         try:
             act()
         except StorageFull:
@@ -253,8 +256,8 @@ class Member(Server):
 
 
 def kept_for_ever(network: Network, options: Options) -> set[str]:
-    """Streams of which everything is kept, as promised: with `replay`, what an empty node needs to
-    rebuild state that is not convergent is all of its input since the start."""
+    """Streams that are retained entirely, as promised: with `replay`, an empty node needs all input
+    since the start to rebuild state that is not convergent."""
     found: set[str] = set()
     waiting = [
         op

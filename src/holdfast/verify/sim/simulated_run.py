@@ -1,5 +1,5 @@
-"""Everybody in a simulated run: made from a network and a layout, found by name, started and
-replaced as a supervisor would."""
+"""All processes of a simulated run: created from a network and a layout, found by name, started and
+replaced as a supervisor would do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.verify.sim.world import Process, World
 
 
 class Cast:
-    """Without a layout every node has a host of its own, of its name."""
+    """The processes of a run. Without a layout, every node has its own host of the same name."""
 
     def __init__(
         self,
@@ -60,16 +60,17 @@ class Cast:
         }
         for name, host in self.hosts.items():
             self.by_name.setdefault(name, host)
-        #: Instances that were replaced, and may wake up.
+        #: Replaced instances, which may resume.
         self.zombies: list[Process] = []
 
     def start(self, process: Process) -> None:
-        """Nobody starts an instance again that was replaced."""
+        """Starts a process, unless the instance was replaced."""
         if process not in self.zombies:
             process.start()
 
     def replace(self, node: NodeProcess) -> None:
-        """A successor of its host on another machine, while the old instance stands still."""
+        """Starts a successor of the node's host on another machine, while the old instance is
+        paused."""
         assert isinstance(node, NodeProcess)
         former = node.host
         former.pause()
@@ -86,7 +87,7 @@ class Cast:
         successor.start()
 
     def mend(self) -> None:
-        """Whatever a torn write killed is started again; everything else has healed by then."""
+        """Restarts the processes that a torn write killed; all other faults have healed by then."""
         for process in self.by_name.values():
             process.disk.crash_after = None
             process.start()
@@ -106,7 +107,7 @@ class Cast:
         return is_pair(self.network, part) or replays
 
     def _took(self, node: NodeProcess) -> None:
-        """The node of that name is this one now."""
+        """Makes this node the current instance of its name."""
         known = self.by_name[node.name]
         if known is not node:
             assert isinstance(known, NodeProcess)
@@ -114,5 +115,5 @@ class Cast:
             self.by_name[node.name] = node
 
     def _order(self, name: str) -> tuple[int, int]:
-        """As the network has the fragments, and then by replica."""
+        """Sort key: the order of fragments in the network, then the replica."""
         return list(self._parts).index(fragment_of(name)), int(name.partition("@")[2] or 1)

@@ -1,5 +1,5 @@
-"""Drives a subscription in virtual time, over simulated links. What to do is `core.subscription`'s
-to say."""
+"""Drives a subscription in virtual time, over simulated links. All decisions are made in
+`core.subscription`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.verify.sim.world import Process
 
 
 class Connection:
-    """One connection over which a reader follows a stream."""
+    """One connection over which a consumer reads a stream."""
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class Connection:
         self.cursor = Cursor(0)
         self.sent_at = 0
         self.arrives_at = 0
-        #: Nothing gets through any more; the reader may not have noticed yet.
+        #: The connection delivers nothing any more; the consumer may not have detected that yet.
         self.broken = False
 
     def send_news(self) -> None:
-        """As long as there is more: guesses that are not alike come one after the other."""
+        """Sends until there is nothing new. Different tentative buckets need separate
+        deliveries."""
         service, cursor = self.server.service, self.cursor
         while cursor.news(service.logs[self.stream].info(self.stream)):
             at = cursor.at, cursor.tentative_at
@@ -81,7 +82,8 @@ class Connection:
         world.at(due, partial(self.follower.arrive, self, delivery), reader)
 
     def reset(self) -> None:
-        """The other end closed it, or its process died: the reader hears of it, if it can."""
+        """The other end closed the connection or died; the consumer is notified if the link
+        works."""
         server, reader = self.server, self.follower.reader
         link = self.link
         if not (self.broken or link.cut or reader.life != self.reader_life):
@@ -91,7 +93,8 @@ class Connection:
 
 
 class Follower:
-    """A consumer's end: it opens connections, asks replicas, and hands on what comes."""
+    """The consumer's end of a subscription: opens connections, polls replicas, and passes
+    deliveries on."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Follower:
         self.reader, self.wire, self.stream = reader, wire, stream
         self.subscription, self._take = subscription, take
         self.life = reader.life
-        #: Connections that are wanted, by number; None until they are made.
+        #: Requested connections by number; None until they are established.
         self.connections: dict[int, Connection | None] = {}
         self._addresses: dict[str, str | None] = {}
         self._translation = Translation(subscription)
@@ -117,7 +120,7 @@ class Follower:
         self.step(Began())
 
     def advanced(self, position: Position) -> None:
-        """Heard of after what goes on now, as by a thread with a queue."""
+        """Takes effect after the current event, as with a thread and a queue."""
         self.reader.after(0, lambda: self.step(Moved(position)))
 
     @property
@@ -125,7 +128,7 @@ class Follower:
         return self.reader.world.now
 
     def step(self, happened: Happening) -> None:
-        """What follows from it is done."""
+        """Handles an event and performs the resulting actions."""
         delivery = None
         if isinstance(happened, Came):
             if happened.connection not in self.connections:
@@ -161,7 +164,7 @@ class Follower:
                 case core.Switched() | core.Finished():
                     pass
 
-    # -- asking ---------------------------------------------------------------------------------
+    # -- polling --------------------------------------------------------------------------------
 
     def _poll(self, poll: core.Poll) -> None:
         def failed(err: HoldfastError) -> None:
@@ -191,7 +194,7 @@ class Follower:
         then: Callable[[Server], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
-        """Where a replica is, is asked of the controller when it is not known."""
+        """Calls `then` with the replica's server; asks the controller if the address is unknown."""
 
         def there() -> None:
             server = self.wire.resolve(self._addresses.get(replica))
@@ -228,7 +231,7 @@ class Follower:
         self._reach(action.replica, begin, failed)
 
     def _begin(self, server: Server, action: core.Connect) -> Connection:
-        """At the server: the first delivery goes out with the answer."""
+        """Runs at the server: the first delivery is sent together with the reply."""
         connection = Connection(self, server, self.stream, action.connection)
         begun = server.service.begin(self.stream, action.from_bucket, action.tentative_after)
         if begun is None:
@@ -257,7 +260,7 @@ class Follower:
         if connection is not None:
             connection.broken = True
 
-    # -- what comes -----------------------------------------------------------------------------
+    # -- deliveries -----------------------------------------------------------------------------
 
     def arrive(self, connection: Connection, delivery: Delivery) -> None:
         if connection.reader_life != self.reader.life:
@@ -287,7 +290,7 @@ class Follower:
         self.step(Broke(connection.number, TransportError(why)))
 
     def watch(self) -> None:
-        """Silence is taken for death, as the transport does."""
+        """Breaks connections without heartbeats, as the transport does."""
         for connection in list(self.connections.values()):
             if connection is None:
                 continue

@@ -1,4 +1,4 @@
-"""One simulated run: the processes of a network, the faults of a scenario, and what came of it."""
+"""One simulated run: the processes of a network, the faults of a scenario, and the verdicts."""
 
 from __future__ import annotations
 
@@ -44,27 +44,29 @@ from holdfast.verify.sim.simulated_run import Cast
 from holdfast.verify.sim.world import EPOCH_US, Process, World
 
 S = 1_000_000
-#: While nothing fails, a bucket is given so long after its end: steps, links and a spike or two.
+#: Bound on the delivery of a bucket after its end while no fault is active: steps, links, and one
+#: or two latency spikes.
 DELAY_US = 1 * S
-#: After the last healing: retries, silence, restarts, replay of everything ...
+#: Recovery time after the last fault has healed: retries, missing heartbeats, restarts, replay ...
 RECOVERY_US = 7 * S
-#: ... and of a failure longer than this, the 50th part of the rest.
+#: ... plus, for a failure longer than `LONG_US`, one `LONG_SHARE`-th of the excess.
 LONG_US, LONG_SHARE = 60 * S, 50
-#: Faults that are noticed by silence or by lag alone. Who dies breaks its connections.
+#: Faults that are detected only by missing heartbeats or lag. The death of a process, in contrast,
+#: breaks its connections.
 SILENT = {
     "pause", "replace", "hang", "cut", "full", "slow", "throttle", "damage", "eio-read",
     "eio-fsync",
 }  # fmt: skip
 LOOK_US = 250_000
-#: Whether a fault is still felt after its time is looked at this often.
+#: Interval of the checks whether a healed fault still has effects.
 FELT_US = 100_000
-#: Beyond what windows reach back, checkpoints and trimming: steps and links take their time.
+#: Slack beyond window extent, checkpoints and trimming, for the duration of steps and links.
 SLACK_BUCKETS, SLACK_US = 6, 3_000_000
 
 
 def held_buckets(network: Network, options: Options) -> int:
-    """What anybody may hold of a stream while nothing fails: for a node, and for those behind it,
-    until the last of them has a newer checkpoint."""
+    """How many buckets of a stream a component may hold while no fault is active: those that a node
+    and the nodes downstream need, until the last of them has a newer checkpoint."""
     parts = fragments(network)
     reach = max(path.extent_us() for part in parts for path in part.paths)
     return (
@@ -72,13 +74,13 @@ def held_buckets(network: Network, options: Options) -> int:
         + options.checkpoint_buckets * len(parts)
         + TRIM_BUCKETS_MAX
         + max(SLACK_BUCKETS, SLACK_US // network.width_us)
-        # A replica of a pair is told once within `silence` how far its consumers are.
+        # A replica of a pair receives the positions of its consumers once per `silence`.
         + (SILENCE_US // network.width_us if pairs_of(network) else 0)
     )
 
 
 def recovery_us(scenario: Scenario) -> int:
-    """How long after the last healing everything may take to be made good."""
+    """Maximum recovery time after the last fault has healed."""
     longest_us = max((fault.for_us for fault in scenario.faults), default=0)
     return RECOVERY_US + max(0, longest_us - LONG_US) // LONG_SHARE
 
@@ -161,7 +163,7 @@ class Simulation:
         return Outcome(self.scenario, history, verdicts, world, nodes_us / S)
 
     def _monitor(self) -> None:
-        """The production monitor watches, as the run's own thread does: beside the network."""
+        """Runs the production contract monitor beside the network, in place of its thread."""
         promised = {
             op.name: contract_monitor.Promised(op.contract.within_us) for op in self.network.outputs
         }
@@ -209,15 +211,15 @@ class Simulation:
 
     def _stopped(self, process: Process, err: BaseException) -> None:
         if process in self.cast.zombies and isinstance(err, HoldfastError):
-            return  # as it should, however it found out
-        # Whatever is drawn should be survived, so nobody has a reason to give up; but that all
-        # disks with a state are gone is no mistake of whoever says so.
+            return  # a replaced instance must stop, whatever the reason
+        # All generated faults must be survived, so no process has a reason to stop. Only
+        # `StateLost` is correct: all disks with a state are gone.
         why = f"{type(err).__name__}: {err}"
         fault_of = "world" if isinstance(err, StateLost) else "ours"
         self.history.add(Stopped(self.world.now, process.name, fault_of, why))
 
     def _expect(self) -> None:
-        """Looked at often: processes die, come back and connect whenever they like."""
+        """Runs at short intervals, because processes die, restart and connect at any time."""
         now = self.world.now
         found: list[Event] = []
         if not self._finishing:
@@ -239,8 +241,8 @@ class Simulation:
                 self.history.add(Ideal(end_us, output, bucket, tuple(sorted(rows))))
 
     def inject(self, fault: Fault) -> None:
-        """Apply a fault now, and heal it when its time is over; it has healed when it is not felt
-        any more."""
+        """Injects a fault now, and heals the fault when its time is over. `Healed` is recorded when
+        the effects are over."""
         self.world.say("FAULT", str(fault))
         self.history.add(Broke(self.world.now, fault.do, fault.on))
         heal = faults.apply(fault, self.cast)
@@ -271,9 +273,9 @@ def simulate(scenario: Scenario, options: Options | None = None) -> Outcome:
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
-    """The same failure with as few faults, and as short, as trying finds."""
+    """The same failure with fewer and shorter faults, as far as a simple search finds them."""
     before = None
-    while before != scenario:  # what one fault made needful may go once that fault has
+    while before != scenario:  # removing one fault may make another one unnecessary
         before = scenario
         for number in reversed(range(len(scenario.faults))):
             if fails(smaller := scenario.without(number)):

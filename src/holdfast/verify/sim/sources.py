@@ -1,4 +1,4 @@
-"""A simulated source: the production `Source`, and an application that pushes to it."""
+"""A simulated source: the production `Source`, and an application that pushes rows to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.verify.sim.world import EPOCH_US, World
 
 ROWS = 10
 TIME = pa.timestamp("us", tz="UTC")
-#: Pushes whose chances are drawn at once.
+#: Number of pushes whose random values are generated at once.
 _BLOCK = 32
 COLUMNS = ["ts", "key", "value"]
 
@@ -35,8 +35,8 @@ class _Lot(NamedTuple):
 
 
 class SourceProcess(Member):
-    """A source and the application that pushes: a few rows in every bucket, each push with its
-    number as token, so that after a crash it goes on where the log says."""
+    """A source and an application that pushes a few rows in every bucket. The token of a push is
+    its number, so that after a crash the application continues where the log ends."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class SourceProcess(Member):
         self._retired = False
         self._seed = list(f"{world.seed}/{self.name}".encode())
         self._block: tuple[int, Any, Any, Any, list[list[float]]] | None = None
-        #: The application stands still: nothing is pushed, nothing closed.
+        #: The application is stopped: no rows are pushed, and no buckets are closed.
         self.silent = False
         self.ending = False
         self._accepted = 0
         self._closed_upto: int | None = None
-        #: Rows of all closed buckets: what the network's input really was.
+        #: Rows of all closed buckets: the actual input of the network.
         self.logged: list[Row] = []
         self._logged_upto = bucket_of(EPOCH_US, self.network.width_us) - 1
         self._put_aside_upto = -FOREVER
@@ -82,12 +82,13 @@ class SourceProcess(Member):
         self._plan_tick()
 
     def _plan_push(self) -> None:
-        """Somewhere in the next bucket; the chance depends on the number, not on what fails."""
+        """Schedules the next push at a random time around one bucket width from now. The random
+        values depend on the number of the push, not on faults."""
         self._lot = self._lots(self._next)
         self.after(int(self.network.width_us * (0.6 + 0.8 * self._lot.pause)), self._push)
 
     def _lots(self, number: int) -> _Lot:
-        """What is drawn for a push, a block of them at a time."""
+        """The random values of a push, generated in blocks."""
         block, place = divmod(number, _BLOCK)
         if self._block is None or self._block[0] != block:
             draw = np.random.default_rng([*self._seed, block])
@@ -141,18 +142,18 @@ class SourceProcess(Member):
             self._plan_tick()
 
     def retire(self) -> None:
-        """Somebody decides that the application never comes back."""
+        """An operator decides that the application never returns."""
         self.silent, self._retired = False, True
         self.finish()
 
     def finish(self) -> None:
-        """The application is done: everything is closed and the stream ends."""
+        """The application is done: all buckets are closed and the stream ends."""
         self.ending = True
         if self.is_up:
             self.after(0, self._tick)
 
     def _note(self) -> None:
-        """What the application now knows to be safe."""
+        """Records the rows that the application knows to be durable, and the closed buckets."""
         token = int(self.source.token or 0)
         if token > self._accepted:
             values = range((self._accepted + 1) * ROWS, (token + 1) * ROWS)

@@ -1,7 +1,7 @@
 """Rows in the simulator: tuples of plain values, the first of which is the time.
 
-They stand where Arrow tables stand in production, and are stored in a form that is as easy to tear
-and damage as Parquet and a hundred times faster.
+These rows replace the Arrow tables of production. Their storage format can be torn and damaged as
+easily as Parquet, and is a hundred times faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.errors import LogCorrupted
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.segment import SegmentFile
 
-#: time in microseconds, key, value ...; only dead letters have text, the reason
+#: time in microseconds, key, value ...; only dead letters contain text, the reason
 Row = tuple[Any, ...]
 
 
@@ -30,7 +30,7 @@ class Rows:
         self.num_rows = len(rows)
 
     def damaged(self) -> Rows:
-        """As a bad cable would deliver them."""
+        """The table with one wrong value, as after an undetected transmission error."""
         first = (*self.rows[0][:-1], self.rows[0][-1] + 1)
         return Rows((first, *self.rows[1:]))
 
@@ -53,7 +53,7 @@ def rows_digest(table: Any) -> str:
 
 
 class RowSegments:
-    """The twin of Parquet segments."""
+    """The counterpart of Parquet segments."""
 
     def write(self, table: Any, path: Any, *, time: str, fsync: bool, disk: Any) -> SegmentFile:
         rows = rows_of(table)

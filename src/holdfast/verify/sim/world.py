@@ -1,8 +1,9 @@
-"""Virtual time: a heap of what happens next, processes that live and die in it, and one source of
-chance for each purpose, so that taking away one fault leaves the rest of the run as it was.
+"""Virtual time: a heap of future events, processes that live and die in virtual time, and a
+separate random generator for each purpose, so that removing one fault leaves the rest of the run
+unchanged.
 
-A process may be killed at any point, may stand still (what happens to it meanwhile waits), and may
-come back. Nothing here knows what a process does.
+A process may be killed at any point, may be paused (its events wait meanwhile), and may be
+restarted. This module does not know what processes do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from holdfast.verify.sim.simulated_disk import Crashed, MemoryDisk
 
-#: Virtual time starts with bucket 0; clocks that are behind see what was before 1970.
+#: Virtual time starts with bucket 0; clocks that are behind show times before 1970.
 EPOCH_US = 0
 
 
@@ -25,9 +26,9 @@ class World:
         self._heap: list[tuple[int, int, Process | None, int, Callable[[], None]]] = []
         self._number = 0
         self.starts = 0
-        #: What happened, for people: (at, who, what, more). Written out by `transcript`.
+        #: Events for human readers: (at, who, what, more). Formatted by `transcript`.
         self.trace: list[tuple[int, str, str, tuple[Any, ...]]] = []
-        #: An instance gave up by itself.
+        #: Called when an instance terminates itself.
         self.on_stop: Callable[[Process, BaseException], None] = lambda process, err: None
 
     def rng(self, purpose: str) -> random.Random:
@@ -37,7 +38,7 @@ class World:
         self.trace.append((self.now, who, what, more))
 
     def at(self, time_us: int, fn: Callable[[], None], process: Process | None = None) -> None:
-        """Call `fn` then; for a process, only if it is still the same instance."""
+        """Calls `fn` at that time; for a process, only if the instance is still the same."""
         self._number = number = self._number + 1
         life = 0 if process is None else process.life
         if time_us < self.now:
@@ -45,7 +46,7 @@ class World:
         heapq.heappush(self._heap, (time_us, number, process, life, fn))
 
     def run_until(self, end_us: int, done: Callable[[], bool] | None = None) -> bool:
-        """Let time pass until `end_us` or until `done`; says which (True: done)."""
+        """Lets time pass until `end_us` or until `done` is true; returns whether it is."""
         heap, pop = self._heap, heapq.heappop
         checked = 0
         while heap and heap[0][0] <= end_us:
@@ -66,7 +67,7 @@ class World:
         return done is not None and done()
 
     def timers(self) -> dict[str, int]:
-        """How much each process still has to do that lives."""
+        """Number of pending timers per live process."""
         found: dict[str, int] = {}
         for _, _, process, life, _ in self._heap:
             if process is not None and process.life == life:
@@ -84,44 +85,44 @@ class World:
 
 
 class Process:
-    """One simulated operating-system process with a disk and a clock of its own."""
+    """One simulated operating-system process with its own disk and clock."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.disk = MemoryDisk(world.rng(f"disk/{name}"))
-        #: Rises with every start and every death: what was meant for an earlier life is dropped.
+        #: Increases with every start and every death; events for an earlier life are dropped.
         self.life = 0
         self.alive = False
         self.paused = False
-        #: What happened while it stood still, in order.
+        #: Events that arrived while the process was paused, in order.
         self.backlog: list[Callable[[], None]] = []
-        #: How far its clock is off, and until when it suffers from having been.
+        #: Offset of the clock, and until when an earlier offset may have effects.
         self.offset_us = 0
         self.unsteady_until = 0
-        #: The life in which it hangs, if it does.
+        #: The life in which the process hangs, if any.
         self.hung_in: int | None = None
-        #: Where this life listens; no two lives share one.
+        #: Address of this life; no two lives share an address.
         self.address = ""
-        #: A log of ours has grown.
+        #: A log of this process has grown.
         self.news = False
-        #: It stopped by itself and is not started again.
+        #: The process terminated itself and is not restarted.
         self.gave_up = False
 
     def disks(self) -> list[MemoryDisk]:
-        """Those it loses when its storage is deleted."""
+        """The disks that are lost when the storage of the process is deleted."""
         return [self.disk]
 
     def clock(self) -> int:
-        """The clock on the wall, which may be set to anything."""
+        """The wall clock, which may be stepped."""
         return self.world.now + self.offset_us
 
     @property
     def hung(self) -> bool:
-        """It answers whoever asks, and makes no progress; a new life would help."""
+        """The process answers requests but makes no progress; a restart repairs this."""
         return self.hung_in == self.life
 
     def monotonic(self) -> int:
-        """The clock for durations, which nobody can set."""
+        """The clock for durations, which is never stepped."""
         return self.world.now
 
     def after(self, delay_us: int, fn: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ class Process:
         heapq.heappush(world._heap, (due, number, self, self.life, fn))
 
     def enter(self, fn: Callable[[], None]) -> None:
-        """Let the process do something; it may die of it."""
+        """Runs `fn` in the process; the process may die in `fn`."""
         try:
             fn()
         except Crashed:
@@ -143,7 +144,7 @@ class Process:
             self.enter(self.spread)
 
     def spread(self) -> None:
-        """A log of ours has grown: whoever follows it is told."""
+        """Notifies subscribers that a log of this process has grown."""
 
     def start(self) -> None:
         if self.alive or self.gave_up:
@@ -159,10 +160,10 @@ class Process:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Everything that was only in memory is gone."""
+        """Discards everything that was only in memory."""
 
     def die(self, why: str, *, power: bool = False) -> None:
-        """Killed. With `power` the machine goes down too, and what was not synced may be lost."""
+        """Kills the process. With `power` the machine dies too, and unsynced data may be lost."""
         if not self.alive:
             return
         self.world.say(self.name, "dies:", why)

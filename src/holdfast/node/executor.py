@@ -18,7 +18,14 @@ from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, InputsLost, LogError, ProtocolViolation, StorageFull
+from holdfast.errors import (
+    HoldfastError,
+    InputsLost,
+    LogError,
+    LogUnusable,
+    ProtocolViolation,
+    StorageFull,
+)
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
 from holdfast.node import correction_requests
@@ -337,8 +344,8 @@ class Performer:
             self._carrier.post(failed, FULL_S)
             return []
         if event.error is not None:
-            if isinstance(event.error, ProtocolViolation):
-                raise event.error
+            if isinstance(event.error, ProtocolViolation | LogUnusable):
+                raise event.error  # the stable line could not continue either
             if not self.inputs.drop_gone(path.inputs):  # otherwise rows were replaced meanwhile
                 self._tentative_failed(event.error)
             return self.core.handle(failed)

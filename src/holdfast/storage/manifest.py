@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.config import FsyncPolicy
-from holdfast.errors import LogCorrupted, LogError
+from holdfast.errors import LogCorrupted, LogError, LogUnusable
 from holdfast.storage.disk import OS_DISK, AppendFile, Disk
 from holdfast.storage.files import put_file, storage, storage_error
 from holdfast.storage.records import Note, Record, decode, encode
@@ -201,4 +201,6 @@ class Manifest:
 
     def _refuse_if_poisoned(self) -> None:
         if self._poison is not None:
-            raise LogError(f"{self.path}: cannot be appended to: {self._poison}; restart the node")
+            raise LogUnusable(
+                f"{self.path}: cannot be appended to: {self._poison}; restart the node"
+            )

@@ -1,19 +1,16 @@
 """A node's decisions: which buckets to run, what to retain, what to acknowledge upstream. Pure.
 
 Events in, actions out; the driver performs the actions in order. Each path waits for complete
-buckets (`SUnion`), runs them in groups, appends the results, writes a checkpoint every n buckets,
-and acknowledges its inputs upstream with two positions: *received* and *released*. Only the
-released position allows trimming (ARCHITECTURE.md). `consistency` decides what runs without
-complete buckets, and how those results are corrected.
+buckets (`SUnion`), runs them in groups, appends the results, writes checkpoints, and acknowledges
+its inputs with two positions, *received* and *released*, of which only the second allows trimming.
+`consistency` decides what runs without complete buckets, and how those results are corrected.
 
 The released position depends on the recovery mode:
 `replay`      An empty node must be able to rebuild its state and every output that its consumers
               still need. Inputs are retained for the extent of the windows before the slowest
               consumer, or from the first bucket on if an operator is not convergent.
 `checkpoint`  The inputs after the newest durable state version suffice.
-`pairs`       With checkpoints, the inputs after the newest durable state version suffice, so both
-              replicas of a pair may stop and restart. Without checkpoints, a lost replica is
-              rebuilt from the state of its peer; an unpaired replica relies on its checkpoints.
+`pairs`       As `checkpoint`; without checkpoints a lost replica is rebuilt from its peer.
 """
 
 from __future__ import annotations

@@ -168,23 +168,13 @@ class Network:
         reconcile: Reconcile = "checkpoint",
         recovery: RecoveryPolicy | None = None,
     ) -> None:
-        """Replicate a fragment, and choose what it does while inputs are missing.
+        """Replicate a fragment, and choose what it does while inputs are missing (`Protection`).
 
-        replicas: number of replicas of the fragment, each on its own node; all but one may fail.
-        replication: `"switch"`: consumers switch to another replica; `"pairs"`: two replicas, a
-            lost replica is rebuilt from its peer; `"clusters"`: two independent dataflows.
-        on_failure: while an input is missing, give no results (`"block"`), hold every bucket for
-            `max_delay` before it becomes tentative (`"delay"`), or only the first (`"process"`).
-        while_correcting: new buckets while tentative results are corrected: `"suspend"`,
-            `"delay"` or `"process"`.
-        max_delay: longest delay the fragment adds, such as `"3s"`; by default its share of the
-            `within` of the outputs downstream.
-        wait_share: share of `max_delay` spent waiting for inputs; the rest is for processing.
-        reconcile: correct from the state before the failure (`"checkpoint"`), or from a state
-            rebuilt from the inputs that still matter (`"undo"`).
-        recovery: what upstream logs retain for a replica that restarts: everything a replica
-            without state needs (`"replay"`), or what its newest checkpoint needs (`"checkpoint"`);
-            by default `Options.recovery`.
+        replication: how replicas recover; a lost one of `"pairs"` is rebuilt from its peer.
+        on_failure: while an input is missing, give no results (`"block"`), or tentative ones
+            after holding every bucket (`"delay"`) or the first (`"process"`) for `max_delay`.
+        while_correcting: the same for new buckets while tentative results are corrected.
+        max_delay: longest delay the fragment adds; by default derived from `within` downstream.
         """
         if fragment in self.protections:
             raise InputError(
@@ -318,8 +308,7 @@ class Stream:
         slide: int | None = None,
         name: str | None = None,
     ) -> CountWindowed:
-        """Windows of `size` rows per group of `by`; a window starts every `slide` rows. Rows are
-        counted in canonical order: by time, then by the row itself."""
+        """Windows of `size` rows per group of `by`, one every `slide` rows, in canonical order."""
         slide = size if slide is None else slide
         if not 1 <= slide <= size:
             raise InputError(f"count_window: slide={slide} must be from 1 to size={size}")

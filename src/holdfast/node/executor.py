@@ -184,8 +184,7 @@ class Performer:
         return found
 
     def wanted(self, stream: str) -> int | None:
-        """First bucket to read of an input: the first one that the recovered versions refer to.
-        None: the oldest available."""
+        """First bucket of an input that recovered versions refer to; None: the oldest available."""
         readers = [path.name for path in self.fragment.paths if stream in path.inputs]
         resumed = [
             self._needs_from(self.versions[name]) for name in readers if name in self.versions
@@ -195,8 +194,7 @@ class Performer:
     # -- called by the carrier ------------------------------------------------------------------
 
     def receive(self, delivery: Delivery) -> None:
-        """Take the new buckets of a delivery. Their boundary is posted once the rows are in the
-        index."""
+        """Take the new buckets of a delivery; post their boundary once the rows are indexed."""
         opened = None
         if delivery.stream not in self._opened and delivery.info is not None:
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
@@ -253,8 +251,7 @@ class Performer:
     # -- events in, actions performed -----------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Handle an event and perform the resulting actions. Raises errors that must stop the
-        node."""
+        """Handle an event and perform the actions. Raises errors that must stop the node."""
         self._waiting.extend(self._decide(event))
         if self._blocked and not isinstance(event, Again):
             return
@@ -362,8 +359,7 @@ class Performer:
         return self.core.handle(done)
 
     def _tentative_failed(self, err: BaseException) -> None:
-        """Record the failure of a tentative step. The step is retried, and the stable line
-        continues."""
+        """Record the failure of a tentative step. The step is retried."""
         self.tentative_failures += 1
         trouble = f"a tentative step failed: {type(err).__name__}: {err}"
         if self.trouble != trouble:
@@ -380,8 +376,7 @@ class Performer:
         return []
 
     def _to_recompute_from(self) -> dict[str, Version]:
-        """Checkpoints of the paths that have no tentative line; empty if replicas are not
-        compared."""
+        """Checkpoints of paths without tentative line; empty if replicas are not compared."""
         guesses = self._tentative if self._compares else self._durable
         return {name: v for name, v in self._durable.items() if name not in guesses}
 

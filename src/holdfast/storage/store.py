@@ -6,8 +6,7 @@
     <root>/lock                          held by the live instance (`folder`)
 
 The order is always: write the data durably, append the record that names the data, then notify
-consumers. A log makes no decisions: its owner decides when to trim and which segment to read
-(ARCHITECTURE.md).
+consumers. A log makes no decisions: its owner decides when to trim and which segment to read.
 """
 
 from __future__ import annotations
@@ -123,8 +122,7 @@ class Log:
         segments: Segments = PARQUET,
         query: str = "",
     ) -> Log:
-        """Opens and recovers the log. `query`: digest of the query that the log belongs to; a log
-        of another query is refused. Empty: no check."""
+        """Opens and recovers the log. A log of another `query` (a digest; '': any) is refused."""
         root, sync = Path(root).absolute(), fsync == "always"
         base = str(root)
         for path in (base, f"{base}/{folder.SEGMENTS}", f"{base}/{folder.STATE}"):
@@ -366,8 +364,7 @@ class Log:
             raise
 
     def check(self, segment: Segment) -> None:
-        """Raises what `read` would raise for a missing or truncated file, but reads the file only
-        if its size is wrong."""
+        """Raises what `read` would for a missing or truncated file; compares sizes first."""
         if self._disk.size(self.absolute(segment)) != segment.size_bytes:
             self.read(segment)
 
@@ -416,14 +413,12 @@ class Log:
             return self._stream(stream).trimmable
 
     def received(self, stream: str, *, without: Collection[str] = ()) -> int:
-        """Last bucket that all consumers that have ever acknowledged have received, except the
-        consumers `without`."""
+        """Last bucket that all known consumers have received, except the consumers `without`."""
         with self.changed:
             return self._stream(stream).received(without)
 
     def trim(self, stream: str, upto: int) -> None:
-        """Removes the complete buckets up to `upto`: first the record, then the files. Does nothing
-        in an archive."""
+        """Removes complete buckets up to `upto`, record first, then files; not in an archive."""
         if self.archive:
             return
         with self.changed:

@@ -39,9 +39,9 @@ def status(**more: Any) -> dict[str, Any]:
     return body | more
 
 
-def source(upto: int | None) -> dict[str, Any]:
+def source(upto: int | None, *, ended: bool = False) -> dict[str, Any]:
     return {
-        "complete_upto": upto, "rows": 1_234_567, "late_rows": 12, "future_rows": 0,
+        "complete_upto": upto, "ended": ended, "rows": 1_234_567, "late_rows": 12, "future_rows": 0,
         "dead_letter_rows": 12, "restamped_rows": 0, "clock_steps": 0, "clock_apart_ms": 0.0,
     }  # fmt: skip
 
@@ -52,7 +52,8 @@ def node(name: str, pid: int, **paths: dict[str, Any]) -> dict[str, Any]:
 
 def path(state: str, position: int, tentative: int | None = None, *waiting: str) -> dict[str, Any]:
     return {
-        "state": state, "position": position, "tentative_upto": tentative, "waiting_for": [*waiting]
+        "state": state, "position": position, "tentative_upto": tentative,
+        "waiting_for": [*waiting], "ended": False,
     }  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def test_a_replay_of_old_rows_lags_behind_the_newest_of_them(
 ) -> None:
     text = shown(
         status(
-            sources={"old": source(1_000), "ended": source(2**61)},
+            sources={"old": source(1_000), "done": source(1_000, ended=True)},
             nodes=[node("main", 4712, top=path("STABLE", 990))],
         ),
         capsys,
@@ -157,7 +158,7 @@ def test_a_replay_of_old_rows_lags_behind_the_newest_of_them(
     rows = rows_of(text)
     assert rows["old"][1].startswith("19") and rows["old"][3:5] == ["0.0", "s"]
     assert rows["main"][5:7] == ["5.0", "s"]
-    assert rows["ended"][1:3] == ["ended", "-"]
+    assert rows["done"][3] == "ended"
 
 
 def test_failures_are_shown_once_with_what_depends_on_them(

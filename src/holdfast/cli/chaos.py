@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import time
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.interrupts import Interrupts, kill_all
 from holdfast.errors import HoldfastError, InputError
 from holdfast.verify.chaos import SCENARIOS, find
 from holdfast.verify.checkers import check, verdict_table, write_verdicts
@@ -51,6 +51,7 @@ def run_chaos(name: str | None, *, json_to: str | None, history_to: str | None) 
 
 def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
     from holdfast.engine import session
+    from holdfast.runtime.running import Run
     from holdfast.verify.chaos.deployed_networks import NETWORKS
     from holdfast.verify.chaos.deployment import OPTIONS, Deployment
     from holdfast.verify.chaos.process_faults import check as check_faults
@@ -62,24 +63,17 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
             f"{', '.join(NETWORKS)}"
         )
     check_faults(scenario, NETWORKS[scenario.network])
-    # A shell that starts the command in the background makes it ignore SIGINT.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     say(f"{scenario.name}: {scenario.about or 'starting'}")
-    spark = session.start(OPTIONS, name="holdfast-chaos").large
-    deployment = Deployment(scenario.network, spark)
-    try:
-        deployment.start()
-        say(f"network {scenario.network} runs: {_pids(deployment)}")
-        history = run_scenario(scenario, deployment, say)
-        deployment.keep_storage = any(v.outcome == "failed" for v in check(history, monitored=True))
-    finally:
-        # No signal may interrupt the termination of the processes.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        deployment.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
+    started: list[Run] = []
+    with Interrupts(lambda: kill_all(started)):
+        spark = session.start(OPTIONS, name="holdfast-chaos").large
+        deployment = Deployment(scenario.network, spark)
+        started.append(deployment.run)
+        with deployment:
+            say(f"network {scenario.network} runs: {_pids(deployment)}")
+            history = run_scenario(scenario, deployment, say)
+            verdicts = check(history, monitored=True)
+            deployment.keep_storage = any(verdict.outcome == "failed" for verdict in verdicts)
     if left := deployment.left():
         raise HoldfastError(f"these processes did not end: {'; '.join(left)}")
     return history, deployment.storage

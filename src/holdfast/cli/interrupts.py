@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.runtime.running import Run
 
 #: The exit code that a shell reports for SIGINT.
 INTERRUPTED = 130
@@ -45,3 +49,13 @@ class Interrupts:
         self._stopping = True
         os.write(self._terminal, STOPPING)
         raise KeyboardInterrupt
+
+
+def kill_all(started: Sequence[Run]) -> None:
+    """Kill the processes of the runs, and the JVM of this process if there is one."""
+    for run in started:
+        run.kill()
+    if "holdfast.engine.session" in sys.modules:
+        from holdfast.engine import session
+
+        session.end_jvm()

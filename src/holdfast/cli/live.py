@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import chdir, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,7 @@ from pyspark.errors import PySparkException
 from rich.console import Console
 
 from holdfast.cli.find import described, running, storage_of
-from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.interrupts import Interrupts, kill_all
 from holdfast.cli.show import show_report
 from holdfast.config import Options
 from holdfast.core.contract_monitor import Action, Broken
@@ -110,7 +109,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
     """Run an application. All checks that need no Spark come first, because Spark starts slowly."""
     console, notes = Console(soft_wrap=False), Console(stderr=True, soft_wrap=True)
     started: list[Run] = []
-    with Interrupts(lambda: _kill(started)):
+    with Interrupts(lambda: kill_all(started)):
         network = loaded(args.app, options)
         storage = storage_of(args.storage, network, None)
         if args.fresh and (gone := delete_storage(storage)):
@@ -174,15 +173,6 @@ def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer
         if until is not None and time.monotonic() >= until:
             break
         time.sleep(0.1)
-
-
-def _kill(started: Sequence[Run]) -> None:
-    for run in started:
-        run.kill()
-    if "holdfast.engine.session" in sys.modules:
-        from holdfast.engine import session
-
-        session.end_jvm()
 
 
 def loaded(app: str, options: Options) -> Network:

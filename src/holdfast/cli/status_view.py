@@ -16,8 +16,6 @@ from holdfast.cli.show import contract_word
 from holdfast.clock import now_us
 
 DAY_S = 86_400.0
-#: An ended stream is complete up to a bucket at or after this one.
-ENDED = 2**60
 _COLORS = {"STABLE": "green", "UP_FAILURE": "red"}
 
 
@@ -63,11 +61,8 @@ class _View:
         table = _table("source", "complete up to", ">lag", ">rows", ">late", ">future", ">dead")
         for name, source in self._status["sources"].items():
             counts = ("rows", "late_rows", "future_rows", "dead_letter_rows")
-            table.add_row(
-                name,
-                *self._position(source["complete_upto"]),
-                *(str(source[key]) for key in counts),
-            )
+            upto, lag = self._position(source["complete_upto"], ended=source["ended"])
+            table.add_row(name, upto, lag, *(str(source[key]) for key in counts))
         return table
 
     def nodes(self) -> Table:
@@ -83,21 +78,13 @@ class _View:
             pid = str(node.get("pid") or "-")
             if not node.get("paths"):
                 absent = f"[red]{self._absent(node)}[/red]"
-                row = [
-                    *first,
-                    node["node"],
-                    *(["-"] if several else []),
-                    pid,
-                    absent,
-                    "-",
-                    "-",
-                    "-",
-                ]
-                table.add_row(*row)
+                path_cell = ["-"] if several else []
+                table.add_row(*first, node["node"], *path_cell, pid, absent, "-", "-", "-")
             for name, path in node.get("paths", {}).items():
                 table.add_row(
                     *first, node["node"], *([name] if several else []), pid, _state(path),
-                    *self._position(path["position"]), ", ".join(path["waiting_for"]) or "-",
+                    *self._position(path["position"], ended=path["ended"]),
+                    ", ".join(path["waiting_for"]) or "-",
                 )  # fmt: skip
                 if path["tentative_upto"] is not None:
                     upto, lag = self._position(path["tentative_upto"])
@@ -170,14 +157,12 @@ class _View:
         return "no answer" if node.get("failure") else "starting"
 
     def _end_s(self, bucket: int | None) -> float | None:
-        if bucket is None or self._width_us is None or abs(bucket) >= ENDED:
+        if bucket is None or self._width_us is None:
             return None
         return float((bucket + 1) * self._width_us / 1e6)
 
-    def _position(self, bucket: int | None) -> tuple[str, str]:
-        """The end of a bucket as a time of day, and its lag."""
-        if bucket is not None and bucket >= ENDED:
-            return "ended", "-"
+    def _position(self, bucket: int | None, *, ended: bool = False) -> tuple[str, str]:
+        """The end of a bucket as a time of day, and its lag, which an ended stream has not."""
         end_s = self._end_s(bucket)
         if end_s is None:
             return "-", "-"
@@ -185,7 +170,8 @@ class _View:
         digits = 1 if (self._width_us or 0) % 100_000 == 0 else 3
         text = f"{end:%H:%M:%S}.{end.microsecond:06d}"[: 9 + digits]
         today = abs(now_us() / 1e6 - end_s) < DAY_S
-        return text if today else f"{end:%Y-%m-%d} {text}", _seconds(self._now_s - end_s)
+        lag = "ended" if ended else _seconds(self._now_s - end_s)
+        return text if today else f"{end:%Y-%m-%d} {text}", lag
 
 
 def _table(*columns: str) -> Table:

@@ -117,6 +117,7 @@ class Source:
         clock = self._watermark.clock
         return {
             "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
+            "ended": self.opened and self.log.info(self.name).ended,
             "clock": self.op.clock,
             **self.counters,
             "dead_letter_rows": put_aside - self.counters["restamped_rows"],

@@ -14,11 +14,11 @@ CorrectionPolicy = Literal["suspend", "delay", "process"]
 Reconcile = Literal["checkpoint", "undo"]
 
 _CHOICES = {
-    "replication": Replication,
-    "on_failure": FailurePolicy,
-    "while_correcting": CorrectionPolicy,
-    "reconcile": Reconcile,
-    "recovery": RecoveryPolicy,
+    "replication": get_args(Replication),
+    "on_failure": get_args(FailurePolicy),
+    "while_correcting": get_args(CorrectionPolicy),
+    "reconcile": get_args(Reconcile),
+    "recovery": (*get_args(RecoveryPolicy), None),
 }
 
 
@@ -56,11 +56,10 @@ class Protection:
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or self.replicas < 1:
             raise InputError(f"protect: replicas={self.replicas!r}: expected an integer >= 1")
-        for option, choice in _CHOICES.items():
-            value = getattr(self, option)
-            if value not in get_args(choice) and not (option == "recovery" and value is None):
-                choices = ", ".join(map(repr, get_args(choice)))
-                raise InputError(f"protect: {option}={value!r}: expected one of {choices}")
+        for option, choices in _CHOICES.items():
+            if (value := getattr(self, option)) not in choices:
+                listed = ", ".join(map(repr, choices))
+                raise InputError(f"protect: {option}={value!r}: expected one of {listed}")
         if self.replication != "switch" and self.replicas != 2:
             raise InputError(
                 f"protect: replication={self.replication!r} expects replicas=2, found "

@@ -179,6 +179,7 @@ class Node:
             "paths": {
                 name: {
                     "position": state.position,
+                    "ended": state.ended,
                     "all_complete_upto": state.sunion.all_complete_upto(),
                     "waiting_for": state.sunion.waiting_for(),
                     "state": state.consistency.state,

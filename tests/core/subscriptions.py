@@ -74,8 +74,9 @@ class Consumer:
         upto: int = 9,
         tentative_upto: int | None = None,
         at: int = 0,
+        ended: bool = False,
     ) -> list[str]:
-        return self.says(Reported(at, replica, Status(state, upto, tentative_upto)))
+        return self.says(Reported(at, replica, Status(state, upto, tentative_upto, ended)))
 
     def loses(self, replica: str, at: int = 0) -> list[str]:
         return self.says(Unreachable(at, replica))

@@ -266,6 +266,14 @@ def test_of_two_stable_replicas_the_one_that_has_what_is_wanted_is_read() -> Non
     assert consumer.hears("b", STABLE, 29) == ["reads b"]
 
 
+def test_a_replica_that_completed_the_stream_is_read_when_the_other_has_all_but_the_end() -> None:
+    consumer = Consumer(at=30)
+    assert consumer.hears("a", STABLE, 29) == ["reads a"]
+    assert consumer.hears("b", STABLE, 29) == []
+    assert consumer.hears("b", STABLE, 29, ended=True) == ["reads b"]
+    assert consumer.hears("a", STABLE, 29, ended=True) == []
+
+
 # -- whatever comes -------------------------------------------------------------------------------
 
 positions = st.integers(0, 30)

@@ -63,6 +63,7 @@ REPLIES: list[Any] = [
     calls.Done(),
     calls.StreamList((INFO, replace(INFO, tentative_upto=9, ended=True))),
     calls.StreamStatus(OutputState.UP_FAILURE, 3, None),
+    calls.StreamStatus(OutputState.STABLE, 9, ended=True),
     calls.Holding(True, 0, 7),
     calls.Postponement("refused"),
     calls.OfferedState(

@@ -341,7 +341,7 @@ def test_a_stream_that_is_not_opened_yet_stands_nowhere(
     log: Log, service: Service, peer: Peer
 ) -> None:
     service.logs["later"] = log
-    assert peer.call(GetStreamStatus("later")) == StreamStatus(None, None, None)
+    assert peer.call(GetStreamStatus("later")) == StreamStatus()
     with pytest.raises(InputError, match="no stream 'nope'"):
         peer.call(GetStreamStatus("nope"))
 

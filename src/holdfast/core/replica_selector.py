@@ -32,11 +32,13 @@ STEP_US = 10_000_000
 
 
 class Status(NamedTuple):
-    """Status of a replica for a stream: its last stable and its last tentative bucket."""
+    """Status of a replica for a stream: its last stable and its last tentative bucket, and whether
+    it has completed the stream."""
 
     state: OutputState
     upto: int
     tentative_upto: int | None = None
+    ended: bool = False
 
     @property
     def reached(self) -> int:
@@ -127,12 +129,12 @@ class ReplicaSelector:
         known = [self._known[name] for name in self.replicas if name in self._known]
         rank = {it.replica: self._rank(it, now) for it in known}
 
-        def key(it: _Known) -> tuple[int, bool, bool, bool]:
+        def key(it: _Known) -> tuple[int, bool, bool, bool, bool]:
             behind = wanted is not None and it.status.upto < wanted - 1
             name = it.replica
-            return rank[name], rank[name] == 0 and behind, name != self.home, (
-                name != self.choice.main
-            )  # fmt: skip
+            # A replica that never completes the stream need not be behind by a single bucket.
+            return rank[name], rank[name] == 0 and behind, not it.status.ended, (
+                name != self.home), name != self.choice.main  # fmt: skip
 
         first = min(known, key=key, default=None)
         if first is None:

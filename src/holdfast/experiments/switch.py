@@ -105,7 +105,7 @@ def status_at(run: Run, output: str, name: str) -> StreamStatus:
         told = peer.call(GetStreamStatus(output))
         peer.close()
     except HoldfastError:
-        return StreamStatus(None, None, None)
+        return StreamStatus()
     return told
 
 

@@ -68,10 +68,11 @@ class Acknowledge(Request[Done]):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    #: All three fields are None until the stream is opened.
-    state: OutputState | None
-    upto: int | None
-    tentative_upto: int | None
+    #: State and positions are None until the stream is opened.
+    state: OutputState | None = None
+    upto: int | None = None
+    tentative_upto: int | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

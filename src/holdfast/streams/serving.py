@@ -18,6 +18,7 @@ import pyarrow as pa
 from holdfast.clock import monotonic_us
 from holdfast.core.catch_up_events import Held, NotOpen
 from holdfast.core.membership import Standing
+from holdfast.core.replica_selector import Status
 from holdfast.core.retention import Position, position_of_gone
 from holdfast.errors import (
     InputError,
@@ -116,7 +117,7 @@ class Service:
     def _status(self, ask: GetStreamStatus) -> StreamStatus:
         if ask.position is not None:
             self.acknowledge(ask.stream, *ask.position)
-        return StreamStatus(*self.stands(ask.stream) or (None, None, None))
+        return StreamStatus(*self.stands(ask.stream) or ())
 
     def streams(self) -> list[StreamInfo]:
         return [log.info(name) for name, log in list(self.logs.items()) if log.has(name)]
@@ -213,15 +214,14 @@ class Service:
             told(stream, err)
         return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
 
-    def stands(self, stream: str) -> tuple[OutputState, int, int | None] | None:
-        """Status of this replica for the stream: state, last stable bucket, last tentative bucket.
-        None while the stream is not opened yet."""
+    def stands(self, stream: str) -> Status | None:
+        """Status of this replica for the stream; None while the stream is not opened yet."""
         log = self._log(stream)
         if not log.has(stream):
             return None
         info = log.info(stream)
         state = self.states.get(stream, OutputState.STABLE)
-        return state, info.complete_upto, info.tentative_upto
+        return Status(state, info.complete_upto, info.tentative_upto, info.ended)
 
     def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
         log = self._log(stream)

@@ -118,7 +118,8 @@ class Translation:
             return core.Unreachable(at, replica)
         if reply.state is None or reply.upto is None:
             return core.Reported(at, replica, None)
-        return core.Reported(at, replica, Status(reply.state, reply.upto, reply.tentative_upto))
+        status = Status(reply.state, reply.upto, reply.tentative_upto, reply.ended)
+        return core.Reported(at, replica, status)
 
     def _came(self, came: Came, at: int) -> core.Event | None:
         number, delivery = came.connection, came.delivery

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -111,7 +111,7 @@ def happening_to_json(happened: Happening) -> dict[str, Any]:
         case Began():
             return {"began": True}
         case Polled(replica, StreamStatus() as reply):
-            return {"polled": replica, "reply": [reply.state, reply.upto, reply.tentative_upto]}
+            return {"polled": replica, "reply": list(astuple(reply))}
         case Polled(replica, errors.HoldfastError() as err):
             return {"polled": replica, "error": error_to_json(err)}
         case Came(connection, made):
@@ -143,9 +143,9 @@ def delivery_of(stream: str, told: dict[str, Any]) -> Delivery:
 def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
     """What was written by `happening_to_json`; of `Consumed`, whether it was."""
     match told:
-        case {"polled": replica, "reply": [state, upto, tentative_upto]}:
+        case {"polled": replica, "reply": [state, *rest]}:
             state = None if state is None else OutputState(state)
-            return Polled(replica, StreamStatus(state, upto, tentative_upto))
+            return Polled(replica, StreamStatus(state, *rest))
         case {"polled": replica, "error": err}:
             return Polled(replica, error_of(err))
         case {"came": connection, "delivery": delivery}:

@@ -31,8 +31,7 @@ def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
     found = node.service.stands(stream) if stream in node.service.logs else None
     if found is None:
         return None
-    state, stable, tentative = found
-    return state, stable if tentative is None else max(stable, tentative)
+    return found.state, max(found.upto, found.reached)
 
 
 def received_by(process: Member, stream: str) -> dict[str, int]:

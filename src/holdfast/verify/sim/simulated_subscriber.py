@@ -185,8 +185,7 @@ class Follower:
     def _say(self, server: Server, position: Position | None) -> StreamStatus:
         if position is not None:
             server.service.acknowledge(self.stream, self.reader.name, *position)
-        stands = server.service.stands(self.stream)
-        return StreamStatus(None, None, None) if stands is None else StreamStatus(*stands)
+        return StreamStatus(*server.service.stands(self.stream) or ())
 
     def _reach(
         self,

@@ -16,7 +16,7 @@ from holdfast.core import progress, progress_events
 from holdfast.core.catch_up_events import Held
 from holdfast.core.consistency import Consistency
 from holdfast.core.replica_selector import ReplicaSelector
-from holdfast.core.subscription import Subscription
+from holdfast.core.subscription import Connect, Subscription
 from holdfast.node.executor import Performer
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
@@ -150,6 +150,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def greedy(self: Subscription, at: int, replica: str, *, correcting: bool) -> Any:
         (connect,) = original(self, at, replica, correcting=correcting)
+        assert isinstance(connect, Connect)
         after = self.tentative_upto if self.tentative else None
         return [replace(connect, tentative_after=after)]
 

@@ -58,7 +58,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "take nodes from a host that a restarted controller has not heard of yet", "alive",
     faults=(
         Fault(3 * S, "pause", "host-1", 5 * S), Fault(12 * S, "kill", "host-4", 2_500_000),
-        Fault(12_200_000, "kill", "controller", 3 * S),
+        Fault(12_800_000, "kill", "controller", 3 * S),
     ), on="pairs-hosts-3",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:

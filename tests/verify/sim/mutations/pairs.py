@@ -12,7 +12,7 @@ import holdfast.node.state_lending
 import holdfast.verify.sim.simulated_engine
 from holdfast.core import membership, progress
 from holdfast.core.replica_selector import NOTHING, ReplicaSelector
-from holdfast.node.state_transfer import Staging
+from holdfast.node.state_transfer import Staging, describe
 from holdfast.streams.serving import Service
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.nodes import NodeProcess
@@ -37,7 +37,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     ), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.state_lending.describe
+    original = describe
 
     def bare(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)
@@ -141,7 +141,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     scene="pairs_wipe",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.state_lending.describe
+    original = describe
 
     def ahead(log: Any, version: Any, outputs: Any) -> Any:
         moving = original(log, version, outputs)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast.streams.serving
+from holdfast.core.retention import position_of_gone
 from holdfast.node.state_transfer import Staging
 from holdfast.verify.scenario import Fault
 from tests.verify.sim.mutations.planting import S, lot_with, mutation
@@ -25,7 +26,7 @@ ONE_DISK = (Fault(10 * S, "kill", "lower.0", 4 * S), Fault(11_500_000, "wipe", "
     faults=ONE_DISK, on="pairs-2", lot=CHECKPOINTS,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.streams.serving.position_of_gone
+    original = position_of_gone
 
     def forgetful(standing: Any, *more: Any) -> Any:
         return original(replace(standing, released=standing.dead), *more)

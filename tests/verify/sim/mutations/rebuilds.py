@@ -15,7 +15,7 @@ from holdfast.core.catch_up_events import Lending
 from holdfast.core.failure_detector import FailureDetector
 from holdfast.core.lag import Lag
 from holdfast.core.membership import Membership
-from holdfast.core.retention import Position
+from holdfast.core.retention import Position, position_of_gone
 from holdfast.core.sunion import FOREVER
 from holdfast.node.node_events import StateReleased
 from holdfast.node.state_lending import Lender
@@ -162,7 +162,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     scene="pairs_bound",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.streams.serving.position_of_gone
+    original = position_of_gone
 
     def waiting(standing: Any, last: Any, *more: Any) -> Any:
         found = original(standing, last, *more)
@@ -181,7 +181,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "hold for ever what a successor asked for that died", "paired", scene="pairs_fetcher_dies"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.streams.serving.position_of_gone
+    original = position_of_gone
 
     def loyal(standing: Any, last: Position, trimmed: int, held_at: Any, at: int) -> Any:
         return original(standing, last, trimmed, None, at)

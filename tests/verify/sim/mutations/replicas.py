@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast.streams.serving
-from holdfast.core import progress
+from holdfast.core import progress, progress_events
 from holdfast.core.correction_leases import Promises
 from holdfast.core.replica_selector import NOTHING, ReplicaSelector
 from holdfast.core.subscription import Poll, Subscription
@@ -70,7 +70,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         actions = original(self, path, at)
         return [
             replace(a, lo=a.rebuild_from)
-            if isinstance(a, progress.Run) and a.rebuild_from is not None
+            if isinstance(a, progress_events.Run) and a.rebuild_from is not None
             else a
             for a in actions
         ]
@@ -82,7 +82,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "give away the inputs that rebuild the state", "wrong", "alive", "converge", scene="undoing"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(progress.PathPlan, "needs_from", lambda self, bucket, referred: referred)
+    patch.setattr(progress_events.PathPlan, "needs_from", lambda self, bucket, referred: referred)
 
 
 @mutation("checkpoint the state that has diverged", "wrong", "lost", "alive", seed=28)
@@ -114,7 +114,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._perform
 
     def discreet(self: Performer, action: Any) -> None:
-        if not isinstance(action, progress.Change):
+        if not isinstance(action, progress_events.Change):
             original(self, action)
 
     patch.setattr(Performer, "_perform", discreet)

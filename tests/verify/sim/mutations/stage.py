@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.model.contract import Contract
@@ -162,7 +163,7 @@ def damage_a_piece(name: str) -> Tweak:
                 data = data[:-1] + bytes([data[-1] ^ 1])
             return data
 
-        node.piece = piece  # type: ignore[method-assign]
+        node.piece = piece  # type: ignore[method-assign, assignment]
 
     return tweak
 
@@ -210,13 +211,16 @@ def tell_time(sim: Simulation) -> None:
 LONG_US = 130_000
 
 
+def _fault(do: str, for_us: int, answers: str, _: str) -> Fault:
+    return Fault(0, do, answers, for_us)
+
+
 def long_correction(*strikes: tuple[float, str, float]) -> Tweak:
     """Steps of many buckets take long; and somebody that answers is struck meanwhile."""
 
     def tweak(sim: Simulation) -> None:
         group_steps(LONG_US)(sim)
         for at_s, do, for_s in strikes:
-            strike(sim, int(at_s * S), lambda answers, _, do=do, for_s=for_s: Fault(
-                0, do, answers, int(for_s * S)))  # fmt: skip
+            strike(sim, int(at_s * S), partial(_fault, do, int(for_s * S)))
 
     return tweak

@@ -12,7 +12,7 @@ from holdfast.core import correction_leases, hosts, progress, progress_events, q
 from holdfast.core.consistency import Consistency
 from holdfast.core.correction_leases import Promises
 from holdfast.core.hosts import Host
-from holdfast.core.policy import Policy
+from holdfast.core.policy import Policy, policy_of
 from holdfast.core.quarantine import Quarantine
 from holdfast.core.sunion import SUnion
 from holdfast.types import OutputState
@@ -287,7 +287,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("block where the policy says to go on", "available", "standing", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = holdfast.node.executor.policy_of
+    original = policy_of
 
     def blocking(*how: Any) -> Policy:
         return replace(original(*how), on_failure="block")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import subscription
+from holdfast.core import replica_selector, subscription
 from holdfast.core.replica_selector import Choice, ReplicaSelector
 from holdfast.core.subscription import Subscription
+from holdfast.core.wake_ups import Alarm
 from tests.verify.sim.mutations.planting import mutation
 
 
@@ -28,16 +29,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "believe that a Tick is under way when it came", "lost", "delay", "detected", scene="silent"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Subscription._handle
+    original = Alarm.needs
+    patch.setattr(Alarm, "rang", lambda self: None)
+    patch.setattr(Alarm, "needs", lambda self, at, due: original(self, 0, due))
 
-    def forgetful(self: Subscription, event: Any) -> Any:
-        wake_at = self._wake_at
-        actions = original(self, event)
-        if isinstance(event, subscription.Tick) and wake_at is not None:
-            self._wake_at = wake_at
-        return actions
 
-    patch.setattr(Subscription, "_handle", forgetful)
+@mutation(
+    "treat a replica that completed the stream like one that has not", "standing", seed=10190
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replica_selector.Status, "ended", False)
 
 
 @mutation(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.model.fragments import Path, fragment_of
 from holdfast.model.network import Network
-from holdfast.model.trees import patience, tolerances
+from holdfast.model.trees import longest, patience, tolerances
 from holdfast.types import OutputState
 from holdfast.verify.sim import inspection
 from holdfast.verify.sim.links import HEARTBEAT_US, SILENCE_US, Link, Server
@@ -36,6 +36,9 @@ class Condition:
         self._caught_up: dict[tuple[str, str], int] = {}
         self._started: dict[str, tuple[int, int]] = {}
         width_us, network = cast.network.width_us, cast.network
+        own_us = {name: known.own_us if known else 0 for name, known in patience(network).items()}
+        #: Per stream: how long all fragments on the longest path to it may wait for an input.
+        self.waits_us = longest(network, own_us)
         #: Delay of an input relative to other inputs that makes no bucket tentative, for consumers
         #: that do not block: `max_delay` (X in Borealis) without the share reserved for computing,
         #: without the bucket width, and without `STEP_US`.
@@ -75,8 +78,10 @@ class Condition:
     def _bad(self, link: Link, reader: Server) -> bool:
         if link.damage or link.row_us:
             return True
-        bears_us = self._bears_us.get(fragment_of(reader.name), SILENCE_US)
-        return link.delay_us > max(0, bears_us)
+        bears_us = max(0, self._bears_us.get(fragment_of(reader.name), SILENCE_US))
+        # Messages of one connection arrive in order, also those that are sent after the fault.
+        in_flight_us = link.slow_until - self._cast.world.now
+        return max(link.delay_us, in_flight_us) > bears_us
 
     def stuck(self, process: Server) -> str:
         """Why a process that is up makes no progress; empty if the process works."""
@@ -108,6 +113,11 @@ class Condition:
             known = [inspection.stands(node, stream) for stream in path.outputs]
             if any(it is None or it[0] is OutputState.STABILIZATION for it in known):
                 return False
+            # A restarted node waits for a missing input once more (docs/availability.md, Restarts).
+            wait_us = self.waits_us[path.outputs[0]] + STEP_US
+            ended_upto = since // self._cast.network.width_us - 1
+            if now - since < wait_us and any(it and it[1] < ended_upto for it in known):
+                return False
         self._caught_up[key] = life
         return True
 
@@ -119,4 +129,6 @@ class Condition:
             for path in node.fragment.paths:
                 if not (inspection.begun(node, path) and self.caught_up(node, path, now)):
                     return False
+        if self._cast.wire.settling:
+            return False
         return all(source.is_up and source.unsteady_until < now for source in self._cast.sources)

@@ -21,6 +21,12 @@ def begun(node: NodeProcess, path: Path) -> bool:
     return node.performer.core.paths[path.name].position is not None
 
 
+def has_ended(process: Server, stream: str) -> bool:
+    """The process has completed the stream."""
+    log = process.service.logs.get(stream)
+    return log is not None and log.has(stream) and log.info(stream).ended
+
+
 def has_checkpoint(node: NodeProcess, path: Path) -> bool:
     return bool(node.log.states(path.name))
 

@@ -34,6 +34,8 @@ class Link:
     repeat: int = 0
     damage: int = 0
     delay_us: int = 0
+    #: Arrival of the last message that was delayed by a fault; the fault may be over by then.
+    slow_until: int = 0
     #: Microseconds per row on a throttled link.
     row_us: int = 0
 
@@ -93,6 +95,18 @@ class Wire:
         return max((link.delay_us for link in self._links.values()), default=0)
 
     @property
+    def settling(self) -> bool:
+        """Messages that were delayed by a fault are still in flight."""
+        return any(link.slow_until > self.world.now for link in self._links.values())
+
+    def in_flight_us(self, name: str) -> int:
+        """The time for which delayed messages to a process are still in flight; the sum over all
+        its links."""
+        now = self.world.now
+        links = [link for (_, to), link in self._links.items() if to == name]
+        return sum(max(0, link.slow_until - now) for link in links)
+
+    @property
     def throttled(self) -> bool:
         """Some link is throttled: its rows arrive, but repeatedly late."""
         return any(link.row_us for link in self._links.values())
@@ -102,7 +116,10 @@ class Wire:
         base = 200 + int(1_800 * chance)
         if chance > 0.98:
             base += int(40_000 * self.chance.random())
-        return base + link.delay_us
+        if link.delay_us:
+            base += link.delay_us
+            link.slow_until = max(link.slow_until, self.world.now + base)
+        return base
 
     def listen(self, server: Server) -> None:
         self._servers[server.address] = server

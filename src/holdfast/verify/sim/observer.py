@@ -14,7 +14,7 @@ from holdfast.verify.history import AtBound, Event, Held, Pending, Reading, Reli
 from holdfast.verify.sim import inspection
 from holdfast.verify.sim.clients import ClientProcess
 from holdfast.verify.sim.condition import Condition, detect_us
-from holdfast.verify.sim.links import Server
+from holdfast.verify.sim.links import HEARTBEAT_US, Server
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulated_process import DEAD_US, REGISTER_US, Member
 from holdfast.verify.sim.simulated_run import Cast
@@ -256,4 +256,5 @@ class Observer:
                 yield Pending(now, node.name, f"the tentative line of {path}", buckets, most)
         most = TIMERS_MAX * max(1, TIMERS_BUCKET_US // self._cast.network.width_us)
         for name, timers in self._cast.world.timers().items():
-            yield Pending(now, name, "timers", timers, most)
+            heartbeats = self._cast.wire.in_flight_us(name) // HEARTBEAT_US
+            yield Pending(now, name, "timers", timers, most + heartbeats)

@@ -54,8 +54,7 @@ class Oracle:
         replicas = [(part, replicas_of(cast.network, part.name)) for part in parts]
         self._replicated = [(part, names) for part, names in replicas if len(names) > 1]
         self._patience = patience(cast.network)
-        own_us = {name: x.own_us if x else 0 for name, x in self._patience.items()}
-        self._first_us = longest(cast.network, own_us)
+        self._first_us = self.condition.waits_us
         steps_us = longest(cast.network, dict.fromkeys(self._patience, STEP_US))
         width_us = cast.network.width_us
         self._within_us: dict[tuple[str, str], int] = {}
@@ -318,7 +317,7 @@ class Oracle:
 
     def _has_ended(self, stream: str) -> bool:
         producers = [self._cast.by_name[name] for name in self._producers[stream]]
-        return all(isinstance(producer, SourceProcess) and producer.ended for producer in producers)
+        return any(inspection.has_ended(producer, stream) for producer in producers)
 
     @cache  # noqa: B019 - lives as long as one run
     def _tree(self, path: Path, stream: str) -> Tree:

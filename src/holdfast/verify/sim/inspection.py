@@ -31,7 +31,7 @@ def has_checkpoint(node: NodeProcess, path: Path) -> bool:
     return bool(node.log.states(path.name))
 
 
-def stands(node: NodeProcess, stream: str) -> tuple[OutputState, int] | None:
+def stands(node: Server, stream: str) -> tuple[OutputState, int] | None:
     """The status that a replica reports for a stream, and the last bucket that it has answered,
     stable or tentative."""
     found = node.service.stands(stream) if stream in node.service.logs else None
@@ -94,6 +94,14 @@ def waits_for(node: NodeProcess, path: Path) -> tuple[str, ...]:
 def read_from(follower: Follower) -> str | None:
     """The replica that a consumer reads from; None: no replica."""
     return follower.subscription.main
+
+
+def instance_read(follower: Follower) -> Server | None:
+    """The instance that a consumer reads from, which its successor may already have replaced;
+    None: the consumer is not connected."""
+    main = follower.subscription._connections.get(False)
+    connection = None if main is None else follower.connections.get(main.id)
+    return None if connection is None else connection.server
 
 
 def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:

@@ -75,7 +75,8 @@ class Observer:
             home = reader.name in self._pairs and replica == home_of(
                 reader.name, self._producers[stream]
             )
-            bad, within_us = self._bad(reader, stream, replica, home=bool(home))
+            read = inspection.instance_read(follower) or self._cast.by_name.get(replica)
+            bad, within_us = self._bad(reader, stream, read, home=bool(home))
             yield from self._reads(now, reader.name, stream, replica, bad, within_us)
         for reader_name, stream in [key for key in self._readings if key not in asked]:
             yield from self._reads(now, reader_name, stream, "", "", 0)
@@ -102,28 +103,30 @@ class Observer:
         up = client.is_up and not client.paused and not self._condition.impaired(client)
         return up and client.output in self._producers and not client.ended
 
-    def _bad(self, reader: Member, stream: str, replica: str, *, home: bool) -> tuple[str, int]:
+    def _bad(
+        self, reader: Member, stream: str, read: Server | None, *, home: bool
+    ) -> tuple[str, int]:
         """Why a replica is unusable for its consumer while another replica is usable, and the time
         within which the consumer must leave the replica."""
         others = [
             (node, known)
             for name in self._producers[stream]
-            if name != replica and self._serves(node := self._node(name), reader)
+            if (read is None or name != read.name)
+            and self._serves(node := self._node(name), reader)
             if (known := inspection.stands(node, stream)) is not None
         ]
         if not others:
             return "", 0
-        if not replica:  # the consumer asks the controller for the addresses of the others
+        if read is None:  # the consumer asks the controller for the addresses of the others
             asks = self._condition.reaches(reader, self._cast.wire.controller)
             return ("nothing is read", self._detect_us) if asks else ("", 0)
-        node = self._node(replica)
-        if not node.alive:
+        if not read.alive:
             return "it is dead", self._detect_us
-        if node.paused:
+        if read.paused:
             return "it stands still", self._detect_us
-        if not self._condition.linked(reader, node):
+        if not self._condition.linked(reader, read):
             return "it is cut off", self._detect_us
-        mine = inspection.stands(node, stream)
+        mine = inspection.stands(read, stream)
         if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]

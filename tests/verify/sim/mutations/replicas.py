@@ -29,6 +29,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation("never leave a replica that answers", "available", "delay", scene="cut_off_replica")
+@mutation(
+    "stay with a replica that guesses beside a stable one", "detected",
+    faults=(Fault(3 * S, "cut", "s2<->main@2", 8 * S),),
+)  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._best
 

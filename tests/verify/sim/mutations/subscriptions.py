@@ -34,9 +34,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Alarm, "needs", lambda self, at, due: original(self, 0, due))
 
 
-@mutation(
-    "treat a replica that completed the stream like one that has not", "standing", seed=10190
-)
+@mutation("treat a replica that completed the stream like one that has not", "standing", seed=10190)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replica_selector.Status, "ended", False)
 

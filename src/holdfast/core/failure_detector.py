@@ -49,7 +49,14 @@ class FailureDetector:
             self._dead_since = dict.fromkeys(self._dead_since, at)
         self._ticked = at
 
-    def dead_us(self, dead: Collection[str], at: int) -> dict[str, int]:
-        """For how long each dead process has been known to be dead."""
+    def found_dead(self, dead: Collection[str], at: int) -> None:
+        """All processes that are dead now."""
         self._dead_since = {name: self._dead_since.get(name, at) for name in dead}
+
+    def dead_us(self, at: int) -> dict[str, int]:
+        """For how long each dead process has been known to be dead."""
         return {name: at - since for name, since in self._dead_since.items()}
+
+    def outlived(self, name: str, peer: str) -> bool:
+        """Whether the peer of a dead process has sent a heartbeat since that death was found."""
+        return self._heard.get(peer, _NEVER) > self._dead_since[name]

@@ -13,7 +13,7 @@ dead one alive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import assert_never
 
@@ -212,7 +212,8 @@ class Membership:
         dead = [Dead(name, known[name].epoch) for name in lost_now]
         dead += self._evict(known, lost_now, at)
         gone = {*dead_of(known), *(record.name for record in dead)}
-        moved = stand_ins(self.runs(), gone, self.detector, at)
+        self.detector.found_dead(gone, at)
+        moved = stand_ins(self.runs(), self._peers, self.detector, at)
         return [
             *dead,
             *self._release(known, at),
@@ -238,10 +239,9 @@ class Membership:
     def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:
         """Release replicas that have been dead for `rejoin_us`, if the peer is alive and sends
         heartbeats: retention costs producers storage only while the peer makes progress."""
-        dead_us = self.detector.dead_us(dead_of(known), at)
         return [
             Released(name, known[name].dead)
-            for name, us in dead_us.items()
+            for name, us in self.detector.dead_us(at).items()
             if us >= self._rejoin_us
             and known[name].released < known[name].dead
             and known[self._peers[name]].lives
@@ -302,17 +302,25 @@ def lost(
 
 
 def stand_ins(
-    runs: Mapping[str, Sequence[str]], gone: Collection[str], detector: FailureDetector, at: int
+    runs: Mapping[str, Sequence[str]], peers: Mapping[str, str], detector: FailureDetector, at: int
 ) -> dict[str, str]:
-    """The new host of each node that is `gone` together with its host. All such nodes of a host
-    move to the same standby, which sends heartbeats and runs no nodes. So the two replicas of a
-    pair never end up on one host. A host is lost when it has sent no heartbeat for `silence`. A
-    controller that has just started counts `silence` from its own start, and moves no node
-    earlier."""
+    """The new host of each node that is dead together with its host. All such nodes of a host move
+    to the same standby, which sends heartbeats and runs no nodes. So the two replicas of a pair
+    never end up on one host. A host is lost when it has sent no heartbeat for `silence`. A
+    controller that has just started counts `silence` from its own start, and moves no node earlier.
+
+    The standby has no state: a node moves only if its peer has sent a heartbeat since the node was
+    found dead. If the peer died at the same time, the disk of the lost host may be the only one
+    with the state, and the node stays there. The heartbeats of all peers are awaited for at most
+    `silence`, so that all nodes move together."""
     moved: dict[str, str] = {}
     free = [h for h, names in runs.items() if not names and detector.speaks(process_of(h), at)]
+    dead_us = detector.dead_us(at)
     for host, names in runs.items():
-        lost_here = [name for name in names if name in gone]
-        if lost_here and free and detector.silent(process_of(host), at):
-            moved |= dict.fromkeys(lost_here, free.pop(0))
+        lost_here = [name for name in names if name in dead_us]
+        ready = [name for name in lost_here if detector.outlived(name, peers[name])]
+        if not ready or not free or not detector.silent(process_of(host), at):
+            continue
+        if ready == lost_here or min(dead_us[name] for name in lost_here) > detector.silence_us:
+            moved |= dict.fromkeys(ready, free.pop(0))
     return moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,17 +38,25 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
+    "take nodes from a lost host although their peers may be lost, too", "alive", "lost", seed=11989
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failure_detector.FailureDetector, "outlived", lambda self, name, peer: True)
+
+
+@mutation(
     "give the nodes of a lost host to the host of their peers", "lost", "alive", "wrong",
     faults=(Fault(3 * S, "wipe", "host-1", 25 * S), Fault(13 * S, "wipe", "host-2", S)), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     def crowded(
         runs: Mapping[str, Sequence[str]],
-        gone: Collection[str],
+        peers: Mapping[str, str],
         detector: failure_detector.FailureDetector,
         at: int,
     ) -> dict[str, str]:
         silent = [h for h in runs if detector.silent(membership.process_of(h), at)]
+        gone = detector.dead_us(at)
         return {node: "host-2" for host in silent for node in runs[host] if node in gone}
 
     patch.setattr(membership, "stand_ins", crowded)

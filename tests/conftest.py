@@ -1,4 +1,4 @@
-"""One Spark for all tests that need a JVM."""
+"""One Spark session for all tests that need a JVM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sessions() -> Iterator[session.Sessions]:
     started.stop()
 
 
-#: Real processes for many minutes: `make soak`. The others run with every `make test`.
+#: Tests with real processes that take many minutes: `make soak`. All others: `make test`.
 SOAK = (
     "tests/processes/test_one_bad_host.py", "tests/processes/test_one_bad_part.py",
     "tests/processes/test_pairs.py", "tests/verify/chaos/test_chaos.py",

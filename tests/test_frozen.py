@@ -15,14 +15,14 @@ Poll("main", None).replica = "other"
 """
 
 
-def test_values_are_equal_and_hashed_by_what_they_hold() -> None:
+def test_values_are_compared_and_hashed_by_content() -> None:
     position = Position(3, 2, 1)
     assert Poll("main", position) == Poll("main", Position(3, 2, 1))
     assert len({Poll("main", position), Poll("main", position), Poll("main", None)}) == 2
     assert Poll("main", None) != ("main", None)
 
 
-def test_values_keep_their_order_and_can_be_replaced() -> None:
+def test_values_are_ordered_and_can_be_replaced() -> None:
     first = SegmentId("s", 0, 1, 0, 0)
     assert first < replace(first, bucket=2)
 

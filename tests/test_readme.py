@@ -1,4 +1,4 @@
-"""What the README says can be typed, can be typed; every block of it is run."""
+"""Every command in the README works, and every block of the README is run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commands(block: str) -> list[str]:
     return [line for line in lines if line]
 
 
-#: Whoever adds a block says here which test runs it.
+#: The blocks of the README, by name; the tests below run them. A new block needs a name here.
 MAKE, RUN, WATCH, AUDIT = blocks("sh")
 APP, PROGRAM, PAIRS = blocks("python")
 (SESSION,) = blocks("text")
@@ -69,28 +69,28 @@ def test_the_query_is_well_formed_and_has_rows(app: str) -> None:
     assert all(source.feed is not None for source in net.sources)
 
 
-def test_the_session_is_what_the_command_prints() -> None:
-    story = simulate(find("tentative")).world.transcript()
+def test_the_session_matches_the_output_of_the_command() -> None:
+    transcript = simulate(find("tentative")).world.transcript()
     shown = [line.strip() for line in SESSION.splitlines() if line.strip() not in ("", "…")]
-    told = iter([line.strip() for line in story.splitlines()])
-    assert [line for line in shown if line not in told] == []  # in this order
+    printed = iter([line.strip() for line in transcript.splitlines()])
+    assert [line for line in shown if line not in printed] == []  # in this order
 
 
-def test_every_file_it_points_to_exists() -> None:
+def test_every_referenced_file_exists() -> None:
     for path in re.findall(r"`(tests/[\w./]+)`", README):
         assert (ROOT / path).exists(), path
 
 
-def test_the_command_is_where_it_says() -> None:
+def test_the_command_is_in_the_documented_folder() -> None:
     assert "`.venv/bin/holdfast`" in README
     assert re.search(r"^VENV := \.venv$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-# -- for real: in a folder of their own, as they stand there -------------------------------------
+# -- real runs of the unchanged blocks, each in its own folder -----------------------------------
 
 
 def environment() -> dict[str, str]:
-    """With the command on the PATH, as after `source .venv/bin/activate`; of this very tree."""
+    """With the command on the PATH, as after `source .venv/bin/activate`, and this source tree."""
     paths = {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": str(ROOT / "src")}
     inherited = {name: os.environ.get(name, "") for name in paths}
     joined = {name: os.pathsep.join(filter(None, (paths[name], inherited[name]))) for name in paths}
@@ -105,16 +105,16 @@ def typed(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def audited(report: str, *outputs: str) -> None:
-    """All rows, and no others. Whether they came in time depends on who else uses the machine."""
+    """All rows and no others were received. Delays depend on the load of the machine."""
     for output in outputs:
-        found = re.search(rf"^{output} +(?:ok|failed) .*", report, re.MULTILINE)
-        assert found, report
-        ideal, received, *wrong = found[0].split()[3:8]
+        summary = re.search(rf"^{output} +(?:ok|failed) .*", report, re.MULTILINE)
+        assert summary, report
+        ideal, received, *wrong = summary[0].split()[3:8]
         assert ideal == received != "0" and wrong == ["0", "0", "0"], report
 
 
 class Terminal:
-    """A command that goes on until it is interrupted, and what it prints."""
+    """A command that runs until it is interrupted, and its output."""
 
     def __init__(self, line: str, cwd: Path) -> None:
         self.lines: queue.Queue[str | None] = queue.Queue()
@@ -141,12 +141,12 @@ class Terminal:
         self.lines.put(None)
 
     def wait_for(self, text: str) -> None:
-        seen: list[str] = []
-        until = time.monotonic() + LIMIT_S
-        while not (seen and text in seen[-1]):
-            line = self.lines.get(timeout=max(0.0, until - time.monotonic()))
-            assert line is not None, "".join(seen)
-            seen.append(line)
+        printed: list[str] = []
+        deadline_s = time.monotonic() + LIMIT_S
+        while not (printed and text in printed[-1]):
+            line = self.lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            assert line is not None, "".join(printed)
+            printed.append(line)
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -161,18 +161,18 @@ def test_the_query_shows_rows_survives_a_kill_and_is_audited(tmp_path: Path) -> 
     with Terminal(line, tmp_path) as terminal:
         terminal.wait_for("src=10.0.0.")
         status, tail, kill, again = commands(WATCH)
-        told = typed(status, tmp_path)
-        assert told.returncode == 0, told.stderr
-        (pid,) = re.findall(r"^main +(\d+) ", told.stdout, re.MULTILINE)
-        shown = typed(tail, tmp_path)
-        assert shown.returncode == 0, shown.stderr
-        assert "src=10.0.0." in shown.stdout
+        first_status = typed(status, tmp_path)
+        assert first_status.returncode == 0, first_status.stderr
+        (pid,) = re.findall(r"^main +(\d+) ", first_status.stdout, re.MULTILINE)
+        tailed = typed(tail, tmp_path)
+        assert tailed.returncode == 0, tailed.stderr
+        assert "src=10.0.0." in tailed.stdout
         assert "PID" in kill
         assert typed(kill.replace("PID", pid), tmp_path).returncode == 0
-        back, until = "", time.monotonic() + LIMIT_S
-        while not re.search(r"^host main: 1 restart$", back, re.MULTILINE):
-            assert time.monotonic() < until, back
-            back = typed(again, tmp_path).stdout
+        output, deadline_s = "", time.monotonic() + LIMIT_S
+        while not re.search(r"^host main: 1 restart$", output, re.MULTILINE):
+            assert time.monotonic() < deadline_s, output
+            output = typed(again, tmp_path).stdout
         terminal.wait_for("src=10.0.0.")
         assert terminal.interrupt() == 0
     (audit,) = commands(AUDIT)
@@ -189,7 +189,7 @@ def test_the_program_prints_its_rows_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_what_is_added_to_the_query_runs_too(tmp_path: Path) -> None:
+def test_the_query_with_pairs_runs(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP + PAIRS)
     done = typed("holdfast run app.py --seconds 12 --audit", tmp_path)
     assert " busy bucket " in done.stdout, (done.stdout, done.stderr)

@@ -1,8 +1,8 @@
-"""The code about itself: layers, purity, names, and what must not get into the repository.
+"""Rules about the code: layers, purity, names, and text that must not be committed.
 
-A rule takes one file and gives what is wrong with it. Exceptions stand in `ALLOWED`, what should be
-repaired in `KNOWN`, both with the reason; an entry that is no longer needed fails too, so that
-neither outlives its cause.
+A rule takes one file and returns its violations. `ALLOWED` lists justified exceptions, `KNOWN`
+violations that should be repaired, both with the reason. An entry that is no longer needed fails a
+test, so that no entry outlives its cause.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ROOM = re.compile(r"`([\w/]+?)/?`")
 
 
 def rooms(text: str) -> list[tuple[str, ...]]:
-    """The table of layers in ARCHITECTURE.md, from the bottom: the modules and packages of each."""
+    """The layers in ARCHITECTURE.md, from the bottom up: the modules and packages of each layer."""
     table = text.partition("## Layers")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     return [tuple(name.replace("/", ".") for name in _ROOM.findall(row)) for row in rows]
 
 
-#: A module may import its own layer and those before it.
+#: A module may import its own layer and the layers below.
 LAYERS = rooms((ROOT / "ARCHITECTURE.md").read_text())
-#: Stories are shared by simulator, chaos and audit, so they know no machinery at all.
+#: Simulator, chaos and audit share the histories, which therefore import no runtime code.
 NARROW = {"verify.history": {"types", "model", "verify.history"}}
 
-#: Libraries a layer stays away from.
+#: Libraries that a layer must not import.
 FORBIDDEN = {
     "model": {"py4j", "pyspark", "time"},
     "core": {
@@ -43,13 +43,13 @@ FORBIDDEN = {
     },
 }  # fmt: skip
 
-#: The one module that makes bytes durable. Others may rename, but not in `log`; nobody may sync.
+#: The only module that may sync. Other modules may rename files, except in `storage`.
 DURABLE_IN = "src/holdfast/storage/disk.py"
 SYNC, RENAME = {"fsync", "fdatasync"}, {"rename", "replace"}
 
 LINES_MAX = 500
 
-#: Modules nobody imports, and who runs them.
+#: Modules that no module imports, and how they are run.
 ENTRY_POINTS = {
     "holdfast.cli.main": "the command `holdfast`",
     "holdfast.cluster.host_main": "the supervisor, with python -m",
@@ -68,7 +68,7 @@ ENTRY_POINTS = {
     "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
 }
 
-#: Exceptions that are right, and why.
+#: Justified exceptions, with the reason.
 ALLOWED = {
     "tests/processes/cluster_main.py: main sleeps": "polls threads and failures, with a limit",
     "tests/processes/test_cluster.py: said sleeps": "polls the log of a Spark master, with a limit",
@@ -77,7 +77,7 @@ ALLOWED = {
     "tests/cluster/test_supervisor.py: until sleeps": "polls another process, with a limit",
     "tests/processes/broken_run.py: until sleeps": "polls another process, with a limit",
     "tests/processes/test_kill.py: wait_for sleeps": "polls another process, with a limit",
-    "tests/processes/test_kill.py: test_kills_lose_double_and_change_nothing sleeps": "kills "
+    "tests/processes/test_kill.py: test_kills_lose_duplicate_or_change_no_rows sleeps": "kills "
     "at random moments: the time is the test",
     "tests/verify/chaos/test_judging.py: _until sleeps": "polls threads, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
@@ -86,7 +86,7 @@ ALLOWED = {
     "tests/core/test_correction_leases.py: is too long": "one short scenario after another",
 }
 
-#: What breaks a rule and should not, and why it still does.
+#: Violations that should be repaired, with the reason why they remain.
 KNOWN = {
     "src/holdfast/model/network.py: model imports pyspark": "inside the function that `map` hands "
     "to the engine; compiling `map` belongs to the engine",
@@ -105,7 +105,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """`holdfast.storage.store`; empty for what is not below `src`."""
+        """`holdfast.storage.store`; empty for a module outside `src`."""
         if not self.path.startswith("src/"):
             return ""
         dotted = self.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
@@ -116,7 +116,7 @@ class Module:
         return layer_of(self.name) if self.name else None
 
     def imports(self) -> Iterator[tuple[int, str]]:
-        """Line and full name of all that is imported anywhere in it, also just to check types."""
+        """Line and full name of every import in the module, also imports for type checking."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
@@ -141,8 +141,8 @@ Rule = Callable[[Module], list[Problem]]
 
 
 def layer_of(name: str) -> str | None:
-    """The layer of one of our modules, or of a name in one, called by its first room; None: it has
-    no place."""
+    """The layer of a module of Holdfast, or of a name in a module. A layer is identified by its
+    first room. None: the module is in no layer."""
     inside = name.removeprefix("holdfast").removeprefix(".") or "__init__"
     held = [(room, layer[0]) for layer in LAYERS for room in layer]
     held = [(room, first) for room, first in held if f"{inside}.".startswith(f"{room}.")]
@@ -195,7 +195,7 @@ def one_module_syncs(module: Module) -> list[Problem]:
 
 
 def nobody_sleeps(module: Module) -> list[Problem]:
-    """Waiting for an event is as fast as can be and never too short; a sleep is neither."""
+    """Tests wait for events: a sleep is either too long or too short."""
     found: list[Problem] = []
 
     def walk(node: ast.AST, function: str) -> None:
@@ -212,7 +212,7 @@ def nobody_sleeps(module: Module) -> list[Problem]:
 
 
 def sets_are_sorted(module: Module) -> list[Problem]:
-    """A set of strings has another order in every process, and so would the trace."""
+    """The order of a set of strings differs between processes, and would change the trace."""
     if not module.name.startswith(("holdfast.core", "holdfast.verify.sim")):
         return []
     loops = (ast.For, ast.AsyncFor, ast.comprehension)
@@ -234,7 +234,7 @@ def _is_set(node: ast.expr) -> bool:
 
 
 def one_module_knows_the_time(module: Module) -> list[Problem]:
-    """Durations may be measured anywhere but in `core`; what time it is, only `clock` asks."""
+    """Only `clock` reads the wall clock. Durations may be measured anywhere except in `core`."""
     if not module.name or module.name == "holdfast.clock":
         return []
     wanted = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today")
@@ -268,11 +268,11 @@ RULES: list[Rule] = [
 ]  # fmt: skip
 
 
-# -- rules about all of them ----------------------------------------------------------------------
+# -- rules about all modules ----------------------------------------------------------------------
 
 
 def orphans(modules: Sequence[Module]) -> list[Problem]:
-    """Modules that no other imports and nobody runs; a test does not count."""
+    """Modules that no other module imports and that are no entry point; tests do not count."""
     imported = {
         (name, module.name) for module in modules if module.name for _, name in module.imports()
     }
@@ -291,7 +291,7 @@ def orphans(modules: Sequence[Module]) -> list[Problem]:
 
 
 def names_used_twice(modules: Sequence[Module]) -> list[Problem]:
-    """A file that is named in a message or a conversation is one file."""
+    """A file name in a message or a conversation identifies one file."""
     first: dict[str, str] = {}
     return [
         Problem(module.path, 1, f"has the name of {other}")
@@ -309,7 +309,7 @@ REGISTRIES = re.compile(
 
 
 def places(path: str, text: str) -> list[Problem]:
-    """Paths of the machine it was written on, and hosts that only some can reach."""
+    """Paths of a particular machine, and hosts that not everyone can reach."""
     return [
         Problem(path, number, f"names {found[0]}")
         for number, line in enumerate(text.splitlines(), 1)
@@ -318,7 +318,7 @@ def places(path: str, text: str) -> list[Problem]:
     ]
 
 
-# -- the tree as it is ----------------------------------------------------------------------------
+# -- the source tree ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +336,7 @@ def judge(problems: Iterable[Problem]) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_every_module_keeps_the_rule(rule: Rule, modules: list[Module]) -> None:
+def test_every_module_complies_with_the_rule(rule: Rule, modules: list[Module]) -> None:
     judge(problem for module in modules for problem in rule(module))
 
 
@@ -344,11 +344,11 @@ def test_every_module_is_used(modules: list[Module]) -> None:
     judge(orphans(modules))
 
 
-def test_every_name_is_used_once(modules: list[Module]) -> None:
+def test_every_module_name_is_unique(modules: list[Module]) -> None:
     judge(names_used_twice(modules))
 
 
-def test_no_place_of_one_machine_is_named() -> None:
+def test_no_file_names_a_machine_specific_path_or_registry() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("which files are committed is known to git alone")
     listed = subprocess.run(
@@ -360,11 +360,11 @@ def test_no_place_of_one_machine_is_named() -> None:
         try:
             found += places(name, (ROOT / name).read_text())
         except (UnicodeDecodeError, FileNotFoundError):
-            continue  # a picture; or deleted, and that not committed yet
+            continue  # an image, or a deleted file that is still in the index
     judge(found)
 
 
-def test_exceptions_do_not_outlive_their_cause(modules: list[Module]) -> None:
+def test_exceptions_do_not_outlive_their_violation(modules: list[Module]) -> None:
     problems = [problem for module in modules for rule in RULES for problem in rule(module)]
     found = {problem.key for problem in [*problems, *orphans(modules)]}
     assert sorted({*ALLOWED, *KNOWN} - found) == []
@@ -430,11 +430,11 @@ def test_every_rule_can_fail(rule: Rule, path: str, text: str, says: str) -> Non
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), GOOD)
-def test_no_rule_goes_too_far(rule: Rule, path: str, text: str) -> None:
+def test_no_rule_rejects_valid_code(rule: Rule, path: str, text: str) -> None:
     assert rule(snippet(path, text)) == []
 
 
-def test_an_orphan_is_found() -> None:
+def test_an_orphaned_module_is_found() -> None:
     tree = {
         "cli/main.py": "from holdfast.storage import store",
         "storage/store.py": "from holdfast.storage.files import f",
@@ -446,18 +446,18 @@ def test_an_orphan_is_found() -> None:
     assert [problem.path for problem in found] == ["src/holdfast/storage/forgotten.py"]
 
 
-def test_a_name_used_twice_is_found() -> None:
+def test_a_duplicate_module_name_is_found() -> None:
     tree = [snippet(path, "") for path in ("model/x.py", "core/x.py", "core/__init__.py")]
     assert [problem.path for problem in names_used_twice(tree)] == ["src/holdfast/core/x.py"]
 
 
 @pytest.mark.parametrize("place", ["work/main", "root", "tmp/x", "home/me"])
-def test_a_place_of_one_machine_is_found(place: str) -> None:
+def test_a_machine_specific_path_is_found(place: str) -> None:
     assert len(places("x.md", f"see /{place} for more")) == 1
     assert places("x.md", f"see docs/{place} or https://example.org/{place}") == []
 
 
 @pytest.mark.parametrize("host", ["https://pypi" + ".org/simple", "--index" + "-url x"])
-def test_a_registry_is_found(host: str) -> None:
+def test_a_package_registry_is_found(host: str) -> None:
     assert len(places("requirements.lock", host)) == 1
     assert places("Makefile", "--no-emit-index-url") == []

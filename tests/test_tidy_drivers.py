@@ -1,5 +1,6 @@
-"""No protocol decision outside `core/`: what carries out its actions, with threads or in virtual
-time, takes machines, events, actions and types from it, and no policy. Rules as in `test_tidy`."""
+"""No protocol decision outside `core/`. Drivers carry out the actions of `core`, with threads or in
+virtual time. Drivers import machines, events, actions and types from `core`, but no policy. The
+rules have the form of those in `test_tidy`."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ def events_of(machine: ModuleType) -> set[str]:
     return {f"{room}.{event.__name__}" for event in get_args(machine.Event)}
 
 
-#: Rooms that carry out what `core` decides. Policy is what they may not import of it: constants and
-#: functions, so that machines, events, actions and types are left.
+#: Rooms that carry out the decisions of `core`. They may not import its policy, that is constants
+#: and functions; machines, events, actions and types remain.
 DRIVERS = (
     "storage", "engine", "streams", "transport", "node", "edge", "cluster", "runtime", "verify.sim",
 )  # fmt: skip
-#: Modules beside the drivers in their rooms that judge: they hold a run against the bounds.
+#: Modules in the rooms of drivers that are no drivers: they check a run against the bounds.
 JUDGES = {f"holdfast.verify.sim.{name}" for name in (
     "condition", "inspection", "observer", "oracle", "pair_observer", "placement_observer",
 )}  # fmt: skip
-#: What is no policy, and why. None of it may be compared with anything.
+#: Names that are no policy, with the reason. None of them may occur in a comparison.
 NOT_POLICY = {
     "divergence.COMPARE_US": "a period: how long a loop waits",
     "divergence.extended": "the shape of an answer",
@@ -47,14 +48,14 @@ NOT_POLICY = {
     "retention.position_of_gone": "asks core for the decision",
     "source_clock.course_of": "asks core for the decision",
 }
-#: Where machines with two drivers are told what happened: their events are made nowhere else, so
-#: that threads and virtual time cannot differ in it. `test_two_*drivers` hold them against that.
+#: The only modules that create the events of machines with two drivers, so that threads and virtual
+#: time cannot differ in these events. `test_two_*drivers` compare both drivers.
 TRANSLATIONS = {
     "holdfast.streams.subscription_events": events_of(subscription),
     "holdfast.node.transfer_events": events_of(catch_up_events),
     "holdfast.node.correction_requests": {"progress_events.Asked", "progress_events.Answered"},
 }
-#: States on which only `core` acts.
+#: States that only `core` may base decisions on.
 STATES = ("OutputState", "PathState", "Phase")
 
 
@@ -70,7 +71,7 @@ def is_driver(module: Module) -> bool:
 
 
 def from_core(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """Where a name of `core` is imported or used through its module: `hosts.ORPHANED_US`."""
+    """Imports of names of `core`, and their uses through a module: `hosts.ORPHANED_US`."""
     modules: dict[str, str] = {}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ImportFrom) and node.module == "holdfast.core":
@@ -83,7 +84,7 @@ def from_core(module: Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def drivers_import_no_policy(module: Module) -> list[Problem]:
-    """Constants are in capitals, functions begin with a small letter; so do no classes."""
+    """Constants are in capitals and functions begin with a lower-case letter, unlike classes."""
     if not is_driver(module):
         return []
     return [
@@ -95,13 +96,13 @@ def drivers_import_no_policy(module: Module) -> list[Problem]:
 
 
 def drivers_decide_nothing(module: Module) -> list[Problem]:
-    """As far as the syntax shows: no state of a protocol and no number of `core` is compared."""
+    """No comparison contains a state of a protocol or a number of `core`, judged by the syntax."""
     if not is_driver(module):
         return []
     values = {name.rpartition(".")[2] for _, name in from_core(module)} & {
         name.rpartition(".")[2] for name in NOT_POLICY if name.rpartition(".")[2].isupper()
     }
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for node in ast.walk(module.tree):
         parts: list[ast.AST] = []
         if isinstance(node, ast.Compare):
@@ -113,8 +114,8 @@ def drivers_decide_nothing(module: Module) -> list[Problem]:
             name = getattr(part, "attr", None) or getattr(part, "id", None)
             if state or name in values:
                 line = getattr(part, "lineno", 1)
-                found.append(Problem(module.path, line, f"decides by {ast.unparse(part)}"))
-    return found
+                problems.append(Problem(module.path, line, f"decides by {ast.unparse(part)}"))
+    return problems
 
 
 def drivers_share_their_translation(module: Module) -> list[Problem]:
@@ -132,19 +133,19 @@ RULES = [drivers_import_no_policy, drivers_decide_nothing, drivers_share_their_t
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_driver_decides(rule: Rule, modules: list[Module]) -> None:
+def test_no_driver_makes_protocol_decisions(rule: Rule, modules: list[Module]) -> None:
     judge(problem for module in modules for problem in rule(module))
 
 
-def test_exceptions_do_not_outlive_their_cause(modules: list[Module]) -> None:
+def test_exceptions_do_not_outlive_their_use(modules: list[Module]) -> None:
     assert sorted(JUDGES - {module.name for module in modules}) == []
     drivers = [module for module in modules if is_driver(module)]
     assert len(drivers) > 60
-    taken = {name for module in drivers for _, name in from_core(module)}
+    imported = {name for module in drivers for _, name in from_core(module)}
     for place, events in TRANSLATIONS.items():
-        makes = {n for m in drivers if m.name == place for _, n in from_core(m)}
-        assert sorted(events - makes) == []
-    assert sorted(set(NOT_POLICY) - taken) == []
+        created = {n for m in drivers if m.name == place for _, n in from_core(m)}
+        assert sorted(events - created) == []
+    assert sorted(set(NOT_POLICY) - imported) == []
 
 
 BAD = [
@@ -229,5 +230,5 @@ def test_every_rule_can_fail(rule: Rule, path: str, text: str, says: str) -> Non
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), GOOD)
-def test_no_rule_goes_too_far(rule: Rule, path: str, text: str) -> None:
+def test_no_rule_rejects_valid_code(rule: Rule, path: str, text: str) -> None:
     assert rule(snippet(path, text)) == []

@@ -112,14 +112,14 @@ class Options:
     @classmethod
     def of(cls, plain: Any) -> Options:
         """Build the options from the dict of another process, which may run another version."""
-        known = {it.name for it in fields(cls)}
-        given = set(plain) if isinstance(plain, dict) else set()
-        if given != known:
+        expected = {field.name for field in fields(cls)}
+        received = set(plain) if isinstance(plain, dict) else set()
+        if received != expected:
             raise InputError(
                 "expected the options of this version of Holdfast, found those of another "
-                f"(unknown: {', '.join(sorted(given - known)) or 'none'}; "
-                f"missing: {', '.join(sorted(known - given)) or 'none'}); stop the run and start "
-                "it again, so that all its processes are of one version"
+                f"(unknown: {', '.join(sorted(received - expected)) or 'none'}; "
+                f"missing: {', '.join(sorted(expected - received)) or 'none'}); stop the run and "
+                "start it again, so that all its processes use the same version"
             )
         return cls(**plain)
 
@@ -129,24 +129,28 @@ class Options:
         if self.recovery not in ("replay", "checkpoint"):
             raise InputError(f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'")
         if self.checkpoint_buckets < 0 or self.group_buckets_max < 1 or self.group_rows_max < 1:
-            raise InputError("checkpoint_buckets must be >= 0, group maxima must be >= 1")
+            raise InputError(
+                "checkpoint_buckets must be >= 0, group_buckets_max and group_rows_max >= 1"
+            )
         if self.buffer_buckets is not None and self.buffer_buckets < 1:
             raise InputError(f"buffer_buckets: {self.buffer_buckets} must be at least 1")
         if self.hosts is not None and self.hosts < 2:
             raise InputError(f"hosts: {self.hosts} must be at least 2, or left out")
         if self.standby < 0 or (self.standby and self.hosts is None):
-            raise InputError("standby: at least 0, and only together with hosts")
+            raise InputError(
+                f"standby: {self.standby} must be at least 0, and works only together with hosts"
+            )
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
         heartbeat_us = duration_us(self.heartbeat, of="heartbeat")
         duration_us(self.rejoin, of="rejoin")
         if self.stall_us < duration_us(self.silence, of="silence"):
             raise InputError(
-                f"stall: {self.stall!r} must be at least silence, {self.silence!r}: one that is "
-                "not heard of is not known to stand still"
+                f"stall: {self.stall!r} must be at least silence, {self.silence!r}: a process "
+                "without heartbeats cannot be judged for its progress"
             )
         if duration_us(self.silence, of="silence") < 3 * heartbeat_us:
             raise InputError(
                 f"silence: {self.silence!r} must be at least three times heartbeat, "
-                f"{self.heartbeat!r}: one that is lost or late is no sign of death"
+                f"{self.heartbeat!r}: one lost or late heartbeat does not mean death"
             )

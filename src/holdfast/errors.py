@@ -8,7 +8,7 @@
     ├── NotDeterministic          user code would not give the same bits on every replica
     ├── LogError                  storage
     │   ├── LogCorrupted          bytes on disk are not the bytes that were written
-    │   ├── LogUnusable           a failed append was not taken back; the node must be restarted
+    │   ├── LogUnusable           a failed append was not rolled back; the node must be restarted
     │   ├── StorageLost           a folder or file of the storage is gone
     │   ├── StorageFull           no space left; no acknowledged data is lost
     │   ├── RowsNotDurable        pushed rows could not be written before the run stopped
@@ -83,8 +83,8 @@ class LogCorrupted(LogError):
 
 
 class LogUnusable(LogError):
-    """An append failed and could not be taken back. Nothing can be appended until the log is opened
-    again."""
+    """An append failed and could not be rolled back. Nothing can be appended until the log is
+    opened again."""
 
 
 class StorageLost(LogError):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 else:
     import dataclasses
 
-    def dataclass(cls: type | None = None, /, **how: Any) -> type | Callable[[type], type]:
-        if how.get("frozen") and not sys.flags.dev_mode:
-            del how["frozen"]
-            how["unsafe_hash"] = how.get("eq", True)  # hash by value, like a frozen dataclass
-        return dataclasses.dataclass(cls, **how)
+    def dataclass(cls: type | None = None, /, **options: Any) -> type | Callable[[type], type]:
+        if options.get("frozen") and not sys.flags.dev_mode:
+            del options["frozen"]
+            # Hash by value, like a frozen dataclass.
+            options["unsafe_hash"] = options.get("eq", True)
+        return dataclasses.dataclass(cls, **options)

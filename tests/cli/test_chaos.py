@@ -54,21 +54,21 @@ COMMAND = [sys.executable, "-m", "holdfast.cli.main", "chaos"]
 
 @pytest.mark.processes
 @pytest.mark.timeout(200)
-def test_a_scenario_of_ones_own_from_start_to_verdict(tmp_path: Path) -> None:
+def test_a_user_scenario_runs_from_start_to_verdict(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(KILLED)
     done = subprocess.run(
         [*COMMAND, "mine.toml", "--json", "-", "--history", "history"],
         capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["ok"] and told["scenario"] == "killed"
+    report = json.loads(done.stdout)
+    assert report["ok"] and report["scenario"] == "killed"
     assert "2.000s kill main for 0.500s" in done.stderr
     assert "killed: ok" in done.stderr
     assert "Traceback" not in done.stderr
     history = History.read(tmp_path / "history")
     assert [verdict.checker for verdict in check(history)] == [
-        v["checker"] for v in told["verdicts"]
+        v["checker"] for v in report["verdicts"]
     ]
     assert len(list(history.of(Given))) > 10
 
@@ -76,10 +76,10 @@ def test_a_scenario_of_ones_own_from_start_to_verdict(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
+def test_an_interrupted_scenario_leaves_no_process_behind(
     tmp_path: Path, by: signal.Signals
 ) -> None:
-    """Not even one that stands still at that moment, and not even if the harness is killed."""
+    """Not even a paused process, and not even if the harness is killed."""
     (tmp_path / "paused.toml").write_text(PAUSED)
     running = subprocess.Popen(
         [*COMMAND, "paused.toml"], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
@@ -89,10 +89,10 @@ def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
     started: list[psutil.Process] = []
     try:
         assert running.stdout is not None
-        said = ""
-        while "pause main" not in said:
-            said = running.stdout.readline()
-            assert said, "it ended before it was paused"
+        line = ""
+        while "pause main" not in line:
+            line = running.stdout.readline()
+            assert line, "the scenario ended before the pause"
         started = psutil.Process(running.pid).children(recursive=True)
         wait_for(lambda: len([p for p in started if state(p) == psutil.STATUS_STOPPED]) > 1)
         running.send_signal(by)
@@ -106,22 +106,22 @@ def test_a_scenario_that_is_interrupted_leaves_no_process_behind(
 
 
 def ignore_interrupts() -> None:
-    """As a shell has it for whatever it starts in the background."""
+    """As a shell does for background processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def state(process: psutil.Process) -> str:
-    """A process that ended and was not waited for is no more than one that is gone."""
+    """The status of a process. A terminated process counts as a zombie, waited for or not."""
     with suppress(psutil.NoSuchProcess):
-        found: str = process.status()
-        return found
+        status: str = process.status()
+        return status
     return psutil.STATUS_ZOMBIE
 
 
 def wait_for(test: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    deadline_s = time.monotonic() + 20
     while not test():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline_s
         threading.Event().wait(0.02)
 
 
@@ -130,11 +130,11 @@ def wait_for(test: Callable[[], bool]) -> None:
     [
         (["nope"], "there is no scenario 'nope'; there are: cut, kill"),
         (["nope.toml"], "nope.toml cannot be read: No such file"),
-        (["simulated.toml"], "torn is for the simulator only; here: kill, wipe, pause"),
+        (["simulated.toml"], "torn works only in the simulator; faults for real processes: kill"),
         (["network.toml"], "network 'ring' is not one of single, chain"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_one_line(
+def test_an_invalid_scenario_is_reported_in_one_line(
     argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -143,13 +143,13 @@ def test_what_cannot_be_run_is_told_in_one_line(
     (tmp_path / "network.toml").write_text('network = "ring"\nseconds = 5\n')
     monkeypatch.chdir(tmp_path)
     assert main(["chaos", *argv]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
-def test_without_a_scenario_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chaos_without_a_scenario_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos"]) == 0
-    told = capsys.readouterr().out
-    assert "replace" in told and "one-way" in told
+    output = capsys.readouterr().out
+    assert "replace" in output and "one-way" in output

@@ -1,4 +1,4 @@
-"""What a source did not take, from the command line. No JVM."""
+"""`holdfast dead-letters`: the rows that a source rejected. No JVM."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ def test_dead_letters_are_listed_while_the_source_runs(
     assert "_reason=late  ts=2020-01-01 00:00:00+00:00  n=0" in lines[0]
 
 
-def test_the_newest_are_shown_and_all_on_request(
+def test_the_newest_dead_letters_are_shown_and_all_on_request(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late(source, 25)
     assert main(["dead-letters", "tap", "--storage", str(tmp_path), "--json", "-n", "2"]) == 0
-    told = capsys.readouterr()
-    assert [json.loads(line)["n"] for line in told.out.splitlines()] == [23, 24]
-    assert "the newest 2" in told.err
+    captured = capsys.readouterr()
+    assert [json.loads(line)["n"] for line in captured.out.splitlines()] == [23, 24]
+    assert "the newest 2" in captured.err
     assert main(["dead-letters", "tap", "--storage", str(tmp_path), "-n", "0"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 25
 
 
-def test_no_dead_letters_and_no_such_source_are_told_apart(
+def test_no_dead_letters_and_an_unknown_source_give_different_messages(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dead-letters", "tap", "--storage", str(tmp_path)]) == 0
     assert capsys.readouterr().err == "source tap: no dead letters\n"
     assert main(["dead-letters", "tab", "--storage", str(tmp_path)]) == 2
-    assert "there is no source 'tab'" in (told := capsys.readouterr().err)
-    assert "(sources: tap)" in told
+    assert "there is no source 'tab'" in (error := capsys.readouterr().err)
+    assert "(sources: tap)" in error
 
 
-def test_status_counts_them(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_counts_dead_letters(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     late(source, 7)
-    told = {
+    status = {
         "network": "net", "deployment": "local", "bucket_us": 500_000,
         "sources": {"tap": source.status()}, "nodes": [], "hosts": {}, "contracts": {},
         "failures": [], "unhealthy": [], "stopped": {},
     }  # fmt: skip
-    show_status(told, as_json=False)
+    show_status(status, as_json=False)
     out = capsys.readouterr().out
     (row,) = [line for line in out.splitlines() if "tap" in line]
     assert row.split()[-4:] == ["0", "7", "0", "7"]

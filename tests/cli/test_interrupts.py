@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment ends a command, and everything it started. No JVM."""
+"""Ctrl-C at any moment stops a command and all processes that it started. No JVM."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_the_commands_import_nothing_that_takes_long() -> None:
+def test_commands_import_no_slow_modules() -> None:
     code = "import sys, holdfast.cli.main as cli; cli._parser(); print(*sys.modules)"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT_S,
     )  # fmt: skip
-    assert not {"numpy", "pandas", "pyarrow", "pyspark", "rich"} & set(told.stdout.split())
+    assert not {"numpy", "pandas", "pyarrow", "pyspark", "rich"} & set(done.stdout.split())
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert set(hf.__all__) == set(hf._MODULE_OF) and set(hf.__all__) <= set(dir(hf))
     for name in hf.__all__:
         assert getattr(hf, name).__name__ == name
 
 
 class Spark:
-    """Scripts stand for Java and for the JVM, which never says where it listens."""
+    """Scripts replace Java and the JVM; the JVM script never reports its port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._started = folder, folder / "started"
@@ -64,7 +64,7 @@ class Spark:
         )  # fmt: skip
 
     def pid(self) -> int:
-        """Of the JVM, when it was started."""
+        """The pid of the JVM, once the JVM has started."""
         return int(self._started.read_text())
 
 
@@ -87,7 +87,7 @@ def test_an_interrupted_start_of_spark_leaves_no_process_behind(
 
 
 @pytest.mark.parametrize("deployment", ["local", "processes"])
-def test_an_interrupted_start_of_a_run_ends_everything_at_once_and_says_so(
+def test_an_interrupted_start_of_a_run_stops_all_processes_at_once_with_a_message(
     spark: Spark, deployment: str
 ) -> None:
     command = spark.begin("run", "app.py", "--deployment", deployment)
@@ -95,7 +95,7 @@ def test_an_interrupted_start_of_a_run_ends_everything_at_once_and_says_so(
     began = time.monotonic()
     command.send_signal(signal.SIGINT)
     _, err = command.communicate(timeout=LIMIT_S)
-    assert time.monotonic() - began < END_S, "hosts that are starting are not waited for"
+    assert time.monotonic() - began < END_S, "the command waited for hosts that were starting"
     assert command.returncode == INTERRUPTED, err
     hosts = "hosts main (Spark)" if deployment == "processes" else "Spark"
     assert err.splitlines() == [
@@ -104,8 +104,8 @@ def test_an_interrupted_start_of_a_run_ends_everything_at_once_and_says_so(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_second_interrupt_kills_what_was_started_and_exits(tmp_path: Path) -> None:
-    """The first one is in the middle of a stop that takes long."""
+def test_a_second_interrupt_kills_all_processes_and_exits(tmp_path: Path) -> None:
+    """The second interrupt arrives during the slow stop that the first one has begun."""
     script = """
 import os, signal
 from pathlib import Path

@@ -28,7 +28,7 @@ def run(
     )  # fmt: skip
 
 
-def test_no_java_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(GOOD)
     done = run(
         "check", "app.py", cwd=tmp_path, env={"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"}
@@ -44,41 +44,41 @@ def test_no_java_is_told_with_the_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["status"], "which network?"),
-        (["status", "--storage", "nowhere"], "nothing runs on nowhere"),
-        (["tail", "out", "--storage", "nowhere"], "nothing runs on nowhere"),
+        (["status"], "expected one network, but there is none in ./holdfast-data"),
+        (["status", "--storage", "nowhere"], "no run is using nowhere"),
+        (["tail", "out", "--storage", "nowhere"], "no run is using nowhere"),
         (["experiment", "nope"], "there is no experiment 'nope'"),
     ],
 )
-def test_commands_say_what_to_do_next(
+def test_errors_of_commands_state_what_to_do_next(
     argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
 
 
-def test_a_run_of_another_version_is_told(
+def test_a_run_of_another_version_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C14: what it says of itself has other fields."""
+    """C14: its run.json has other fields."""
     (tmp_path / "run.json").write_text('{"addresses": ["127.0.0.1:1"]}')
     assert main(["status", "--storage", str(tmp_path)]) == 2
-    assert "expected address in it; the run is of another version" in capsys.readouterr().err
+    assert "expected the fields address; the run uses another version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "check", "status", "tail", "audit", "experiment"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         main([command, "--help"])
-    assert ended.value.code == 0
+    assert exited.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) > 5
 
 
-def test_version_and_the_list_of_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_experiment_list_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("holdfast 0.")
     assert main(["experiment", "list"]) == 0

@@ -1,4 +1,4 @@
-"""`holdfast reliability LAYOUT`: the table, the JSON, and a message for every wrong file."""
+"""`holdfast reliability LAYOUT`: the table, the JSON, and a message for every invalid file."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_has_three_answers_for_each_scheme(
+def test_the_table_has_three_results_for_each_scheme(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reliability", str(file), *QUICK]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("paper", "exact", "simulated", "8 nodes, chained"):
-        assert word in told
-    (cluster,) = [line for line in told.splitlines() if "cluster pairs" in line]
-    (partition,) = [line for line in told.splitlines() if "partition pairs" in line]
+        assert word in output
+    (cluster,) = [line for line in output.splitlines() if "cluster pairs" in line]
+    (partition,) = [line for line in output.splitlines() if "partition pairs" in line]
     assert "333 years" in cluster and "166 years" in cluster
     assert "5,322 years" in partition and "1,331 years" in partition
-    assert "fails first: either node of a pair" in told
-    assert "repair of a replica set 40 s; the paper: 10 s to 1.33 min" in told
+    assert "fails first: either node of a pair" in output
+    assert "repair of a replica set 40 s; the paper: 10 s to 1.33 min" in output
 
 
-def test_the_figures_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_written_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reliability", str(file), "--json", "-", "--seed", "3", *QUICK]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["layout"]["repair_cluster_s"] == 40.0
-    assert (told["both_fail"], told["seed"], told["runs"]) == (True, 3, 2000)
-    cluster, partition = told["schemes"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["layout"]["repair_cluster_s"] == 40.0
+    assert (report["both_fail"], report["seed"], report["runs"]) == (True, 3, 2000)
+    cluster, partition = report["schemes"]
     assert (cluster["scheme"], partition["scheme"]) == ("cluster pairs", "partition pairs")
     for row in (cluster, partition):
         assert row["mttf_simulated_s"] == pytest.approx(row["mttf_exact_s"], abs=3 * row["ci95_s"])
@@ -49,18 +49,20 @@ def test_the_figures_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cluster["mttf_paper_s"] == pytest.approx(4 * month**2 / (64 * 40))
 
 
-def test_everything_of_the_file_counts(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_key_of_the_layout_file_has_an_effect(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_text(GOOD + 'repair_cluster = "20s"\nplacement = "mirrored"\n')
     to = file.with_name("out.json")
     assert main(["reliability", str(file), "--as-paper", "--json", str(to), *QUICK]) == 0
     assert "mirrored" in capsys.readouterr().out
-    told = json.loads(to.read_text())
-    assert told["layout"]["repair_cluster_s"] == 20.0 and told["both_fail"] is False
-    for row in told["schemes"]:
+    report = json.loads(to.read_text())
+    assert report["layout"]["repair_cluster_s"] == 20.0 and report["both_fail"] is False
+    for row in report["schemes"]:
         assert row["mttf_exact_s"] == pytest.approx(row["mttf_paper_s"], rel=0.01)
 
 
-def test_where_there_is_no_exact_answer_it_says_so(
+def test_a_missing_exact_result_is_explained(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text('nodes = 64\nnode_mttf = "1d"\nrepair = "5h"\n')
@@ -72,9 +74,9 @@ def test_where_there_is_no_exact_answer_it_says_so(
     ("text", "says"),
     [
         ("nodes = ", "layout.toml: not TOML"),
-        (GOOD + "standby = 2", "layout.toml: unknown standby; there is nodes, node_mttf"),
-        ("nodes = 8", "layout.toml: node_mttf, repair missing"),
-        (GOOD.replace("8", "7"), "layout.toml: nodes = 7: pairs want an even number"),
+        (GOOD + "standby = 2", "layout.toml: unknown keys standby; expected nodes, node_mttf"),
+        ("nodes = 8", "layout.toml: missing keys node_mttf, repair"),
+        (GOOD.replace("8", "7"), "layout.toml: nodes = 7: pairs need an even number"),
         (GOOD.replace("8", "true"), "nodes = True is not a whole number"),
         (GOOD.replace("8", "8.0"), "nodes = 8.0 is not a whole number"),
         (GOOD.replace('"30d"', "30"), "node_mttf: 30 is not a duration"),
@@ -85,16 +87,16 @@ def test_where_there_is_no_exact_answer_it_says_so(
         (GOOD + 'repair_cluster = "5s"', "repair_cluster is shorter than repair"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(
+def test_an_invalid_layout_file_is_reported_in_one_line(
     text: str, says: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text(text)
     assert main(["reliability", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and says in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_read_or_written(
+def test_unreadable_and_unwritable_files_are_reported(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reliability", str(file.with_name("none.toml"))]) == 2

@@ -1,4 +1,4 @@
-"""`holdfast status` of a run of which something is not healthy."""
+"""`holdfast status` of a run with unhealthy components."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STATUS: dict[str, Any] = {
         {
             "part": "main@2", "what": "node", "host": "main@2", "state": "quarantined",
             "kind": "storage", "reason": "nodes/main@2: Read-only [ext4].", "failures": 4,
-            "remedy": "free or repair the storage; it is tried again by itself",
+            "remedy": "free or repair the storage; the component is retried automatically",
             "quarantined": True, "out": True, "final": False, "for_ms": 12_000,
             "retry_in_ms": 4_200,
         }
     ],
-    "differs": {"main": ["bucket 7 of 'top' was made otherwise: here 5f, main@2 a1; suspected"]},
+    "differs": {"main": ["bucket 7 of 'top' has different digests: here 5f, main@2 a1; suspected"]},
     "stopped": {"top": "node main@2 quarantined: nodes/main@2: Read-only"},
 }  # fmt: skip
 
 
-def test_a_bad_part_is_named_with_reason_next_try_and_remedy(
+def test_an_unhealthy_component_is_shown_with_reason_next_try_and_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_status(STATUS, as_json=False)
@@ -40,5 +40,5 @@ def test_a_bad_part_is_named_with_reason_next_try_and_remedy(
         "node main@2 on main@2 quarantined for 12 s, 4 failures in a row, next try in 4 s: "
         "nodes/main@2: Read-only [ext4]. To do: free or repair the storage" in out
     )
-    assert "node main: replicas differ: bucket 7 of 'top' was made otherwise: here 5f" in out
+    assert "node main: replicas differ: bucket 7 of 'top' has different digests: here 5f" in out
     assert "output top stopped, no replica is left: node main@2 quarantined" in out

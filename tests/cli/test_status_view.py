@@ -1,4 +1,4 @@
-"""What `holdfast status` shows of a run, on a terminal of 80 columns. No JVM."""
+"""`holdfast status` on a terminal of 80 columns. No JVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at(bucket: int) -> str:
     return f"{datetime.fromtimestamp((bucket + 1) * WIDTH_US / 1e6):%H:%M:%S.%f}"[:-5]
 
 
-def status(**more: Any) -> dict[str, Any]:
+def status(**changes: Any) -> dict[str, Any]:
     body = {
         "network": "netmon", "deployment": "processes", "pid": 4711, "bucket_us": WIDTH_US,
         "sources": {}, "nodes": [], "hosts": {"main": ["main"], "spare": []}, "contracts": {},
@@ -36,7 +36,7 @@ def status(**more: Any) -> dict[str, Any]:
             "main": {"pid": 4712, "restarts": 1}, "spare": {"pid": 4713, "restarts": 0}
         },
     }  # fmt: skip
-    return body | more
+    return body | changes
 
 
 def source(upto: int | None, *, ended: bool = False) -> dict[str, Any]:
@@ -57,13 +57,13 @@ def path(state: str, position: int, tentative: int | None = None, *waiting: str)
     }  # fmt: skip
 
 
-def contract(**more: Any) -> dict[str, Any]:
-    kept = {
+def contract(**changes: Any) -> dict[str, Any]:
+    body = {
         "position": now(), "delay_ms": 312.0, "within": "3s", "kept": True, "breaks": 0,
         "worst_ms": 0.0, "broken_for_ms": None, "waiting_for": [], "lost_buckets": 0,
         "breaks_of": {"within": 0, "loss": 0}, "not_judged": None,
     }  # fmt: skip
-    return kept | more
+    return body | changes
 
 
 def shown(body: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
@@ -115,7 +115,7 @@ def test_positions_are_times_of_day_and_nothing_is_cut_off_at_80_columns(
     assert "within 3s: BROKEN for 2.5s" in " ".join(text.split())
 
 
-def test_several_paths_and_shared_hosts_fit_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_paths_and_shared_hosts_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     last = now()
     paths = {"windows": path("STABLE", last), "totals": path("STABILIZATION", last - 3)}
     nodes = [node(f"sums.{n}", 1_234_567, **paths) | {"host": f"h{n}"} for n in range(3)]
@@ -124,11 +124,11 @@ def test_several_paths_and_shared_hosts_fit_too(capsys: pytest.CaptureFixture[st
     assert text.count("STABILIZATION") == 3 and text.count(at(last - 3)) == 3
 
 
-def test_a_node_without_a_position_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_without_a_position_shows_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     grpc = "Flight error: gRPC returned unavailable error, with message: failed to connect"
     part = {
         "part": "main", "what": "host", "host": "main", "state": "restarting", "kind": "killed",
-        "reason": "the process was ended by SIGKILL", "failures": 1, "remedy": "none",
+        "reason": "the process was terminated by SIGKILL", "failures": 1, "remedy": "none",
         "quarantined": False, "out": False, "final": False, "for_ms": 400, "retry_in_ms": 1_000,
     }  # fmt: skip
     nodes = [
@@ -142,10 +142,10 @@ def test_a_node_without_a_position_says_why(capsys: pytest.CaptureFixture[str]) 
     assert rows["main@2"][1:4] == ["4713", "no", "answer"]
     assert rows["main@3"][1:3] == ["4714", "starting"]
     assert "gRPC" not in text
-    assert "host main restarting for 0 s, next try in 1 s: the process was ended by" in text
+    assert "host main restarting for 0 s, next try in 1 s: the process was terminated by" in text
 
 
-def test_a_replay_of_old_rows_lags_behind_the_newest_of_them(
+def test_the_lag_of_a_replay_is_relative_to_its_newest_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = shown(
@@ -161,7 +161,7 @@ def test_a_replay_of_old_rows_lags_behind_the_newest_of_them(
     assert rows["done"][3] == "ended"
 
 
-def test_failures_are_shown_once_with_what_depends_on_them(
+def test_failures_are_shown_once_with_their_dependent_outputs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = "path 'out', buckets 1 to 1: KeyError: 'page', at /srv/app.py:7 in parse"
@@ -169,8 +169,8 @@ def test_failures_are_shown_once_with_what_depends_on_them(
         "node": "main", "outputs": ["out", "other"], "message": text, "permanent": True,
         "user_location": "/srv/app.py:7 in parse", "at": 0,
     }  # fmt: skip
-    again = failure | {"node": "second", "outputs": [], "permanent": False}
-    body = status(failures=[failure, again], nodes=[{"node": "main", "failure": text}])
+    retried = failure | {"node": "second", "outputs": [], "permanent": False}
+    body = status(failures=[failure, retried], nodes=[{"node": "main", "failure": text}])
     lines = shown(body, capsys)
     assert f"main failed (needed by out, other): {text}\n" in lines
     assert f"second failed and is retried: {text}\n" in lines

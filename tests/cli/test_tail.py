@@ -1,4 +1,4 @@
-"""`holdfast tail` while whoever makes the output dies, deletes and comes back. No JVM."""
+"""`holdfast tail` while the producer dies, deletes buckets and restarts. No JVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 20.0
 
 
 class Producer:
-    """A run of which one node makes `s`, and may be replaced."""
+    """A run with one node, which produces `s` and may be replaced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._log_folder = folder, folder / "log"
@@ -61,7 +61,7 @@ def producer(tmp_path: Path) -> Iterator[Producer]:
 
 
 class Printed(io.StringIO):
-    """What was printed, and who waits for it is woken."""
+    """Captured output; each write wakes the threads that wait for text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Printed(io.StringIO):
             return super().write(text)
 
     def buckets(self) -> list[int]:
-        """Of every first row."""
+        """The bucket of every first row."""
         return [int(ln.split()[0]) for ln in self.getvalue().splitlines() if ln.endswith("value=0")]
 
     def shows(self, bucket: int) -> None:
@@ -106,7 +106,7 @@ class Tailing(threading.Thread):
         assert not self.is_alive()
 
 
-def test_it_continues_with_a_restarted_producer(
+def test_tail_continues_with_a_restarted_producer(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
@@ -125,7 +125,7 @@ def test_it_continues_with_a_restarted_producer(
     )
 
 
-def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
+def test_tail_reports_buckets_that_were_deleted_before_they_were_shown(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
@@ -133,7 +133,7 @@ def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
     tailing.out.shows(0)
     producer.die()
     producer.come_up()
-    producer.server.stop()  # nobody reads meanwhile
+    producer.server.stop()  # no consumer reads meanwhile
     for bucket in (1, 2, 3):
         put(producer.log, bucket)
     producer.log.trim("s", 2)
@@ -143,7 +143,7 @@ def test_what_was_deleted_before_it_was_shown_is_said_to_be_missing(
     assert tailing.err.getvalue() == "buckets 1 to 2 were deleted before they could be shown\n"
 
 
-def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
+def test_tail_shows_a_tentative_bucket_once_and_again_when_it_is_corrected(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
@@ -158,7 +158,7 @@ def test_what_is_tentative_is_shown_once_and_again_when_it_is_corrected(
     assert firsts == ["0 STABLE", "1 TENTATIVE", "2 TENTATIVE", "1 STABLE", "3 TENTATIVE"]
 
 
-def test_a_tentative_bucket_that_is_empty_after_all_is_said_to_be(
+def test_tail_shows_that_a_tentative_bucket_is_empty_after_its_correction(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
@@ -172,22 +172,22 @@ def test_a_tentative_bucket_that_is_empty_after_all_is_said_to_be(
     assert any(line.startswith("1 STABLE") for line in corrected)
 
 
-def test_it_ends_with_the_run(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_ends_with_the_run(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     put(producer.log, 0)
     tailing = Tailing(producer, monkeypatch, buckets=2)
     tailing.out.shows(0)
     (producer.folder / "run.json").unlink()
     producer.server.stop()
     tailing.ends()
-    assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)
+    assert isinstance(tailing.failure, SetupError) and "no run is using" in str(tailing.failure)
 
 
-def test_a_name_that_is_not_known(producer: Producer) -> None:
+def test_tail_refuses_an_unknown_output(producer: Producer) -> None:
     with pytest.raises(InputError, match=r"there is no output 'nope' \(outputs: s\)"):
         tail(str(producer.folder), "nope", False, 1, False)
 
 
-def test_it_waits_while_the_run_is_starting(
+def test_tail_waits_while_the_run_is_starting(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer.reported = False
@@ -199,7 +199,7 @@ def test_it_waits_while_the_run_is_starting(
     assert tailing.out.buckets() == [0] and tailing.failure is None
 
 
-def test_it_does_not_wait_for_a_run_that_has_ended(
+def test_tail_does_not_wait_for_a_run_that_has_stopped(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer.reported = False
@@ -207,4 +207,4 @@ def test_it_does_not_wait_for_a_run_that_has_ended(
     tailing.err.says("waiting for")
     (producer.folder / "run.json").unlink()
     tailing.ends()
-    assert isinstance(tailing.failure, SetupError) and "nothing runs on" in str(tailing.failure)
+    assert isinstance(tailing.failure, SetupError) and "no run is using" in str(tailing.failure)

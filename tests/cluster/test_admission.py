@@ -1,4 +1,4 @@
-"""Who is let into a run: hosts of the same query, code and libraries. No JVM."""
+"""Admission to a run: only hosts with the same query, code and libraries. No JVM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def network(condition: str = "n > 0") -> hf.Network:
     return net
 
 
-def test_a_host_with_another_query_gets_no_epoch_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """B6: before it can give anybody a row."""
+def test_a_host_with_another_query_gets_no_epoch_and_the_other_hosts_continue(
+    tmp_path: Path,
+) -> None:
+    """B6: the host is refused before any consumer can read a row from it."""
     log = Log.open(str(tmp_path), "controller", fsync="never")
     layout: Layout = {"main": ("main",), "main@2": ("main@2",)}
     controller = Controller(log, layout=layout, identity=identity_of(network()))
@@ -44,14 +46,14 @@ def test_a_host_with_another_query_gets_no_epoch_and_the_rest_goes_on(tmp_path: 
     assert ask("main", network()) == 1
     with pytest.raises(IdentityMismatch) as refused:
         ask("main@2", network("n > 1"))
-    told = str(refused.value)
-    assert "\n" not in told, "a host prints it as its last line"
-    assert "host 'main@2'" in told and "filter-1: condition 'n > 0' -> 'n > 1'" in told
-    assert controller.refused("main@2") == told
+    message = str(refused.value)
+    assert "\n" not in message, "a host prints the message as its last line"
+    assert "host 'main@2'" in message and "filter-1: condition 'n > 0' -> 'n > 1'" in message
+    assert controller.refused("main@2") == message
     assert log.counter("epoch.process.main@2") == 0
-    assert not controller.here("main@2", 0, at=1), "without an epoch it cannot register"
+    assert not controller.here("main@2", 0, at=1), "a host without an epoch cannot register"
     assert controller.refused("main") is None and controller.here("main", 1, at=1)
-    assert ask("main@2", network()) == 1, "what was put back is let in"
+    assert ask("main@2", network()) == 1, "the host is admitted after its query was restored"
     assert controller.refused("main@2") is None
 
 
@@ -64,7 +66,7 @@ def test_a_host_with_other_libraries_is_refused(tmp_path: Path) -> None:
         controller.admit("main", other)
 
 
-def test_a_process_that_does_not_say_what_it_is_gets_no_epoch(tmp_path: Path) -> None:
+def test_a_process_without_an_identity_gets_no_epoch(tmp_path: Path) -> None:
     log = Log.open(str(tmp_path), "controller", fsync="never")
     service = Service()
     layout: Layout = {"main": ("main",)}
@@ -72,7 +74,9 @@ def test_a_process_that_does_not_say_what_it_is_gets_no_epoch(tmp_path: Path) ->
     chief = InProcess(service)
     with pytest.raises(InputError, match="expected the identity of host 'main'"):
         chief.call(NextEpoch(process_of("main")))
-    assert chief.call(NextEpoch("main")).epoch == 1, "a node is of a process that was let in"
+    assert chief.call(NextEpoch("main")).epoch == 1, (
+        "a node needs no identity: its process was admitted before"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,12 +86,12 @@ def test_a_process_that_does_not_say_what_it_is_gets_no_epoch(tmp_path: Path) ->
         ({"fsync": None}, "unknown: none; missing: fsync"),
     ],
 )
-def test_options_of_another_version_are_told_and_not_tried_again(
+def test_options_of_another_version_are_reported_and_not_retried(
     change: dict[str, int | None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C14: a host whose code was replaced on the disk under a running supervisor."""
-    given = {k: v for k, v in (asdict(hf.Options()) | change).items() if k not in change or v}
-    argv = ["app.py", "main", "folder", "127.0.0.1:1", json.dumps(given)]
+    """C14: the code of the host was replaced on disk while the supervisor was running."""
+    options = {k: v for k, v in (asdict(hf.Options()) | change).items() if k not in change or v}
+    argv = ["app.py", "main", "folder", "127.0.0.1:1", json.dumps(options)]
     assert host_main.main(argv) == EXIT_CODES["refused"]
     assert message in capsys.readouterr().err
     assert host_main.main(argv[:-1]) == EXIT_CODES["refused"]

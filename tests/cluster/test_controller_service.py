@@ -1,4 +1,4 @@
-"""What hosts ask of the controller; of strangers nothing is noted."""
+"""Calls of hosts to the controller; requests from outside the run leave no record."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def chief(log: Log) -> InProcess:
     return InProcess(service)
 
 
-def test_a_host_asks_for_an_epoch_and_its_nodes_and_registers(chief: InProcess) -> None:
+def test_a_host_gets_an_epoch_and_its_nodes_and_registers(chief: InProcess) -> None:
     assert chief.call(GetAssignment("host-1")).nodes == ("a",)
     epoch = chief.call(NextEpoch("process.host-1")).epoch
     node = Instance("a", "127.0.0.1:1", chief.call(NextEpoch("a", at_least=7)).epoch)
-    told = chief.call(Register("host-1", epoch, (node,)))
-    assert (told.current, told.refused, told.assigned) == (True, (), ("a",))
-    assert told.readers == {"out": ("b", "r")}
-    assert told.standings["a"].epoch == 7
+    registration = chief.call(Register("host-1", epoch, (node,)))
+    assert (registration.current, registration.refused, registration.assigned) == (True, (), ("a",))
+    assert registration.readers == {"out": ("b", "r")}
+    assert registration.standings["a"].epoch == 7
     newer = chief.call(NextEpoch("process.host-1")).epoch
     assert chief.call(Register("host-1", newer, ())).current
     assert not chief.call(Register("host-1", epoch, (node,))).current
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("request_", "message"),
     [
         (GetAssignment("nope"), r"expected a host of this run \(host-1, host-2\), found 'nope'"),
         (Register("nope", 1, ()), r"expected a host of this run \(host-1, host-2\), found 'nope'"),
@@ -58,9 +58,9 @@ def test_a_host_asks_for_an_epoch_and_its_nodes_and_registers(chief: InProcess) 
     ],
 )
 def test_hosts_and_nodes_of_other_runs_are_refused(
-    chief: InProcess, log: Log, request_: Register | GetAssignment, says: str
+    chief: InProcess, log: Log, request_: Register | GetAssignment, message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         chief.call(request_)
     assert log.counter("registered.process.nope") == log.counter("registered.nope") == 0
     assert log.counter("registered.process.host-1") == 0

@@ -1,5 +1,5 @@
-"""A copy is caught up over Flight, with threads: from its peer, from its own disk, or not at all.
-What is decided is tried in `tests/core/test_catch_up.py`; here is that it is carried out."""
+"""A replica catches up over Flight, with threads: from its peer, from its own disk, or not at all.
+`tests/core/test_catch_up.py` tests the decisions; this file tests how they are carried out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fill(log: Log, stream: str, upto: int, value: int = 0) -> Log:
 
 
 class Station:
-    """A producer, and a peer that is asked for its state; both over Flight."""
+    """A producer, and a peer that offers its state; both over Flight."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.stop = folder, threading.Event()
@@ -67,7 +67,7 @@ class Station:
         return Done()
 
     def give(self, upto: int = 6) -> None:
-        """The peer has a state after that bucket, and results up to there."""
+        """Let the peer offer the state after bucket `upto`, and its results up to this bucket."""
         log = fill(self.peer.logs["main@2"], "out", upto, 100)
         (self.folder / "main@2" / "state" / "x").write_bytes(b"state")
         version = Version("out", upto, edges={"w:0": (Chunk("x", 1, 2, 7),)}, needs_from=upto)
@@ -107,12 +107,12 @@ def station(tmp_path: Path) -> Iterator[Station]:
     station.end()
 
 
-def test_a_copy_is_rebuilt_from_its_peer(station: Station) -> None:
+def test_a_replica_is_rebuilt_from_its_peer(station: Station) -> None:
     station.trim(5)
     station.give()
     assert station.rebuild().source == "peer"
     assert station.released.is_set()
-    with pytest.raises(StaleEpoch):  # the producer knows who it keeps its rows for
+    with pytest.raises(StaleEpoch):  # the producer retains rows for this epoch
         station.producer.hold("tap", "main", EPOCH - 1, 0)
     station.own = log = Log.open(station.folder / "main", "main", fsync="never")
     assert log.epoch == EPOCH
@@ -124,58 +124,62 @@ def test_a_copy_is_rebuilt_from_its_peer(station: Station) -> None:
     assert sorted(path.name for path in station.folder.iterdir()) == ["main", "main@2", "tap"]
 
 
-def test_a_piece_that_is_gone_makes_it_ask_again(station: Station) -> None:
+def test_a_replica_requests_the_state_again_if_a_piece_is_gone(station: Station) -> None:
     station.trim(5)
     station.give()
     offered, answer = station.peer.offered, station.answer
-    asked = 0
+    requests = 0
 
-    def twice() -> OfferedState:
-        nonlocal asked
-        asked += 1
-        station.peer.offered = offered if asked > 1 else {"state/x": offered["state/x"]}
+    def reply() -> OfferedState:
+        nonlocal requests
+        requests += 1
+        station.peer.offered = offered if requests > 1 else {"state/x": offered["state/x"]}
         return answer()
 
-    station.answer = twice
+    station.answer = reply
     assert station.rebuild().source == "peer"
-    assert asked == 2
+    assert requests == 2
 
 
-def test_without_a_peer_it_comes_back_from_its_own_disk(station: Station) -> None:
+def test_a_replica_without_a_reachable_peer_starts_from_its_own_disk(station: Station) -> None:
     fill(station.own, "out", 6)
     version = Version("out", 6, needs_from=6)
     station.own.save_state("out", 6, version.body(), [])
     station.trim(5)
     station.servers[1].stop()
     assert station.rebuild().source == "own"
-    assert station.own.info("out").complete_upto == 6, "it is as it was, and open"
+    assert station.own.info("out").complete_upto == 6, (
+        "the log of the replica is unchanged and open"
+    )
 
 
-def test_where_both_have_lost_their_state_it_says_so_at_once(station: Station) -> None:
+def test_state_lost_on_both_replicas_is_reported_at_once(station: Station) -> None:
     station.trim(5)
     station.answer = lambda: OfferedState("waits", own=False)
-    with pytest.raises(StateLost, match=r"its own disk has no checkpoint of 'out'. Bring back"):
+    with pytest.raises(StateLost, match=r"its own disk has no checkpoint of 'out'. Restore"):
         station.rebuild()
 
 
-def test_one_that_was_replaced_stops(station: Station) -> None:
+def test_a_replaced_replica_stops(station: Station) -> None:
     station.producer.hold("tap", "main", EPOCH + 1, 0)
     with pytest.raises(StaleEpoch, match="the older one must stop"):
         station.rebuild()
 
 
-def test_what_cannot_be_put_in_place_makes_it_begin_again(station: Station) -> None:
+def test_a_replica_starts_again_if_its_storage_cannot_be_replaced(station: Station) -> None:
     class Stuck(Staging):
         def replace(self) -> None:
             raise LogError("the device does not answer")
 
     station.give()
-    with pytest.raises(TransportError, match="'main' begins again: the device does not answer"):
+    with pytest.raises(
+        TransportError, match=r"'main' could not install .* starts again: the device"
+    ):
         station.rebuild(Stuck)
 
 
-def test_an_error_that_nobody_foresaw_ends_it(station: Station) -> None:
-    """It came up in a thread that nobody listened to, and the copy waited for ever."""
+def test_an_unexpected_error_ends_the_rebuild(station: Station) -> None:
+    """Regression: the error was lost in a worker thread, and the replica waited forever."""
 
     class Odd(Staging):
         def verify(self, piece: Piece) -> None:
@@ -186,8 +190,8 @@ def test_an_error_that_nobody_foresaw_ends_it(station: Station) -> None:
         station.rebuild(Odd)
 
 
-def test_it_can_be_stopped_while_it_waits(station: Station) -> None:
+def test_a_rebuild_can_be_stopped_while_it_waits(station: Station) -> None:
     threading.Timer(0.3, station.stop.set).start()
     station.trim(5)
-    with pytest.raises(TransportError, match="stopped before it was up"):
+    with pytest.raises(TransportError, match="stopped before it had started"):
         station.rebuild()

@@ -1,5 +1,5 @@
-"""Host processes that fail: what the supervisor does with them. A shell script stands for the host,
-because only how it ends matters here."""
+"""How the supervisor handles host processes that fail. A shell script replaces the host, because
+only the exit of the process matters here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 
 class Story:
-    """A supervised host in a folder. `script` is what its process does from now on."""
+    """A supervised host in a folder. `script` sets what its next process does."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.nodes, self._python = folder / "nodes", folder / "python"
@@ -38,10 +38,10 @@ class Story:
         self._python.write_text(f"#!/bin/sh\n{text}\n")
         self._python.chmod(0o755)
 
-    def until(self, what: str, test: Callable[[], bool]) -> None:
-        until = time.monotonic() + LIMIT_S
+    def until(self, event: str, test: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
         while not test():
-            assert time.monotonic() < until, what
+            assert time.monotonic() < deadline_s, event
             time.sleep(0.01)
 
     def runs(self) -> bool:
@@ -51,12 +51,12 @@ class Story:
 
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    made = Story(tmp_path, monkeypatch)
-    yield made
-    made.host.stop()
+    story = Story(tmp_path, monkeypatch)
+    yield story
+    story.host.stop()
 
 
-def test_an_error_that_repetition_cannot_help_is_reported_and_waits_for_a_person(
+def test_an_error_that_a_restart_cannot_fix_is_reported_and_waits_for_an_operator(
     story: Story,
 ) -> None:
     story.script(f"echo 'error: another query' >&2; exit {EXIT_CODES['refused']}")
@@ -68,7 +68,7 @@ def test_an_error_that_repetition_cannot_help_is_reported_and_waits_for_a_person
     assert story.ended == ["main"] and story.host.restarts == 0
     story.script("exec sleep 60")
     story.host.end()
-    assert story.host.restarts == 1, "it was asked for"
+    assert story.host.restarts == 1, "the restart was requested"
 
 
 def test_a_crash_loop_is_reported_and_slowed_down(story: Story) -> None:
@@ -85,15 +85,15 @@ def test_a_crash_loop_is_reported_and_slowed_down(story: Story) -> None:
     assert condition.failures >= POLICIES["crash"].limit
     assert "code 139" in condition.reason and "a segmentation fault" in condition.reason
     story.script("exec sleep 60")
-    story.until("tried again by itself", lambda: story.host.condition is not None
+    story.until("retried automatically", lambda: story.host.condition is not None
                 and story.host.condition.retry_at is None)  # fmt: skip
     story.host.progressed(7)
     story.host.progressed(8)
     assert story.runs()
 
 
-def test_storage_that_takes_no_log_stops_nothing(story: Story) -> None:
-    """A file where the folder was: every open fails, as on a read-only disk."""
+def test_a_host_starts_although_its_log_file_cannot_be_opened(story: Story) -> None:
+    """A file replaces the folder, so every open fails, as on a read-only disk."""
     story.host.start()
     story.until("started", story.runs)
     away = story.nodes.with_name("away")
@@ -103,7 +103,7 @@ def test_storage_that_takes_no_log_stops_nothing(story: Story) -> None:
     story.until("started without a log", lambda: story.host.restarts == 1)
     story.script(f"echo 'error: nodes: Read-only' >&2; exit {EXIT_CODES['storage']}")
     story.host.kill()
-    story.until("its last words are known", lambda: story.host.condition is not None)
+    story.until("last words are recorded", lambda: story.host.condition is not None)
     condition = story.host.condition
     assert condition is not None and condition.kind == "storage"
     assert "nodes: Read-only" in condition.reason
@@ -111,23 +111,23 @@ def test_storage_that_takes_no_log_stops_nothing(story: Story) -> None:
     away.rename(story.nodes)
     story.script("exec sleep 60")
     before = story.host.restarts
-    story.until("tried again by itself", lambda: story.host.restarts > before)
+    story.until("retried automatically", lambda: story.host.restarts > before)
     story.host.progressed(7)
     story.host.progressed(8)
     story.until("healthy", story.runs)
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(story: Story) -> None:
+def test_a_process_that_cannot_be_started_is_retried(story: Story) -> None:
     os.unlink(sys.executable)
     story.host.start()
     condition = story.host.condition
-    assert condition is not None and "not started" in condition.reason
+    assert condition is not None and "start failed" in condition.reason
     story.script("exec sleep 60")
     story.until("started", lambda: story.host.pid is not None)
     assert story.host.condition is not None and not story.host.condition.out
 
 
-def test_only_the_last_words_of_this_process_count(story: Story) -> None:
+def test_only_the_last_words_of_the_current_process_are_reported(story: Story) -> None:
     story.nodes.mkdir()
     (story.nodes / "main.log").write_text("error: of yesterday\n")
     story.script(f"exit {EXIT_CODES['refused']}")
@@ -137,7 +137,7 @@ def test_only_the_last_words_of_this_process_count(story: Story) -> None:
     assert condition is not None and "yesterday" not in condition.reason
 
 
-def test_one_that_was_asked_to_end_comes_back_and_has_not_failed(story: Story) -> None:
+def test_a_requested_kill_leads_to_a_restart_and_is_no_failure(story: Story) -> None:
     story.host.start()
     for number in (1, 2, 3):
         story.host.kill()
@@ -145,17 +145,17 @@ def test_one_that_was_asked_to_end_comes_back_and_has_not_failed(story: Story) -
     assert story.runs() and story.ended == ["main"] * 3
 
 
-def test_processes_are_killed_at_once_also_those_that_do_not_want_to_end(story: Story) -> None:
+def test_end_at_once_also_kills_processes_that_ignore_sigterm(story: Story) -> None:
     story.script("trap '' TERM; while true; do sleep 60; done")
     story.host.start()
     pid = story.host.pid
     assert pid is not None
     story.host.end_at_once()
     story.until("killed", lambda: not os.path.exists(f"/proc/{pid}"))
-    assert story.host.pids == [pid], "and not started again"
+    assert story.host.pids == [pid], "the process is not restarted"
 
 
-def test_a_host_that_hangs_is_reported_killed_and_started_again(
+def test_a_hung_host_is_reported_killed_and_restarted(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "REPORT_US", 1_000_000)
@@ -165,22 +165,25 @@ def test_a_host_that_hangs_is_reported_killed_and_started_again(
     story.host.heard()
     story.host.pause()
     pid = story.host.pid
-    story.until("silent", lambda: story.host.condition is not None)
+    story.until("reported as silent", lambda: story.host.condition is not None)
     condition = story.host.condition
     assert condition is not None and not condition.out
-    told = condition.status(monotonic_us())
-    assert told.state == "silent" and told.kind == "hung"
-    assert f"(pid {pid} exists, state stopped)" in told.reason and "no heartbeat for" in told.reason
-    story.until("killed and started again", lambda: story.host.restarts == 1)
+    status = condition.status(monotonic_us())
+    assert status.state == "silent" and status.kind == "hung"
+    assert (
+        f"(pid {pid} exists, state stopped)" in status.reason
+        and "no heartbeat for" in status.reason
+    )
+    story.until("killed and restarted", lambda: story.host.restarts == 1)
     condition = story.host.condition
     assert condition is not None and condition.kind == "hung" and "was killed" in condition.reason
     story.host.heard()
     story.host.progressed(7)
     story.host.progressed(7)
-    assert story.runs(), "it is where it was"
+    assert story.runs(), "the host has reached its previous position"
 
 
-def test_a_host_that_does_not_end_when_it_is_asked_to_is_killed(
+def test_a_host_that_does_not_exit_on_request_is_killed(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "END_S", 0.5)
@@ -188,23 +191,23 @@ def test_a_host_that_does_not_end_when_it_is_asked_to_is_killed(
     story.until("started", story.runs)
     story.host.pause()
     story.host.end()
-    story.until("started again", lambda: story.host.restarts == 1)
+    story.until("restarted", lambda: story.host.restarts == 1)
     assert story.runs() and story.ended == ["main"]
 
 
-def test_a_process_that_was_killed_names_the_signal_and_no_line_of_its_log(story: Story) -> None:
-    story.script("echo 'node main works again'; exec sleep 60")
+def test_the_condition_of_a_killed_process_names_the_signal_and_no_log_line(story: Story) -> None:
+    story.script("echo 'node main is healthy again'; exec sleep 60")
     story.host.start()
     story.until("started", story.runs)
     story.host.progressed(7)
     pid = story.host.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    story.until("known", lambda: story.host.condition is not None)
+    story.until("condition is set", lambda: story.host.condition is not None)
     condition = story.host.condition
     assert condition is not None and condition.kind == "killed"
     assert "SIGKILL: `kill -9`, or the kernel's out-of-memory killer" in condition.reason
-    assert "works again" not in condition.reason and "report it" not in condition.remedy
-    story.until("started again", lambda: story.host.restarts == 1)
+    assert "healthy again" not in condition.reason and "report it" not in condition.remedy
+    story.until("restarted", lambda: story.host.restarts == 1)
     story.host.progressed(7)
-    assert story.runs(), "the condition ends when it is where it was"
+    assert story.runs(), "the condition ends when the host has reached its previous position"

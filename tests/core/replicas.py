@@ -1,8 +1,8 @@
-"""Replicas of one path that ask each other, in virtual time: each a `Progress`, with whatever
-carries its actions. A replica may die, hang, or have a full disk.
+"""Replicas of one path that send requests to each other, in virtual time. Each replica is a
+`Progress` with a driver that performs its actions. A replica may die, hang, or have a full disk.
 
-A tentative step takes a millisecond, and so does a question; what a bucket of a stable step takes,
-and how many of them a step may have, is for the story to say.
+A tentative step and a request take one millisecond each. The test sets the time that a bucket of a
+stable step takes, and the maximum number of buckets in a step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from holdfast.types import OutputState
 from tests.core.transcripts import done, guessed, plan_of, stable
 
 MS = 1_000
-#: How long a bucket may be held; one comes every 100 ms.
+#: How long a bucket may be held (X in Borealis). A bucket arrives every 100 ms.
 X = 1_000 * MS
 WIDTH = 100 * MS
-#: A replica that does not answer for so long is taken for gone.
+#: A replica that does not answer for this long counts as away.
 SILENCE = 2_000 * MS
 POLICY = Policy("process", "process", patience_us=X, own_us=X)
 
@@ -44,15 +44,15 @@ POLICY = Policy("process", "process", patience_us=X, own_us=X)
 class Replica:
     name: str
     core: Progress
-    #: Dead: who asks it hears so at once. Hung: who asks it gives up after a while.
+    #: Dead: requests to the replica fail at once. Hung: requests time out.
     dead: bool = False
     hung: bool = False
-    #: Its steps are computed, and cannot be written.
+    #: The disk is full: steps are computed, but cannot be written.
     full: bool = False
     #: When each bucket was first given, stable or tentative.
     given: dict[int, int] = field(default_factory=dict)
     states: list[tuple[int, OutputState]] = field(default_factory=list)
-    #: Steps that wait for space.
+    #: Steps that wait for disk space.
     waiting: list[Run] = field(default_factory=list)
 
     @property
@@ -66,7 +66,7 @@ class Replica:
         return position
 
     def is_silent(self, now: int) -> bool:
-        """It gives nothing, because it relies on another replica."""
+        """The replica gives no results, because it relies on the promise of a peer."""
         path = self.core.paths["p"].consistency
         return path.state is OutputState.STABILIZATION and path.promises.covered(now)
 
@@ -87,9 +87,9 @@ class Replicas:
             for name in names
             for peers in [tuple(other for other in names if other != name)]
         }
-        #: Whose reply to whom is due, by ticket.
+        #: Replies that are due, by ticket: replica that replies, replica that asked, request.
         self._replies: dict[int, tuple[Replica, Replica, Ask]] = {}
-        #: Everything that was asked and answered: when, by whom, whom, what.
+        #: All answers: time, name of the replica that asked, name of the peer, answer.
         self.answers: list[tuple[int, str, str, Answer]] = []
 
     def __getitem__(self, name: str) -> Replica:
@@ -104,8 +104,8 @@ class Replicas:
         while self._queue and self._queue[0][0] <= when:
             self.now, _, fn = heapq.heappop(self._queue)
             fn()
-            silent = [replica.is_silent(self.now) for replica in self.all.values()]
-            assert not all(silent), f"at {self.now} every replica relies on another one"
+            suspended = [replica.is_silent(self.now) for replica in self.all.values()]
+            assert not all(suspended), f"at {self.now} every replica relies on another one"
         self.now = when
 
     def tell(self, replica: Replica, event: Event) -> None:
@@ -116,17 +116,17 @@ class Replicas:
     # -- inputs ---------------------------------------------------------------------------------
 
     def feed(self, stream: str, first: int, last: int, delay_us: int = 0) -> None:
-        """A bucket every 100 ms: bucket b ends at b times 100 ms."""
+        """Deliver a bucket every 100 ms: bucket b ends at b times 100 ms."""
         for bucket in range(first, last + 1):
             self.at(bucket * WIDTH + delay_us, lambda b=bucket: self.bring(stream, b))  # type: ignore[misc]
 
     def bring(self, stream: str, upto: int, *names: str) -> None:
-        """To all replicas, or some."""
+        """Deliver a boundary to the replicas `names`; none given: to all."""
         rows = ((upto, 1),)
         for name in names or self.all:
             self.tell(self.all[name], BoundaryArrived(self.now, stream, upto, rows))
 
-    # -- carrying -------------------------------------------------------------------------------
+    # -- driver ---------------------------------------------------------------------------------
 
     def _carry(self, replica: Replica, action: Action) -> None:
         match action:
@@ -205,18 +205,18 @@ class Replicas:
             answered = Answered(self.now, "p", peer.name, ask.correction, answer, reached)
             self.at(self.now, lambda: self.tell(asker, answered))
 
-    # -- what a reader sees ---------------------------------------------------------------------
+    # -- results for consumers ------------------------------------------------------------------
 
     def first_given(self, bucket: int) -> int | None:
-        """When any replica gave it."""
-        found = [r.given[bucket] for r in self.all.values() if bucket in r.given]
-        return min(found, default=None)
+        """Time at which the first replica gave the bucket; None: no replica gave it."""
+        times = [r.given[bucket] for r in self.all.values() if bucket in r.given]
+        return min(times, default=None)
 
     def latest_us(self, first: int, last: int) -> int:
-        """The longest that any of these buckets was not given by anybody after its end."""
+        """The longest time from the end of one of these buckets to its first result."""
         delays = []
         for bucket in range(first, last + 1):
-            given = self.first_given(bucket)
-            assert given is not None, f"bucket {bucket} was given by nobody"
-            delays.append(given - bucket * WIDTH)
+            given_at = self.first_given(bucket)
+            assert given_at is not None, f"no replica gave bucket {bucket}"
+            delays.append(given_at - bucket * WIDTH)
         return max(delays)

@@ -1,4 +1,4 @@
-"""Words for transcripts of a subscription: what a consumer hears, and whom it reads then."""
+"""Transcripts of a subscription: the events of a consumer, and the replicas it then reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPLICAS = ("a", "b", "c")
 
 
 class Consumer:
-    """Has everything up to bucket 9, unless something else is said."""
+    """By default the consumer has everything up to bucket 9."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Consumer:
         self.machine = Subscription(
             tuple(replicas), at, tentative, home=home, tolerance_buckets=tolerance_buckets
         )
-        #: Connections that are open: whom they read, and whether only for corrections.
+        #: Open connections: the replica, and whether it is read only for corrections.
         self.open: dict[int, tuple[str, bool]] = {}
         self.handle(Begin(0))
 
@@ -55,16 +55,17 @@ class Consumer:
         return actions
 
     def says(self, event: Event) -> list[str]:
-        """Whom it begins to read, and what it stops without reading another."""
+        """The replicas that the consumer starts to read, and those that it drops without a
+        replacement."""
         before = dict(self.open)
         self.handle(event)
         roles = {False: "reads", True: "corrects from"}
-        new = [who for number, who in self.open.items() if number not in before]
-        gone = [who for number, who in before.items() if number not in self.open]
-        replaced = {correcting for _, correcting in new}
+        opened = [role for number, role in self.open.items() if number not in before]
+        closed = [role for number, role in before.items() if number not in self.open]
+        replaced = {correcting for _, correcting in opened}
         return sorted(
-            [f"{roles[correcting]} {replica}" for replica, correcting in new]
-            + [f"drops {replica}" for replica, correcting in gone if correcting not in replaced]
+            [f"{roles[correcting]} {replica}" for replica, correcting in opened]
+            + [f"drops {replica}" for replica, correcting in closed if correcting not in replaced]
         )
 
     def hears(
@@ -82,18 +83,18 @@ class Consumer:
         return self.says(Unreachable(at, replica))
 
     def gets(self, replica: str, state: OutputState, upto: int, at: int = 0) -> list[str]:
-        """Rows of the next bucket on, which it takes."""
+        """The replica delivers rows from the next bucket on, and the consumer takes them."""
         number = next(n for n, (name, _) in self.open.items() if name == replica)
         since = upto if self.machine.at is None else self.machine.at
-        said = self.says(Delivered(at, number, 1, since, upto, state))
+        changes = self.says(Delivered(at, number, 1, since, upto, state))
         self.takes(upto)
-        return said
+        return changes
 
     def takes(self, upto: int, tentative_upto: int | None = None) -> None:
         self.handle(Taken(0, upto, tentative_upto))
 
     def taking(self, replica: str, state: OutputState) -> Take:
-        """What of a delivery of this replica is taken."""
+        """The part of a delivery of this replica that the consumer takes."""
         number = next(n for n, (name, _) in self.open.items() if name == replica)
         since = self.machine.at or 0
         actions = self.handle(Delivered(0, number, 1, since, since, state))

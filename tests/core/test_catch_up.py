@@ -1,4 +1,4 @@
-"""Catch-up of one copy of a pair, as transcripts (Flux sections 3.3, 3.4 and 5.3)."""
+"""Transcripts of the catch-up of one replica of a pair (Flux sections 3.3, 3.4 and 5.3)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from holdfast.core.catch_up_events import (
     Wake,
 )
 
-#: A checkpoint of bucket 20, which needs its inputs from bucket 18 on.
+#: A checkpoint of bucket 20 that needs its inputs from bucket 18.
 OWN = OwnPath(("s",), (20, 18))
 NOTHING = OwnPath(("s",))
 STATE, ROWS = Piece("state/x", 7, "0f"), Piece("segments/s/b30", 9, "1e")
@@ -68,7 +68,7 @@ def copy(own: OwnPath = OWN, producers: Sequence[str] = ("m",)) -> CatchUp:
 
 
 def said(machine: CatchUp, *events: Event) -> list[Action]:
-    """What the last event gives."""
+    """Actions of the last event."""
     actions: list[Action] = []
     for event in events:
         actions = machine.handle(event)
@@ -78,9 +78,9 @@ def said(machine: CatchUp, *events: Event) -> list[Action]:
 def round_(
     machine: CatchUp, hold: HoldAnswer, peer: PeerAnswer | None = None, at: int = 0
 ) -> list[Action]:
-    """A round up to the answer of the peer."""
-    begun = machine.handle(Begin(at) if machine.round == 0 else Tick(at))
-    assert begun == [Hold(machine.round, "s", "m")]
+    """One round, up to the answer of the peer."""
+    requests = machine.handle(Begin(at) if machine.round == 0 else Tick(at))
+    assert requests == [Hold(machine.round, "s", "m")]
     actions = machine.handle(HoldAnswered(at, machine.round, "s", "m", hold))
     if peer is None:
         return actions
@@ -89,17 +89,17 @@ def round_(
 
 
 def fetching(own: OwnPath = OWN) -> CatchUp:
-    """The peer has listed a file of its state and one of its results."""
+    """The peer has listed one file of its state and one file of its results."""
     machine = copy(own)
-    told = round_(machine, TRIMMED, HasState(30, (STATE, ROWS)))
-    assert told == [Fetch(1, "a@2", STATE), Wake(RENEW_US)]
+    actions = round_(machine, TRIMMED, HasState(30, (STATE, ROWS)))
+    assert actions == [Fetch(1, "a@2", STATE), Wake(RENEW_US)]
     return machine
 
 
 # -- from the peer --------------------------------------------------------------------------------
 
 
-def test_3_3_1_producers_hold_before_the_state_is_asked_for_and_it_comes_piece_by_piece() -> None:
+def test_3_3_1_producers_hold_before_the_state_is_requested_and_fetched_in_pieces() -> None:
     machine = fetching()
     assert machine.handle(Fetched(1, 1, STATE)) == [Fetch(1, "a@2", ROWS)]
     assert machine.handle(Fetched(2, 1, ROWS)) == [Release("a@2"), Install(1)]
@@ -108,12 +108,12 @@ def test_3_3_1_producers_hold_before_the_state_is_asked_for_and_it_comes_piece_b
     assert machine.handle(Tick(10)) == []
 
 
-def test_a_state_without_files_is_a_state() -> None:
-    told = round_(copy(), TRIMMED, HasState(-1, ()))
-    assert told == [Release("a@2"), Install(1), Wake(RENEW_US)]
+def test_a_state_without_files_is_installed() -> None:
+    actions = round_(copy(), TRIMMED, HasState(-1, ()))
+    assert actions == [Release("a@2"), Install(1), Wake(RENEW_US)]
 
 
-def test_5_3_2_every_producer_is_asked_and_one_that_holds_is_enough_for_a_stream() -> None:
+def test_5_3_2_every_producer_is_asked_to_hold_and_one_per_stream_is_enough() -> None:
     machine = copy(producers=("m", "m@2"))
     assert machine.handle(Begin(0)) == [Hold(1, "s", "m"), Hold(1, "s", "m@2")]
     assert machine.handle(HoldAnswered(0, 1, "s", "m", Unreachable("away"))) == []
@@ -121,16 +121,16 @@ def test_5_3_2_every_producer_is_asked_and_one_that_holds_is_enough_for_a_stream
 
 
 @pytest.mark.parametrize("answer", [NotOpen(), Unreachable("away")])
-def test_as_long_as_no_producer_holds_a_stream_the_peer_is_not_asked(answer: HoldAnswer) -> None:
-    """However long it takes: that a producer is away is no loss."""
+def test_the_peer_is_not_asked_before_a_producer_of_each_stream_holds(answer: HoldAnswer) -> None:
+    """There is no time limit: a producer that is unreachable is not a loss of state."""
     machine, at = copy(NOTHING), 0
     for _ in range(3):
         assert round_(machine, answer, at=at) == [Wake(at + RETRY_US)]
-        assert machine.trouble == "no producer of s holds it yet (m)"
+        assert machine.trouble == "no producer retains s for the replica yet (m)"
         at += RETRY_US + LOST_US
 
 
-def test_one_that_was_replaced_stops() -> None:
+def test_a_replaced_replica_gives_up() -> None:
     machine = copy()
     assert round_(machine, Replaced("epoch 3 is known")) == [
         Discard(),
@@ -138,17 +138,17 @@ def test_one_that_was_replaced_stops() -> None:
     ]
 
 
-def test_one_that_was_replaced_while_it_fetches_stops_too() -> None:
+def test_a_replica_that_is_replaced_while_it_fetches_gives_up() -> None:
     machine = fetching()
     machine.handle(Tick(RENEW_US))
-    told = machine.handle(HoldAnswered(RENEW_US, 1, "s", "m", Replaced("epoch 3 is known")))
-    assert told == [Release("a@2"), Discard(), GiveUp("epoch 3 is known", replaced=True)]
+    actions = machine.handle(HoldAnswered(RENEW_US, 1, "s", "m", Replaced("epoch 3 is known")))
+    assert actions == [Release("a@2"), Discard(), GiveUp("epoch 3 is known", replaced=True)]
 
 
 # -- pieces ---------------------------------------------------------------------------------------
 
 
-def test_a_piece_that_does_not_come_is_tried_again() -> None:
+def test_a_failed_fetch_is_retried() -> None:
     machine = fetching()
     assert machine.handle(FetchFailed(5, 1, STATE, Failure("away"))) == [Wake(5 + RETRY_US)]
     assert machine.trouble == "away"
@@ -156,39 +156,39 @@ def test_a_piece_that_does_not_come_is_tried_again() -> None:
     assert machine.handle(Fetched(9, 1, STATE)) == [Fetch(1, "a@2", ROWS)]
 
 
-def test_3_4_after_a_few_tries_all_of_it_begins_again() -> None:
-    """Idempotent: whatever was fetched is thrown away, here and there."""
+def test_3_4_after_a_few_failed_fetches_the_transfer_restarts() -> None:
+    """Idempotent: both replicas discard the pieces of the failed transfer."""
     machine, at = fetching(), 0
     for _ in range(PIECE_TRIES - 1):
         machine.handle(FetchFailed(at, 1, STATE, Failure("away")))
         at += RETRY_US
         assert machine.handle(Tick(at)) == [Fetch(1, "a@2", STATE)]
-    told = machine.handle(FetchFailed(at, 1, STATE, Failure("away")))
-    assert told == [Release("a@2"), Discard(), Wake(at + RETRY_US)]
+    actions = machine.handle(FetchFailed(at, 1, STATE, Failure("away")))
+    assert actions == [Release("a@2"), Discard(), Wake(at + RETRY_US)]
     assert round_(machine, TRIMMED, HasState(33, (STATE,)), at + RETRY_US)[0] == Fetch(
         2, "a@2", STATE
     )
 
 
-def test_a_list_that_is_out_of_date_is_not_insisted_on() -> None:
+def test_an_outdated_list_of_pieces_restarts_the_transfer_at_once() -> None:
     machine = fetching()
-    told = machine.handle(FetchFailed(0, 1, STATE, Failure("not offered", gone=True)))
-    assert told == [Release("a@2"), Discard(), Wake(RETRY_US)]
+    actions = machine.handle(FetchFailed(0, 1, STATE, Failure("not offered", gone=True)))
+    assert actions == [Release("a@2"), Discard(), Wake(RETRY_US)]
 
 
-def test_a_transfer_that_fails_again_and_again_pauses_for_longer_than_a_lease() -> None:
-    """So that producers do not keep more and more for a copy whose disk is full."""
+def test_a_transfer_that_fails_repeatedly_pauses_for_longer_than_a_lease() -> None:
+    """Otherwise producers would retain more and more for a replica whose disk is full."""
     machine, at = copy(), 0
     for pause in [*(RETRY_US << n for n in range(6)), PAUSE_US_MAX, PAUSE_US_MAX]:
         round_(machine, TRIMMED, HasState(30, ()), at)
         machine.handle(InstallFailed(at, machine.round, Failure("no space", full=True)))
         at += pause
         early = machine.handle(Tick(at - 1))
-        assert early in ([], [Wake(at)]), "nothing is held meanwhile"
+        assert early in ([], [Wake(at)]), "no producer is asked to hold during the pause"
     assert PAUSE_US_MAX > LEASE_US
 
 
-def test_while_pieces_come_the_peer_and_the_producers_are_told_to_go_on() -> None:
+def test_the_leases_of_the_peer_and_the_producers_are_renewed_during_the_transfer() -> None:
     machine = fetching()
     assert machine.handle(Tick(RENEW_US)) == [
         Hold(1, "s", "m"),
@@ -198,8 +198,8 @@ def test_while_pieces_come_the_peer_and_the_producers_are_told_to_go_on() -> Non
     machine.handle(Fetched(RENEW_US, 1, STATE))
     machine.handle(Fetched(RENEW_US, 1, ROWS))
     assert machine.phase is Phase.INSTALLING
-    held = machine.handle(Tick(2 * RENEW_US))
-    assert held == [Hold(1, "s", "m"), Wake(3 * RENEW_US)], "the peer has given all it has"
+    renewals = machine.handle(Tick(2 * RENEW_US))
+    assert renewals == [Hold(1, "s", "m"), Wake(3 * RENEW_US)], "the peer has sent all pieces"
 
 
 @pytest.mark.parametrize(
@@ -215,22 +215,22 @@ def test_while_pieces_come_the_peer_and_the_producers_are_told_to_go_on() -> Non
         InstallFailed(1, 1, Failure("late")),
     ],
 )
-def test_what_comes_too_late_is_not_heard(late: Event) -> None:
+def test_a_late_event_is_ignored(late: Event) -> None:
     machine = fetching()
     assert machine.handle(late) == []
     assert machine.handle(Fetched(1, 1, STATE)) == [Fetch(1, "a@2", ROWS)]
 
 
-def test_a_timer_that_fires_early_is_set_again() -> None:
+def test_a_timer_that_fires_early_is_rearmed() -> None:
     machine = fetching()
     assert machine.handle(Tick(RENEW_US - 1)) == [Wake(RENEW_US)]
     assert machine.handle(Tick(RENEW_US))[-1] == Wake(2 * RENEW_US)
 
 
-# -- from its own disk ----------------------------------------------------------------------------
+# -- from the own disk ----------------------------------------------------------------------------
 
 
-def test_the_peer_is_asked_a_few_times_before_the_own_disk_has_to_do() -> None:
+def test_the_peer_is_asked_a_few_times_before_the_own_disk_is_used() -> None:
     machine, at = copy(), 0
     for _ in range(REFUSALS - 1):
         assert round_(machine, TRIMMED, Unreachable("away"), at) == [Wake(at + RETRY_US)]
@@ -238,35 +238,35 @@ def test_the_peer_is_asked_a_few_times_before_the_own_disk_has_to_do() -> None:
     assert round_(machine, TRIMMED, NotReady("starting"), at) == [ComeUp("own", "starting")]
 
 
-def test_a_peer_that_waits_for_state_itself_is_not_waited_for() -> None:
-    """Both were stopped, and both have their disks; or the other one lost its own."""
+def test_a_replica_does_not_wait_for_a_peer_that_waits_for_state_itself() -> None:
+    """Both replicas were stopped and have their disks, or the peer has lost its disk."""
     for peer in (Waits(None), Waits(own=False), Waits(own=True)):
         (up,) = round_(copy(), TRIMMED, peer)
         assert isinstance(up, ComeUp) and up.source == "own"
 
 
-def test_what_the_own_checkpoint_needs_must_still_be_kept() -> None:
-    """It came back and found its inputs deleted, a hundred and sixteen times."""
+def test_the_own_checkpoint_suffices_only_if_its_inputs_are_still_retained() -> None:
+    """A replica that starts without that finds its inputs deleted, and fails at every restart."""
     machine = copy()
     assert round_(machine, DEEPER, Waits(None)) == [Wake(RETRY_US)]
     assert machine.own_suffices is False
 
 
-def test_an_empty_start_will_do_where_every_input_is_there_since_the_start() -> None:
+def test_an_empty_start_suffices_if_every_input_is_retained_from_its_start() -> None:
     (up,) = round_(copy(NOTHING), ALL, BeganEmpty())
     assert isinstance(up, ComeUp) and up.source == "empty"
 
 
-def test_a_peer_that_began_empty_is_no_reason_to_when_inputs_are_gone() -> None:
+def test_a_replica_does_not_start_empty_like_its_peer_if_inputs_were_deleted() -> None:
     assert round_(copy(NOTHING), TRIMMED, BeganEmpty()) == [Wake(RETRY_US)]
 
 
-def test_a_peer_that_has_not_opened_its_inputs_yet_is_asked_again() -> None:
-    """After a full restart the survivor has state, and says so only a little later."""
+def test_a_peer_that_is_not_ready_is_asked_again() -> None:
+    """After a full restart the surviving replica has state, but reports it only a little later."""
     machine = copy(NOTHING)
     assert round_(machine, TRIMMED, NotReady("not yet")) == [Wake(RETRY_US)]
-    told = round_(machine, TRIMMED, HasState(30, (STATE,)), RETRY_US)
-    assert told[0] == Fetch(2, "a@2", STATE)
+    actions = round_(machine, TRIMMED, HasState(30, (STATE,)), RETRY_US)
+    assert actions[0] == Fetch(2, "a@2", STATE)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_peer_that_has_not_opened_its_inputs_yet_is_asked_again() -> None:
         (Unreachable("away"), TRIMMED, True),
     ],
 )
-def test_one_producer_that_keeps_enough_is_enough(
+def test_one_producer_that_retains_the_needed_inputs_is_enough(
     first: HoldAnswer, second: HoldAnswer, suffices: bool | None
 ) -> None:
     machine = copy(producers=("m", "m@2"))
@@ -290,7 +290,7 @@ def test_one_producer_that_keeps_enough_is_enough(
     assert machine.as_peer() == Waits(suffices)
 
 
-def test_every_path_must_be_there() -> None:
+def test_the_own_disk_must_suffice_for_every_path() -> None:
     paths = {"out": OWN, "other": OwnPath(("s", "t"), (20, 25))}
     machine = CatchUp("a", ("a@2",), {"s": ("m",), "t": ("n",)}, paths)
     machine.handle(Begin(0))
@@ -300,52 +300,55 @@ def test_every_path_must_be_there() -> None:
     assert machine.own_suffices is False
 
 
-# -- lost -----------------------------------------------------------------------------------------
+# -- lost state -----------------------------------------------------------------------------------
 
 
-def test_both_have_lost_it_and_know_it_at_once() -> None:
-    (_, gone) = round_(copy(NOTHING), TRIMMED, Waits(own=False))
-    assert isinstance(gone, GiveUp) and not gone.replaced
-    assert "a@2 waits for state itself" in gone.why
-    assert "its own disk has no checkpoint of 'out'" in gone.why
-    assert "Bring back the storage of a@2" in gone.why
+def test_a_replica_gives_up_at_once_if_both_replicas_have_lost_their_state() -> None:
+    (_, give_up) = round_(copy(NOTHING), TRIMMED, Waits(own=False))
+    assert isinstance(give_up, GiveUp) and not give_up.replaced
+    assert "a@2 is catching up itself" in give_up.why
+    assert "its own disk has no checkpoint of 'out'" in give_up.why
+    assert "Restore the storage of a@2" in give_up.why
 
 
-def test_it_says_what_its_own_checkpoint_lacks() -> None:
-    (_, gone) = round_(copy(), Held(0, 40), Waits(own=False))
-    assert isinstance(gone, GiveUp)
-    assert "bucket 20 of 'out') needs 's' from bucket 18 on, which is kept from 41 on" in gone.why
+def test_the_error_names_the_inputs_missing_for_the_own_checkpoint() -> None:
+    (_, give_up) = round_(copy(), Held(0, 40), Waits(own=False))
+    assert isinstance(give_up, GiveUp)
+    assert (
+        "bucket 20 of 'out') needs 's' from bucket 18 on, which is retained only from 41 on"
+        in give_up.why
+    )
 
 
-def test_one_whose_peer_can_come_back_from_its_disk_waits_for_it() -> None:
+def test_a_replica_waits_for_a_peer_that_can_restart_from_its_own_disk() -> None:
     for peer in (Waits(own=True), Waits(own=None)):
         assert round_(copy(NOTHING), TRIMMED, peer) == [Wake(RETRY_US)]
 
 
-def test_after_two_minutes_without_any_state_it_says_so() -> None:
-    machine, at, told = copy(NOTHING), 0, [Wake(0)]
-    while isinstance(told[-1], Wake):
+def test_a_replica_gives_up_after_two_minutes_without_any_state() -> None:
+    machine, at, actions = copy(NOTHING), 0, [Wake(0)]
+    while isinstance(actions[-1], Wake):
         assert at <= LOST_US + RETRY_US
-        at = told[-1].at
-        told = round_(machine, TRIMMED, Unreachable("a@2: connection refused"), at)
-    assert isinstance(told[-1], GiveUp)
-    assert "a@2: connection refused for 12" in told[-1].why and at > LOST_US
+        at = actions[-1].at
+        actions = round_(machine, TRIMMED, Unreachable("a@2: connection refused"), at)
+    assert isinstance(actions[-1], GiveUp)
+    assert "a@2: connection refused for 12" in actions[-1].why and at > LOST_US
 
 
-# -- lending --------------------------------------------------------------------------------------
+# -- leases of the lender -------------------------------------------------------------------------
 
 
-def test_what_is_lent_stays_while_somebody_asks_for_it() -> None:
+def test_lent_state_is_retained_while_its_lease_is_renewed() -> None:
     lending = Lending()
     assert lending.lend(0, "a") == LEASE_US
     assert lending.expired(LEASE_US - 1) == ([], LEASE_US)
     assert lending.renew(LEASE_US - 1, "a")
     assert lending.expired(LEASE_US) == ([], 2 * LEASE_US - 1)
     assert lending.expired(2 * LEASE_US - 1) == (["a"], None)
-    assert not lending.renew(2 * LEASE_US, "a"), "it has to ask anew what there is"
+    assert not lending.renew(2 * LEASE_US, "a"), "the peer has to request a new list"
 
 
-def test_what_was_fetched_need_not_stay() -> None:
+def test_lent_state_is_released_when_it_was_fetched() -> None:
     lending = Lending()
     lending.lend(0, "a")
     lending.lend(5, "b")
@@ -353,7 +356,7 @@ def test_what_was_fetched_need_not_stay() -> None:
     assert lending.expired(LEASE_US) == ([], LEASE_US + 5)
 
 
-# -- whatever happens -----------------------------------------------------------------------------
+# -- random answers -------------------------------------------------------------------------------
 
 ANSWERS = st.sampled_from([ALL, TRIMMED, DEEPER, NotOpen(), Unreachable("away")])
 PEERS = st.sampled_from(
@@ -366,13 +369,13 @@ FAILURES = st.sampled_from(
 
 
 @given(st.data(), st.sampled_from([OWN, NOTHING]))
-def test_every_question_is_answered_and_it_never_gets_stuck(
+def test_a_catch_up_never_gets_stuck_and_its_outcome_is_justified(
     data: st.DataObject, own: OwnPath
 ) -> None:
-    """Whatever is answered: it is over, or somebody is asked, or a time is named. And what it says
-    in the end is true."""
+    """Whatever the answers: the catch-up has ended, a request is open, or a wake-up is set. And the
+    outcome agrees with what the disks hold."""
     machine = copy(own)
-    open_: list[Action] = []
+    requests: list[Action] = []
     wakes: list[int] = []
     actions = machine.handle(Begin(0))
     at, holds, peer = 0, ALL, Unreachable("away")
@@ -382,7 +385,7 @@ def test_every_question_is_answered_and_it_never_gets_stuck(
                 case Wake():
                     wakes.append(action.at)
                 case Hold() | AskState() | Fetch() | Install():
-                    open_.append(action)
+                    requests.append(action)
                 case ComeUp():
                     if action.source != "peer":
                         assert machine.own_suffices
@@ -390,32 +393,32 @@ def test_every_question_is_answered_and_it_never_gets_stuck(
                 case GiveUp():
                     assert machine.own_suffices is not True
                     return
-        assert open_ or wakes, "nothing will ever happen again"
-        if not open_ or (wakes and data.draw(st.booleans())):
+        assert requests or wakes, "no request is open and no wake-up is set"
+        if not requests or (wakes and data.draw(st.booleans())):
             wakes.remove(due := min(wakes))
             at = max(at, due - data.draw(st.integers(0, 2)))  # timers may fire early
             actions = machine.handle(Tick(at))
             continue
-        asked = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
-        match asked:
+        request = requests.pop(data.draw(st.integers(0, len(requests) - 1)))
+        match request:
             case Hold():
                 holds = data.draw(ANSWERS)
-                event: Event = HoldAnswered(at, asked.round, "s", "m", holds)
+                event: Event = HoldAnswered(at, request.round, "s", "m", holds)
             case AskState():
                 peer = data.draw(PEERS)
-                event = PeerAnswered(at, asked.round, peer)
+                event = PeerAnswered(at, request.round, peer)
             case Fetch():
                 failure = data.draw(FAILURES)
                 event = (
-                    Fetched(at, asked.round, asked.piece)
+                    Fetched(at, request.round, request.piece)
                     if failure is None
-                    else FetchFailed(at, asked.round, asked.piece, failure)
+                    else FetchFailed(at, request.round, request.piece, failure)
                 )
             case Install():
                 failure = data.draw(FAILURES)
                 event = (
-                    Installed(at, asked.round)
+                    Installed(at, request.round)
                     if failure is None
-                    else InstallFailed(at, asked.round, failure)
+                    else InstallFailed(at, request.round, failure)
                 )
         actions = machine.handle(event)

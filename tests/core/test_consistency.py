@@ -1,7 +1,7 @@
-"""What a path does while inputs are missing, and how that is corrected, as transcripts.
+"""Transcripts of a path while inputs are missing, and of the correction afterwards.
 
-Sections and figures are Borealis'; the words and the times are in `transcripts`. Of a `Run`, the
-last number is how long its buckets were held.
+Sections and figures are those of Borealis; helpers and times are in `transcripts`. The last number
+of a `Run` is the time for which its buckets were held.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from tests.core.transcripts import (
 
 
 @pytest.mark.parametrize("policy", [DELAY, PROCESS])
-def test_3_3_blocking_is_the_first_defence_until_a_bucket_has_been_held_for_x(
+def test_3_3_a_path_blocks_until_a_bucket_has_been_held_for_max_delay(
     policy: Policy,
 ) -> None:
     core = stable(plan_of(policy))
@@ -74,7 +74,7 @@ def test_3_3_blocking_is_the_first_defence_until_a_bucket_has_been_held_for_x(
     ]
 
 
-def test_3_3_a_failure_shorter_than_x_leaves_no_trace() -> None:
+def test_3_3_a_failure_shorter_than_max_delay_has_no_effect() -> None:
     core = stable(plan_of(PROCESS))
     said(core, came(100, "s1", 5))
     assert said(core, came(1_099, "s2", 5)) == [Run("p", 5, 5, spent_us=999)]
@@ -83,15 +83,15 @@ def test_3_3_a_failure_shorter_than_x_leaves_no_trace() -> None:
     assert core.paths["p"].consistency.line == 0
 
 
-def test_a_path_that_blocks_waits_for_ever() -> None:
+def test_a_path_with_policy_block_waits_forever() -> None:
     core = stable(plan_of(Policy()))
     assert said(core, came(100, "s1", 5)) == []
     assert said(core, Tick(10**12)) == []
 
 
-def test_3_3_delay_holds_every_bucket_as_long_as_may_be() -> None:
+def test_3_3_delay_holds_every_bucket_until_its_deadline() -> None:
     core = stable(plan_of(DELAY))
-    assert said(core, came(100, "s1", 5), came(200, "s1", 6)) == []  # the first wake is due first
+    assert said(core, came(100, "s1", 5), came(200, "s1", 6)) == []  # the first wake-up is earlier
     said(core, Tick(1_100))
     assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
     assert said(core, Tick(1_200)) == [guess(6, 6)]
@@ -111,10 +111,10 @@ def test_3_3_process_holds_only_the_first_buckets_of_a_failure() -> None:
     ]
 
 
-def test_3_3_process_waits_again_for_an_input_that_came_back() -> None:
+def test_3_3_process_waits_again_for_an_input_that_returned() -> None:
     core = failed(PROCESS)
     said(core, came(1_200, "s1", 6), guessed(1_210, 6))
-    # s2 has caught up with the line as tentative: the failure goes on, but not for want of s2.
+    # s2 has caught up with the line as tentative: the failure continues, but s2 is not missing.
     said(core, BoundaryArrived(1_300, "s2", 4, tentative_upto=6, lacked=("x",)))
     assert said(core, came(1_400, "s1", 7)) == [Wake(2_400)]
     assert said(core, BoundaryArrived(1_500, "s2", 4, tentative_upto=7, lacked=("x",))) == [
@@ -122,7 +122,7 @@ def test_3_3_process_waits_again_for_an_input_that_came_back() -> None:
     ]
 
 
-def test_3_3_what_came_as_tentative_was_held_before_and_is_held_shorter() -> None:
+def test_3_3_a_tentative_input_bucket_was_held_upstream_and_is_held_for_less() -> None:
     core = stable(plan_of(DELAY))
     tentative = BoundaryArrived(100, "s1", 4, tentative_upto=5, lacked=("far",))
     assert said(core, tentative) == [Wake(400)]
@@ -131,27 +131,29 @@ def test_3_3_what_came_as_tentative_was_held_before_and_is_held_shorter() -> Non
     )
 
 
-def test_inputs_that_only_the_tentative_line_still_needs_are_kept() -> None:
-    """Its windows refer to buckets that the stable line has done with."""
+def test_inputs_that_only_the_tentative_line_still_needs_are_retained() -> None:
+    """The windows of the tentative line refer to buckets that the stable line has released."""
     core = stable(plan_of(PROCESS), recovery="pairs")
     core.handle(came(100, "s1", 7))
     core.handle(Tick(1_100))
     core.handle(TentativeDone(1_110, "p", 1, 7, needs_from=4))
     core.handle(came(1_200, "s2", 5))
-    kept = core.handle(done(1_210, 5))
-    assert {(a.received, a.no_longer_needed) for a in kept if isinstance(a, Acknowledge)} == {
+    retaining = core.handle(done(1_210, 5))
+    assert {(a.received, a.no_longer_needed) for a in retaining if isinstance(a, Acknowledge)} == {
         (5, 3)
     }
     core.handle(came(1_220, "s2", 7))
-    left = core.handle(done(1_230, 7))
-    assert {(a.received, a.no_longer_needed) for a in left if isinstance(a, Acknowledge)} == {
+    releasing = core.handle(done(1_230, 7))
+    assert {(a.received, a.no_longer_needed) for a in releasing if isinstance(a, Acknowledge)} == {
         (7, 7)
     }
 
 
 @pytest.mark.parametrize("convergent", [True, False])
-def test_what_windows_and_state_hold_of_partial_buckets_is_named(*, convergent: bool) -> None:
-    """Buckets 5 and 6 lacked s2. Windows reach 3 buckets back; a state may hold all there was."""
+def test_results_from_windows_or_state_with_partial_buckets_list_the_missing_inputs(
+    *, convergent: bool
+) -> None:
+    """s2 is missing in buckets 5 and 6. Windows reach 3 buckets back; state may hold any bucket."""
     plan = plan_of(replace(PROCESS, while_correcting="process"), convergent=convergent)
     core = stable(plan, group_buckets_max=1)
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
@@ -161,12 +163,12 @@ def test_what_windows_and_state_hold_of_partial_buckets_is_named(*, convergent: 
         said(core, came(1_300, "s1", bucket))
         held = not convergent or bucket <= 9
         label = (("s2",), Partial(0.5, 0.5)) if held else ((), WHOLE)
-        (ran,) = said(core, came(1_300, "s2", bucket))
-        assert isinstance(ran, RunTentative) and (ran.missing, ran.partial) == label
+        (run,) = said(core, came(1_300, "s2", bucket))
+        assert isinstance(run, RunTentative) and (run.missing, run.partial) == label
         said(core, guessed(1_310, bucket))
 
 
-def test_what_is_missing_is_named_from_all_the_way_up_and_once() -> None:
+def test_missing_inputs_of_all_upstream_nodes_are_listed_once() -> None:
     trees: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2", "s3"))}
     core = stable(plan_of(DELAY, trees, "s1", "s2", "s3"))
     said(core, BoundaryArrived(100, "s3", 4, tentative_upto=5, lacked=("s2", "far")))
@@ -176,8 +178,8 @@ def test_what_is_missing_is_named_from_all_the_way_up_and_once() -> None:
     )
 
 
-def test_stable_buckets_come_before_tentative_ones() -> None:
-    """Buckets that are whole are run as stable, even where others have been held long enough."""
+def test_complete_buckets_run_before_tentative_ones() -> None:
+    """A complete bucket runs as stable even if the deadline of another bucket has expired."""
     core = stable(plan_of(DELAY))
     assert said(core, came(100, "s1", 6), came(1_100, "s2", 5)) == [Run("p", 5, 5, spent_us=1_000)]
     assert said(core, Tick(1_150)) == []
@@ -188,9 +190,10 @@ def test_stable_buckets_come_before_tentative_ones() -> None:
     ]
 
 
-def test_a_stable_line_that_is_never_idle_does_not_keep_a_tentative_one_from_beginning() -> None:
-    """s2 is always late, and a step takes as long as a bucket: after each of them the next bucket
-    is complete. What was held too long when a step began is answered before the next one."""
+def test_a_stable_line_that_is_never_idle_does_not_prevent_a_tentative_line() -> None:
+    """s2 is always late, and a step takes as long as a bucket: after each step the next bucket is
+    complete. Buckets whose deadline had expired when a step started get a tentative result before
+    the next step."""
     core = stable(plan_of(DELAY))
     said(core, came(100, "s1", 8), came(1_100, "s2", 5), came(1_150, "s2", 6))
     assert said(core, done(1_200, 5)) == [
@@ -198,8 +201,8 @@ def test_a_stable_line_that_is_never_idle_does_not_keep_a_tentative_one_from_beg
     ]  # fmt: skip
 
 
-def test_a_path_whose_steps_take_as_long_as_a_bucket_is_stable_when_it_has_caught_up() -> None:
-    """Two steps took all there was, and what waits now came while the second one ran."""
+def test_a_path_whose_steps_take_as_long_as_a_bucket_becomes_stable() -> None:
+    """Two steps ran all complete buckets; the waiting bucket arrived during the second step."""
     core = failed(PROCESS)
     said(core, came(1_200, "s2", 5), came(1_250, "s1", 6), came(1_250, "s2", 6))
     assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
@@ -207,7 +210,7 @@ def test_a_path_whose_steps_take_as_long_as_a_bucket_is_stable_when_it_has_caugh
     assert said(core, done(1_400, 6))[:2] == [STABLE, Run("p", 7, 7, spent_us=50)]
 
 
-def test_a_path_is_not_stable_while_more_is_complete_than_a_step_may_take() -> None:
+def test_a_path_is_not_stable_while_more_buckets_are_complete_than_one_step_may_run() -> None:
     core = failed(PROCESS, group_rows_max=1)
     said(core, came(1_200, "s2", 5))
     for stream in ("s1", "s2"):
@@ -218,26 +221,26 @@ def test_a_path_is_not_stable_while_more_is_complete_than_a_step_may_take() -> N
     assert said(core, done(1_400, 11)) == [STABLE]
 
 
-def test_a_tentative_job_has_the_limits_of_any_other() -> None:
+def test_a_tentative_job_has_the_same_limits_as_a_stable_one() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
     said(core, came(100, "s1", 9))
     assert said(core, Tick(1_100))[-1] == guess(5, 6)
     assert said(core, guessed(1_110, 6))[-1] == guess(7, 8)
 
 
-def test_property_1_the_last_buckets_of_a_stream_that_ended_are_given_in_time_too() -> None:
+def test_property_1_the_last_buckets_of_an_ended_stream_are_given_in_time() -> None:
     core = stable(plan_of(DELAY))
     said(core, came(100, "s1", 5), BoundaryArrived(200, "s1", 6, ended=True))
     assert said(core, Tick(1_100))[-1] == guess(5, 5)
     assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
     assert said(core, Tick(1_200)) == [guess(6, 6)]
-    assert said(core, guessed(1_210, 6), Tick(9_999)) == []  # there is no more
+    assert said(core, guessed(1_210, 6), Tick(9_999)) == []  # the stream has ended
 
 
 # -- figure 6: trees ------------------------------------------------------------------------------
 
 
-def test_3_5_a_blocking_tree_gives_nothing_however_long_it_takes() -> None:
+def test_3_5_a_blocking_tree_gives_no_tentative_results() -> None:
     core = stable(plan_of(PROCESS, {"out": AllOf(("s1", "s2"))}))
     assert said(core, came(100, "s1", 5)) == [Wake(1_100)]
     assert said(core, Tick(1_100)) == []
@@ -251,7 +254,7 @@ FIGURE_6: Mapping[str, Tree] = {
 }
 
 
-def test_3_5_figure_6_without_a_part_of_the_union_both_outputs_go_on() -> None:
+def test_3_5_figure_6_without_one_input_of_the_union_both_outputs_continue() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s2", 5), came(100, "s3", 5))
     assert said(core, Tick(1_100))[-1] == RunTentative(
@@ -259,8 +262,8 @@ def test_3_5_figure_6_without_a_part_of_the_union_both_outputs_go_on() -> None:
     )
 
 
-def test_3_5_figure_6_without_the_other_side_of_the_join_only_the_union_goes_on() -> None:
-    """The blocked output stays where it was: bucket 4."""
+def test_3_5_figure_6_without_the_other_side_of_the_join_only_the_union_continues() -> None:
+    """The blocked output stays at bucket 4."""
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s1", 5), came(100, "s2", 5))
     assert said(core, Tick(1_100))[-1] == RunTentative(
@@ -268,7 +271,7 @@ def test_3_5_figure_6_without_the_other_side_of_the_join_only_the_union_goes_on(
     )
 
 
-def test_3_5_an_output_goes_on_up_to_where_its_own_tree_does() -> None:
+def test_3_5_an_output_continues_as_far_as_its_own_tree_allows() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
     said(core, came(100, "s1", 7), came(100, "s3", 6))
     assert said(core, Tick(1_100))[-1] == RunTentative(
@@ -276,8 +279,8 @@ def test_3_5_an_output_goes_on_up_to_where_its_own_tree_does() -> None:
     )
 
 
-def test_3_3_outputs_the_failure_does_not_reach_stay_stable() -> None:
-    """Two paths of one node: the one that does not read s2 does not notice."""
+def test_3_3_outputs_that_do_not_depend_on_the_missing_input_stay_stable() -> None:
+    """Two paths of one node: the path that does not read s2 is not affected."""
     trees: Mapping[str, Tree] = {"other": "s1"}
     other = PathPlan("q", ("s1",), ("other",), True, 3, DELAY, trees)
     core = stable(plan_of(DELAY), other)
@@ -291,8 +294,8 @@ def test_3_3_outputs_the_failure_does_not_reach_stay_stable() -> None:
 # -- section 3.4: stabilization -------------------------------------------------------------------
 
 
-def test_3_4_a_node_reconciles_only_after_all_that_was_tentative_is_corrected() -> None:
-    """Until then the stable line goes on with what is complete, and the state is UP_FAILURE."""
+def test_3_4_stabilization_starts_when_every_tentative_bucket_can_be_corrected() -> None:
+    """Until then the stable line runs complete buckets, and the state is UP_FAILURE."""
     core = failed(PROCESS)
     said(core, came(1_150, "s1", 6), guessed(1_160, 6))
     assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5)]
@@ -301,7 +304,7 @@ def test_3_4_a_node_reconciles_only_after_all_that_was_tentative_is_corrected() 
     assert said(core, done(1_320, 6)) == [Leave("p"), STABLE]
 
 
-def test_3_4_what_a_tentative_run_under_way_gives_must_be_corrected_too() -> None:
+def test_3_4_the_buckets_of_a_tentative_run_in_progress_are_corrected_too() -> None:
     core = failed(PROCESS)
     assert said(core, came(1_150, "s1", 6)) == [guess(6, 6)]
     assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5, spent_us=50)]
@@ -309,19 +312,19 @@ def test_3_4_what_a_tentative_run_under_way_gives_must_be_corrected_too() -> Non
     assert said(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
 
 
-def test_3_4_tentative_input_is_never_corrected_with_tentative_input() -> None:
+def test_3_4_tentative_input_never_starts_a_correction() -> None:
     core = failed(PROCESS)
     assert said(core, BoundaryArrived(1_200, "s2", 4, tentative_upto=5, lacked=("far",))) == []
 
 
-def test_3_4_2_stabilization_ends_with_rec_done_when_it_has_caught_up() -> None:
+def test_3_4_2_stabilization_ends_with_rec_done_when_the_path_has_caught_up() -> None:
     core = failed(PROCESS)
     assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
     assert said(core, done(1_300, 5)) == [Leave("p"), STABLE]
     assert said(core, Tick(9_999)) == []
 
 
-def test_3_4_2_a_long_correction_is_run_in_groups_and_left_only_at_its_end() -> None:
+def test_3_4_2_a_long_correction_runs_in_groups_and_drops_the_tentative_line_at_its_end() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
     rows = tuple((bucket, 1) for bucket in range(5, 9))
     said(core, BoundaryArrived(100, "s1", 8, rows), Tick(1_100), guessed(1_110, 6))
@@ -331,7 +334,7 @@ def test_3_4_2_a_long_correction_is_run_in_groups_and_left_only_at_its_end() -> 
     assert said(core, done(1_400, 8)) == [Leave("p"), STABLE]
 
 
-def test_after_rec_done_a_node_is_stable_once_nothing_whole_waits() -> None:
+def test_after_rec_done_a_path_is_stable_once_no_complete_bucket_waits() -> None:
     core = failed(PROCESS)
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_250, "s1", 6), came(1_250, "s2", 6)) == []
@@ -339,22 +342,22 @@ def test_after_rec_done_a_node_is_stable_once_nothing_whole_waits() -> None:
     assert said(core, done(1_400, 6)) == [STABLE]
 
 
-def test_3_4_3_suspend_gives_nothing_new_while_it_corrects_itself() -> None:
+def test_3_4_3_suspend_gives_no_new_results_during_the_correction() -> None:
     core = failed(replace(PROCESS, while_correcting="suspend"))
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6), Tick(9_999)) == []
 
 
-def test_3_4_3_delay_gives_what_was_held_long_enough_beside_the_correction() -> None:
+def test_3_4_3_delay_gives_a_new_bucket_at_its_deadline_during_the_correction() -> None:
     core = failed(replace(PROCESS, while_correcting="delay"))
     said(core, came(1_200, "s2", 5))
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_299)) == [Wake(2_300)]
-    # Whole, and tentative all the same: the state it is computed from is.
+    # The bucket is complete, but its result is tentative: it depends on tentative state.
     assert said(core, Tick(2_300)) == [guess(6, 6)]
 
 
-def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None:
+def test_3_4_3_process_gives_new_buckets_at_once_during_the_correction() -> None:
     plan = plan_of(replace(PROCESS, while_correcting="process"))
     core = stable(plan, group_buckets_max=1)
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
@@ -364,9 +367,9 @@ def test_3_4_3_process_gives_new_buckets_at_once_beside_the_correction() -> None
     assert said(core, came(1_300, "s2", 7)) == [guess(7, 7, partial=Partial(0.5, 0.5))]
 
 
-def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_for_x() -> None:
+def test_3_4_3_a_bucket_next_to_the_correction_waits_for_it_for_at_most_max_delay() -> None:
     core = failed(replace(PROCESS, while_correcting="process"))
-    said(core, came(1_200, "s2", 5))  # Run 5..5 is under way, and 5 is all there is to correct
+    said(core, came(1_200, "s2", 5))  # Run 5..5 is in progress, and 5 is the only bucket to correct
     assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
     assert said(core, Tick(2_300)) == [guess(6, 6)]
     assert said(core, guessed(2_310, 6)) == []
@@ -374,20 +377,20 @@ def test_3_4_3_what_the_correction_is_about_to_reach_waits_for_it_unless_held_fo
     assert said(core, done(2_500, 6)) == [Leave("p"), STABLE]
 
 
-def test_3_5_a_new_failure_while_new_buckets_are_suspended_is_held_for_x_like_any_other() -> None:
+def test_3_5_a_new_failure_under_suspend_starts_a_new_line_after_max_delay() -> None:
     core = failed(replace(PROCESS, while_correcting="suspend"))
     said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
     assert said(core, done(1_400, 5)) == [Leave("p"), STABLE, Wake(2_300)]
     assert said(core, Tick(2_300)) == [UP_FAILURE, Enter("p", 2, False), guess(6, 6, line=2)]
 
 
-# -- section 3.5: failures that come and go -------------------------------------------------------
+# -- section 3.5: repeated failures ---------------------------------------------------------------
 
 
-def test_3_5_a_new_failure_during_stabilization_keeps_the_tentative_line() -> None:
-    """What it gave stands, and it goes on from where it is."""
+def test_3_5_a_new_failure_during_stabilization_continues_the_tentative_line() -> None:
+    """Its tentative results remain valid, and the line continues at its position."""
     core = failed(replace(PROCESS, while_correcting="process"))
-    said(core, came(1_200, "s2", 5))  # Run 5..5 is under way when s2 fails again
+    said(core, came(1_200, "s2", 5))  # Run 5..5 is in progress when s2 fails again
     said(core, came(1_300, "s1", 6))
     assert said(core, Tick(2_300)) == [guess(6, 6)]
     assert said(core, guessed(2_310, 6)) == []
@@ -396,11 +399,11 @@ def test_3_5_a_new_failure_during_stabilization_keeps_the_tentative_line() -> No
     assert said(core, done(2_600, 6)) == [Leave("p"), STABLE]
 
 
-def test_3_5_an_input_that_fails_again_and_again_costs_each_bucket_one_run_of_each_line() -> None:
+def test_3_5_with_an_input_that_fails_repeatedly_each_line_runs_a_bucket_once() -> None:
     core, actions = failed(replace(PROCESS, while_correcting="process")), list[Action]()
     at = 1_200
     for bucket in range(6, 30):
-        # s2 comes back for as long as the correction takes, and is gone again.
+        # s2 returns for the duration of the correction, and fails again.
         actions += said(core, came(at, "s2", bucket - 1))
         actions += said(core, came(at + 10, "s1", bucket))
         at += 1_100
@@ -418,8 +421,8 @@ def buckets(actions: list[Action], kind: type[Run] | type[RunTentative]) -> list
     return [bucket for run in runs for bucket in range(run.lo, run.hi + 1)]
 
 
-def test_the_stable_line_goes_on_while_inputs_are_missing() -> None:
-    """Readers get each correction when it can be had, not when the failure is over."""
+def test_the_stable_line_continues_while_inputs_are_missing() -> None:
+    """Consumers get each correction as soon as it is possible, not at the end of the failure."""
     core = failed(PROCESS)
     said(core, came(1_200, "s1", 9), guessed(1_210, 9))
     for bucket in range(5, 9):
@@ -429,67 +432,70 @@ def test_the_stable_line_goes_on_while_inputs_are_missing() -> None:
     assert said(core, came(1_500, "s2", 9)) == [STABILIZATION, Run("p", 9, 9)]
 
 
-def test_the_tentative_line_starts_again_once_as_much_was_corrected_as_it_has_to_repeat() -> None:
+def test_the_tentative_line_restarts_once_it_repeats_no_more_than_was_corrected() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 9), guessed(1_210, 9))  # from 4 on: five buckets
-    said(core, came(1_300, "s2", 6), done(1_310, 6))  # two are corrected, three would be repeated
+    said(core, came(1_200, "s1", 9), guessed(1_210, 9))  # five buckets after 4
+    said(core, came(1_300, "s2", 6), done(1_310, 6))  # 2 corrected, 3 to repeat
     assert said(core, came(1_320, "s1", 10)) == [guess(10, 10)]
     said(core, guessed(1_330, 10), came(1_400, "s2", 7), done(1_410, 7))
-    # Three of six: line 2 starts from bucket 7, repeats 8 to 10, and goes on with 11.
+    # 3 corrected, 3 to repeat: line 2 starts after bucket 7, repeats 8 to 10, continues with 11.
     assert said(core, came(1_420, "s1", 11)) == [Enter("p", 2, False), guess(8, 11, line=2)]
     said(core, guessed(1_430, 11, line=2), came(1_500, "s2", 8), done(1_510, 8))
-    assert said(core, came(1_520, "s1", 12)) == [guess(12, 12, line=2)], "that was one bucket"
+    assert said(core, came(1_520, "s1", 12)) == [guess(12, 12, line=2)], "1 corrected, 3 to repeat"
 
 
-def test_the_tentative_line_does_not_start_again_when_there_is_nothing_new_to_give() -> None:
+def test_the_tentative_line_does_not_restart_without_a_new_bucket() -> None:
     core = failed(PROCESS)
     said(core, came(1_200, "s1", 6), guessed(1_210, 6))
     assert said(core, came(1_300, "s2", 5), done(1_310, 5), Tick(1_320)) == []
     assert core.paths["p"].consistency.line == 1
 
 
-def test_the_tentative_line_does_not_start_again_from_a_state_that_is_about_to_be_newer() -> None:
+def test_the_tentative_line_does_not_restart_while_a_stable_run_is_in_progress() -> None:
     core = failed(PROCESS)
     said(core, came(1_200, "s1", 8), guessed(1_210, 8), came(1_300, "s2", 6), done(1_310, 6))
-    assert said(core, came(1_320, "s2", 7)) == [Run("p", 7, 7)]  # under way
+    assert said(core, came(1_320, "s2", 7)) == [Run("p", 7, 7)]  # in progress
     assert said(core, came(1_330, "s1", 9)) == [guess(9, 9)]
     said(core, guessed(1_340, 9), done(1_350, 7))
     assert said(core, came(1_360, "s1", 10)) == [Enter("p", 2, False), guess(8, 10, line=2)]
 
 
-def test_the_tentative_line_does_not_start_again_where_that_takes_more_than_one_job() -> None:
+def test_the_tentative_line_does_not_restart_if_that_takes_more_than_one_job() -> None:
     core = failed(PROCESS, group_buckets_max=3)
     said(core, came(1_200, "s1", 10))
     for hi in (8, 10):
         said(core, guessed(1_210, hi))
-    said(core, came(1_300, "s2", 7), done(1_310, 7))  # 3 corrected, 3 to repeat, and a new one
+    said(core, came(1_300, "s2", 7), done(1_310, 7))  # 3 corrected, 3 to repeat, 1 new
     assert said(core, came(1_320, "s1", 11)) == [guess(11, 11)]
 
 
 @pytest.mark.parametrize("policy", [DELAY, PROCESS])
 @pytest.mark.parametrize("late", [10, 11, 12, 40, 150])
-def test_an_input_that_is_always_late_costs_at_most_two_tentative_runs_of_a_bucket(
+def test_with_an_input_that_is_always_late_a_bucket_has_at_most_two_tentative_runs(
     policy: Policy, late: int
 ) -> None:
-    """X is ten buckets. A bucket is run once as stable. A restart of the tentative line repeats no
-    more buckets than were corrected since the one before it, so all restarts together do not."""
-    many = 1_000
+    """`max_delay` is ten buckets. A bucket runs once as stable. A restart of the tentative line
+    repeats at most as many buckets as were corrected since the previous restart; so all restarts
+    together repeat at most as many buckets as were corrected."""
+    count = 1_000
     core, actions = stable(plan_of(policy)), list[Action]()
-    for bucket in range(5, 5 + many):
+    for bucket in range(5, 5 + count):
         at = 100 * bucket
         actions += tell(core, came(at, "s1", bucket))
         if bucket - late > 4:
             actions += tell(core, came(at + 10, "s2", bucket - late))
         actions += tell(core, Tick(at + 99))
-    assert buckets(actions, Run) == list(range(5, 5 + many - late))
+    assert buckets(actions, Run) == list(range(5, 5 + count - late))
     runs = buckets(actions, RunTentative)
     held = 10 if policy is DELAY else 0
-    assert sorted(set(runs)) == list(range(5, 5 + many - held)), "each was due at some time"
-    assert len(runs) - len(set(runs)) <= many - late, "no more are repeated than were corrected"
+    assert sorted(set(runs)) == list(range(5, 5 + count - held)), (
+        "every bucket was given as tentative"
+    )
+    assert len(runs) - len(set(runs)) <= count - late, "no more are repeated than were corrected"
 
 
 def tell(core: Progress, event: BoundaryArrived | Tick) -> list[Action]:
-    """All that follows, with every step done at once."""
+    """Actions of the event and of the steps that follow; each step takes no time."""
     actions = said(core, event)
     for action in actions:
         if isinstance(action, Run):
@@ -499,20 +505,20 @@ def tell(core: Progress, event: BoundaryArrived | Tick) -> list[Action]:
     return actions
 
 
-def test_the_result_of_a_line_that_is_over_does_not_count() -> None:
+def test_the_result_of_a_dropped_tentative_line_is_ignored() -> None:
     core = failed(replace(PROCESS, while_correcting="delay"))
-    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is under way
+    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
     said(core, came(1_300, "s2", 6), done(1_310, 6))
     consistency = core.paths["p"].consistency
-    assert consistency.position is None, "the stable line has overtaken what is under way"
+    assert consistency.position is None, "the stable line has overtaken the tentative run"
     assert said(core, guessed(1_320, 6)) == []
     assert consistency.position is None
 
 
-def test_a_tentative_step_that_is_ahead_of_a_stable_one_is_not_thrown_away() -> None:
-    """With an input that is always late, long tentative steps would never be given."""
+def test_a_tentative_step_that_is_ahead_of_the_stable_line_is_not_discarded() -> None:
+    """Otherwise an input that is always late would discard every long tentative step."""
     core = failed(replace(PROCESS, while_correcting="delay"))
-    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is under way
+    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
     said(core, came(1_300, "s2", 5), done(1_310, 5))
     consistency = core.paths["p"].consistency
     assert (consistency.position, consistency.running_upto) == (5, 6)
@@ -523,7 +529,7 @@ def test_a_tentative_step_that_is_ahead_of_a_stable_one_is_not_thrown_away() -> 
 # -- tentative steps that fail --------------------------------------------------------------------
 
 
-def test_a_tentative_run_that_failed_is_done_again_after_a_while_that_doubles() -> None:
+def test_a_failed_tentative_run_is_retried_after_a_pause_that_doubles() -> None:
     core, at = stable(plan_of(DELAY)), 1_100
     said(core, came(100, "s1", 5), Tick(at))
     for number in range(12):
@@ -533,37 +539,39 @@ def test_a_tentative_run_that_failed_is_done_again_after_a_while_that_doubles() 
         at += pause
         assert said(core, Tick(at)) == [guess(5, 5)]
     assert pause == RETRY_US_MAX
-    said(core, guessed(at, 5), came(at, "s1", 6))  # one that went well: from the start again
+    said(core, guessed(at, 5), came(at, "s1", 6))  # a success resets the pause
     assert said(core, Tick(at + 1_000)) == [guess(6, 6)]
     assert said(core, guessed(at + 1_001, None)) == [Wake(at + 1_001 + RETRY_US)]
 
 
-def test_tentative_runs_that_fail_never_stop_the_stable_line() -> None:
-    """An input that is always late, and tentative steps that fail one after the other."""
+def test_failed_tentative_runs_never_stop_the_stable_line() -> None:
+    """An input is always late, and every tentative step fails."""
     core, at, actions = stable(plan_of(PROCESS)), 0, list[Action]()
     for bucket in range(5, 1_000):
         at = 1_000 * bucket
         events = [came(at, "s1", bucket), Tick(at + 100)]
         events += [came(at + 200, "s2", bucket - 15)] if bucket - 15 > 4 else []
         for event in events:
-            told = said(core, event)
-            for action in told:
+            steps = said(core, event)
+            for action in steps:
                 if isinstance(action, Run):
-                    told += said(core, done(event.at, action.hi))
+                    steps += said(core, done(event.at, action.hi))
                 elif isinstance(action, RunTentative):
-                    told += said(core, guessed(event.at, None, action.line))
-            actions += told
+                    steps += said(core, guessed(event.at, None, action.line))
+            actions += steps
     assert buckets(actions, Run) == list(range(5, 985))
     attempts = [action for action in actions if isinstance(action, RunTentative)]
     assert 2 < len(attempts) <= 1_000_000 // RETRY_US
 
 
-# -- legal moves ----------------------------------------------------------------------------------
+# -- legal state transitions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", OutputState)
 @pytest.mark.parametrize("after", OutputState)
-def test_figure_5_any_other_move_is_our_bug(before: OutputState, after: OutputState) -> None:
+def test_figure_5_an_illegal_transition_is_a_protocol_violation(
+    before: OutputState, after: OutputState
+) -> None:
     consistency = Consistency(PROCESS, SUnion(["s1"]), {})
     consistency.state = before
     if after in MOVES[before]:
@@ -576,7 +584,7 @@ def test_figure_5_any_other_move_is_our_bug(before: OutputState, after: OutputSt
     assert consistency.state is before
 
 
-def test_figure_5_the_legal_moves() -> None:
+def test_figure_5_lists_the_legal_transitions() -> None:
     stable, up_failure, stabilization = OutputState
     assert {
         stable: (up_failure,),
@@ -585,21 +593,21 @@ def test_figure_5_the_legal_moves() -> None:
     } == MOVES
 
 
-def test_an_illegal_move_is_told_with_what_happened_before() -> None:
+def test_the_error_of_an_illegal_transition_lists_the_preceding_events() -> None:
     core = stable(plan_of(DELAY))
     said(core, came(100, "s1", 5))
-    core.paths["p"].consistency.state = OutputState.UP_FAILURE  # our bug
+    core.paths["p"].consistency.state = OutputState.UP_FAILURE  # corrupted by the test
     with pytest.raises(ProtocolViolation) as caught:
         core.handle(Tick(1_100))
-    first, *story, last = str(caught.value).splitlines()
+    first, *events, last = str(caught.value).splitlines()
     assert first.startswith("UP_FAILURE cannot become UP_FAILURE, only STABILIZATION")
     assert last == "Tick(at=1100) -> ?"
-    assert story[-1].startswith("BoundaryArrived(at=100, stream='s1', upto=5")
-    assert story[-1].endswith("-> [Wake(at=1100)]")
-    assert len(story) == 6, "from the first input that was opened on"
+    assert events[-1].startswith("BoundaryArrived(at=100, stream='s1', upto=5")
+    assert events[-1].endswith("-> [Wake(at=1100)]")
+    assert len(events) == 6, "all events since the first input was opened"
 
 
-def test_only_the_recent_story_is_told() -> None:
+def test_a_protocol_violation_lists_only_recent_events() -> None:
     core = stable(plan_of(DELAY))
     for at in range(1_000):
         said(core, Tick(at))
@@ -613,23 +621,24 @@ def test_only_the_recent_story_is_told() -> None:
 UNDO = replace(PROCESS, reconcile="undo")
 
 
-def test_3_4_1_undo_forgets_the_state_and_rebuilds_it_from_the_inputs_that_matter() -> None:
+def test_3_4_1_undo_discards_the_state_and_rebuilds_it_from_the_inputs_it_depends_on() -> None:
     core = stable(plan_of(UNDO))
     said(core, came(100, "s1", 5))
     assert said(core, Tick(1_100))[:2] == [UP_FAILURE, Enter("p", 1, forget=True)]
     said(core, guessed(1_110, 5))
-    # Windows reach 3 buckets back: 2, 3 and 4 are run again to heal, and count for nothing.
+    # Windows reach 3 buckets back: 2, 3 and 4 run again to rebuild the state; their results are
+    # discarded.
     assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 2, 5, rebuild_from=5)]
     assert said(core, done(1_300, 5)) == [Leave("p"), STABLE]
 
 
-def test_3_4_1_undo_starts_no_earlier_than_the_stream() -> None:
+def test_3_4_1_undo_rebuilds_from_no_earlier_than_the_start_of_the_stream() -> None:
     core = stable(replace(plan_of(UNDO), extent=100))
     said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
     assert said(core, came(1_200, "s2", 5))[-1] == Run("p", 0, 5, rebuild_from=5)
 
 
-def test_3_4_1_undo_rebuilds_once_and_then_goes_on() -> None:
+def test_3_4_1_undo_rebuilds_once_and_then_continues() -> None:
     core = stable(plan_of(UNDO), group_buckets_max=1)
     said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
     said(core, guessed(1_110, 5), guessed(1_120, 6))
@@ -637,8 +646,8 @@ def test_3_4_1_undo_rebuilds_once_and_then_goes_on() -> None:
     assert said(core, done(1_300, 5)) == [Run("p", 6, 6, spent_us=100)]
 
 
-def test_3_4_1_undo_rebuilds_for_no_less_than_a_piece_while_inputs_are_missing() -> None:
-    """An input that is always late: the state is not rebuilt for every bucket."""
+def test_3_4_1_undo_rebuilds_for_at_least_piece_buckets_while_inputs_are_missing() -> None:
+    """With an input that is always late, the state is not rebuilt for every bucket."""
     core = stable(plan_of(UNDO))
     said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
     last = 4 + PIECE_BUCKETS
@@ -647,13 +656,13 @@ def test_3_4_1_undo_rebuilds_for_no_less_than_a_piece_while_inputs_are_missing()
         assert said(core, came(2_000, "s2", bucket - 1)) == []
     said(core, came(2_000, "s1", last + 1), guessed(2_000, last + 1))
     assert said(core, came(2_000, "s2", last)) == [Run("p", 2, last, rebuild_from=5)]
-    # From then on the state is there, and each bucket is corrected when it can be.
+    # From then on the state exists, and each bucket is corrected as soon as it is complete.
     assert said(core, done(2_100, last)) == []
     said(core, came(2_200, "s1", last + 2), guessed(2_200, last + 2))
     assert said(core, came(2_200, "s2", last + 1)) == [Run("p", last + 1, last + 1)]
 
 
-def test_3_4_1_what_upstream_can_keep_limits_the_piece() -> None:
+def test_3_4_1_undo_rebuilds_earlier_when_upstream_retains_fewer_buckets() -> None:
     core = stable(plan_of(UNDO), buffer_buckets=20)
     core.handle(Acknowledged(0, "out", 4, 4))
     said(core, came(100, "s1", 20), Tick(1_100), guessed(1_110, 20))
@@ -661,7 +670,7 @@ def test_3_4_1_what_upstream_can_keep_limits_the_piece() -> None:
     assert said(core, came(1_200, "s2", 14)) == [Run("p", 2, 14, rebuild_from=5)]
 
 
-def test_3_4_1_undo_falls_back_on_a_kept_state_where_rebuilding_does_not_heal() -> None:
+def test_3_4_1_undo_keeps_the_state_of_operators_that_are_not_convergent() -> None:
     core = stable(plan_of(UNDO, convergent=False))
     said(core, came(100, "s1", 5))
     assert said(core, Tick(1_100))[1] == Enter("p", 1, forget=False)
@@ -669,18 +678,18 @@ def test_3_4_1_undo_falls_back_on_a_kept_state_where_rebuilding_does_not_heal() 
     assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
 
 
-def test_3_4_1_undo_keeps_the_inputs_it_would_rebuild_from() -> None:
-    """The state after bucket 10 may refer to nothing at all: to rebuild it takes 8, 9 and 10."""
-    kept, rebuilt = plan_of(PROCESS), plan_of(UNDO)
-    assert (kept.needs_from(10, 11), rebuilt.needs_from(10, 11)) == (11, 8)
-    assert (kept.needs_from(10, 5), rebuilt.needs_from(10, 5)) == (5, 5)
+def test_3_4_1_undo_retains_the_inputs_for_a_rebuild() -> None:
+    """State after bucket 10 may refer to no bucket; a rebuild still needs buckets 8, 9 and 10."""
+    with_checkpoint, with_undo = plan_of(PROCESS), plan_of(UNDO)
+    assert (with_checkpoint.needs_from(10, 11), with_undo.needs_from(10, 11)) == (11, 8)
+    assert (with_checkpoint.needs_from(10, 5), with_undo.needs_from(10, 5)) == (5, 5)
     assert plan_of(UNDO, convergent=False).needs_from(10, 11) == 11
 
 
-# -- the end --------------------------------------------------------------------------------------
+# -- the end of the streams -----------------------------------------------------------------------
 
 
-def test_streams_that_end_during_a_failure_are_corrected_first() -> None:
+def test_streams_that_end_during_a_failure_are_corrected_before_the_path_ends() -> None:
     core = failed(PROCESS)
     said(core, BoundaryArrived(1_200, "s1", 6, ended=True))
     assert said(core, BoundaryArrived(1_300, "s2", 5, ended=True)) == [

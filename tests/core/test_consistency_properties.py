@@ -1,7 +1,7 @@
-"""Whatever fails, in whatever order: what holds of a path's two lines all the time, and at the end.
+"""Properties of the two lines of a path under random failures: at any time, and at the end.
 
-A story is a list of words; whoever tells it does what a shell does: carries out the actions, and
-gives back their results whenever the story says so.
+A story is a list of words. `Shell` acts like the shell of a node: it carries out the actions of the
+core, and returns their results when the story says so.
 """
 
 from __future__ import annotations
@@ -51,32 +51,33 @@ PEER = "p.2"
 
 @dataclass
 class Shell:
-    """Carries out what the core says, and minds that it may."""
+    """Carries out the actions of the core, and checks that each of them is legal."""
 
     core: Progress
     inputs: tuple[str, ...]
     now: int = 0
     boundary: dict[str, int] = field(default_factory=dict)
-    #: Last bucket that anybody has heard of, be it as tentative.
+    #: Last bucket that has arrived on any input, stable or tentative.
     newest: int = -1
     state: OutputState = OutputState.STABILIZATION
-    #: Last bucket of the stable line, and of the tentative one where there is one.
+    #: Last bucket of the stable line, and of the tentative line if one exists.
     stable: int = -1
     line: int = 0
     tentative: int | None = None
-    #: The stable bucket the tentative line started from; it was not kept.
+    #: The stable bucket from which the tentative line started, and whether the stable state was
+    #: discarded.
     base: int = -1
     forgotten: bool = False
     run: Run | None = None
-    #: Tentative runs under way: those of lines that are over come back too.
+    #: Tentative runs in progress, also those of dropped lines.
     guesses: list[RunTentative] = field(default_factory=list)
-    #: Buckets that were run as stable, and by output those that readers got as tentative.
+    #: Buckets that ran as stable, and for each output the buckets that were given as tentative.
     ran: list[int] = field(default_factory=list)
     published: dict[str, list[int]] = field(default_factory=dict)
-    #: Buckets that were run as tentative with success; those that a restart repeats.
+    #: Number of successful tentative buckets, and number of buckets that restarts repeated.
     guessed: int = 0
     repeated: int = 0
-    #: Corrections the peer was asked about, and not told of the end of.
+    #: Corrections for which the peer was asked and that have not ended.
     asked: list[int] = field(default_factory=list)
     wake_at: list[int] = field(default_factory=list)
     ended: bool = False
@@ -93,15 +94,15 @@ class Shell:
             self.carry_out(action)
 
     def carry_out(self, action: Action) -> None:
-        over = isinstance(action, Acknowledge | Reply | Ask | Wake)
-        assert over or not self.ended, "nothing is run after the end"
+        allowed_after_end = isinstance(action, Acknowledge | Reply | Ask | Wake)
+        assert allowed_after_end or not self.ended, "an action after the end"
         match action:
             case Change():
                 assert action.state in MOVES[self.state]
                 self.state = action.state
             case Run():
                 assert self.run is None
-                assert action.hi <= self.whole, "stable, and not complete"
+                assert action.hi <= self.whole, "a stable run of a bucket that is not complete"
                 assert action.spent_us >= 0
                 assert (action.rebuild_from is not None) == self.forgotten
                 if self.forgotten:
@@ -117,7 +118,9 @@ class Shell:
                 assert action.line > self.line
                 if self.tentative is not None:
                     corrected, repeats = self.stable - self.base, self.tentative - self.stable
-                    assert corrected >= repeats and corrected > 0, "a restart must be worth it"
+                    assert corrected >= repeats and corrected > 0, (
+                        "a restart repeats more buckets than were corrected"
+                    )
                     assert not action.forget
                     self.repeated += max(0, repeats)
                 self.line, self.tentative, self.base = action.line, self.stable, self.stable
@@ -148,41 +151,41 @@ class Shell:
                 pass
 
     def guesses_count(self) -> int:
-        return sum(guess.line == self.line for guess in self.guesses if self.tentative is not None)
+        return sum(run.line == self.line for run in self.guesses if self.tentative is not None)
 
     # -- the words of a story -----------------------------------------------------------------
 
-    def grow(self, stream: str, buckets: int, guessed: int, spent_us: int = 0) -> None:
+    def grow(self, stream: str, buckets: int, tentative_buckets: int, spent_us: int = 0) -> None:
         if stream not in self.boundary:
             return
         self.boundary[stream] += buckets
         upto = self.boundary[stream]
         rows = tuple((bucket, 1) for bucket in range(upto - buckets + 1, upto + 1))
-        tentative = (upto + guessed, ("far",)) if guessed else (None, ())
-        self.newest = max(self.newest, upto + guessed)
+        tentative = (upto + tentative_buckets, ("far",)) if tentative_buckets else (None, ())
+        self.newest = max(self.newest, upto + tentative_buckets)
         event = BoundaryArrived(self.now, stream, upto, rows, False, *tentative, spent_us=spent_us)
         self.tell(event)
 
     def fail(self, stream: str) -> None:
-        """Everybody else goes on."""
+        """Every other input continues."""
         for other in self.inputs:
             if other != stream:
                 self.grow(other, 1, 0)
         self.wait(1_100)
 
     def heal(self) -> None:
-        """Everybody has the same, and what was tentative is corrected."""
+        """Every input is complete up to the newest bucket, and tentative input is corrected."""
         for stream in self.inputs:
             self.grow(stream, self.newest - self.boundary[stream], 0)
 
     def flap(self, stream: str) -> None:
-        """It fails again before anything is corrected."""
+        """The input fails again before any bucket is corrected."""
         self.heal()
         self.fail(stream)
         self.guess()
 
     def late(self, stream: str) -> None:
-        """Everybody goes on, one of them is always behind."""
+        """Every input continues, and one of them is always behind."""
         for _ in range(5):
             self.fail(stream)
             self.guess()
@@ -194,27 +197,27 @@ class Shell:
             run, self.run = self.run, None
             first = run.lo if run.rebuild_from is None else run.rebuild_from
             self.ran += range(first, run.hi + 1)
-            assert run.hi > self.stable, "stable never goes back"
+            assert run.hi > self.stable, "the stable line went back"
             self.stable = run.hi
             self.tell(StepDone(self.now, "p", run.hi, run.hi + 1, run.hi))
 
-    def guess(self, well: bool = True) -> None:
+    def guess(self, succeeds: bool = True) -> None:
         if not self.guesses:
             return
         run = self.guesses.pop(0)
         current = run.line == self.line and self.tentative is not None
-        if well and current:
+        if succeeds and current:
             self.tentative = run.hi
             self.guessed += run.hi + 1 - run.lo
             self.publish(run)
-        self.tell(TentativeDone(self.now, "p", run.line, run.hi if well else None))
+        self.tell(TentativeDone(self.now, "p", run.line, run.hi if succeeds else None))
 
     def publish(self, run: RunTentative) -> None:
-        """As SOutput does: what was given before, or is stable, is not given again."""
+        """As SOutput does: a bucket that was given before, or is stable, is not given again."""
         for output, upto in run.outputs:
-            known = self.published.setdefault(output, [])
-            since = max([run.lo, self.stable + 1, *(b + 1 for b in known[-1:])])
-            known += range(since, upto + 1)
+            given_before = self.published.setdefault(output, [])
+            since = max([run.lo, self.stable + 1, *(b + 1 for b in given_before[-1:])])
+            given_before += range(since, upto + 1)
 
     def answer(self, answer: Answer) -> None:
         if self.asked:
@@ -231,7 +234,7 @@ class Shell:
             self.tell(Acknowledged(self.now, output, self.stable, self.stable))
 
     def wait(self, us: int) -> None:
-        """Ticks come when they were asked for."""
+        """Time passes, with a tick at each requested wake-up."""
         until = self.now + us
         while self.wake_at and min(self.wake_at) <= until:
             self.now = min(self.wake_at)
@@ -244,7 +247,7 @@ class Shell:
             self.tell(BoundaryArrived(self.now, stream, upto, (), ended=True))
 
     def agrees(self) -> None:
-        """The core knows what the shell knows."""
+        """The core and the shell have the same positions and the same state."""
         path = self.core.paths["p"]
         assert path.position == self.stable
         assert path.consistency.position == self.tentative
@@ -296,7 +299,7 @@ policies = st.builds(
     story=stories,
     ends=st.booleans(),
 )
-def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
+def test_the_stable_line_never_goes_back_and_every_tentative_bucket_is_corrected(
     policy: Policy,
     trees: Mapping[str, Tree],
     convergent: bool,
@@ -306,7 +309,7 @@ def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
     story: list[tuple[object, ...]],
     ends: bool,
 ) -> None:
-    """Properties 3 and 4 of section 3.5, as far as one path can keep them."""
+    """Properties 3 and 4 of section 3.5, as far as they apply to one path."""
     inputs = STREAMS[: 1 + len(trees)]
     plan = PathPlan("p", inputs, tuple(trees), convergent, EXTENT, policy, trees)
     core = Progress(
@@ -315,7 +318,7 @@ def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
     )  # fmt: skip
     shell = Shell(core, inputs)
     first = 5 if resumed else 0
-    if resumed:  # the inputs are absent at first
+    if resumed:  # the inputs are missing at first
         shell.stable = shell.newest = 4
         shell.boundary = dict.fromkeys(inputs, 4)
         shell.tell(Began(0))
@@ -327,11 +330,11 @@ def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
         while shell.run is not None:
             shell.finish()
             shell.ack()
-    for word, *how in story:
-        getattr(shell, str(word))(*how)
+    for word, *arguments in story:
+        getattr(shell, str(word))(*arguments)
         shell.agrees()
     if policy.on_failure == "block":
-        assert shell.line == 0, "nothing tentative is ever given"
+        assert shell.line == 0, "a blocking path has no tentative line"
 
     shell.newest += 1
     shell.asked_by(PEER, True)
@@ -350,14 +353,14 @@ def test_stable_never_goes_back_and_everything_is_corrected_once_it_can_be(
     assert shell.state is OutputState.STABLE or ends
     assert not (shell.run or shell.guesses)
 
-    assert shell.ran == list(range(first, shell.newest + 1)), "once each, and in order"
+    assert shell.ran == list(range(first, shell.newest + 1)), "every bucket runs once, and in order"
     for buckets in shell.published.values():
-        assert len(set(buckets)) == len(buckets), "nothing is given as tentative twice"
-    assert shell.repeated <= shell.newest + 1, "no more is repeated than was corrected"
+        assert len(set(buckets)) == len(buckets), "a bucket was given as tentative twice"
+    assert shell.repeated <= shell.newest + 1, "more buckets were repeated than corrected"
 
 
 class Prompt(Shell):
-    """One whose steps take no time: whatever is late is late because of a decision."""
+    """A shell whose steps take no time: a late result is always due to a decision."""
 
     def tell(self, event: Event) -> None:
         super().tell(event)
@@ -392,14 +395,14 @@ prompt_words = st.sampled_from(
     resumed=st.booleans(),
     story=st.lists(prompt_words, min_size=10, max_size=80),
 )
-def test_property_1_what_came_is_given_within_x(
+def test_property_1_every_bucket_is_given_within_max_delay(
     on_failure: str,
     while_correcting: str,
     reconcile: str,
     resumed: bool,
     story: list[tuple[str, int]],
 ) -> None:
-    """A union of three: whatever is missing, and also after a restart while all of it is."""
+    """A union of three inputs, any of which may be missing; after a restart all are missing."""
     trees: Mapping[str, Tree] = {"sums": AnyOf(STREAMS)}
     policy = Policy(on_failure, while_correcting, reconcile, 1_000, 300)  # type: ignore[arg-type]
     plan = PathPlan("p", STREAMS, ("sums",), True, EXTENT, policy, trees)
@@ -414,11 +417,13 @@ def test_property_1_what_came_is_given_within_x(
             shell.tell(InputOpened(0, stream, 0, -1))
         for stream in STREAMS:
             shell.grow(stream, 5, 0)
-    came = {}
-    for word, *how in story:
-        getattr(shell, word)(*how)
+    arrived_at = {}
+    for word, *arguments in story:
+        getattr(shell, word)(*arguments)
         for bucket in range(shell.given_upto() + 1, shell.newest + 1):
-            came.setdefault(bucket, shell.now)
-            assert shell.now < came[bucket] + 1_000, f"bucket {bucket} came at {came[bucket]}"
+            arrived_at.setdefault(bucket, shell.now)
+            assert shell.now < arrived_at[bucket] + 1_000, (
+                f"bucket {bucket} arrived at {arrived_at[bucket]}"
+            )
         shell.agrees()
     assert shell.ran == list(range(5 if resumed else 0, shell.stable + 1))

@@ -1,7 +1,8 @@
-"""Transcripts of the monitor: promises broken and kept again. Sections are ECOC's.
+"""Transcripts of the contract monitor: promises that are broken and kept again. Sections are those
+of ECOC.
 
-Buckets are 100 wide and results are promised within 250, so bucket b is overdue from
-100 (b + 1) + 250 on: bucket 0 from 350, bucket 1 from 450.
+Buckets are 100 wide and results are promised within 250. So bucket b becomes overdue at
+100 (b + 1) + 250: bucket 0 at 350, bucket 1 at 450.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def broken(at: int, bucket: int, overdue_us: int, why: str) -> Broken:
     return Broken(at, "out", "within", bucket, overdue_us, why)
 
 
-def test_ecoc_2_5_lide_a_result_on_time_is_not_spoken_of() -> None:
+def test_ecoc_2_5_lide_a_result_on_time_is_not_reported() -> None:
     monitor = began()
     for bucket in range(10):
         at = WIDTH * (bucket + 1) + WITHIN - 1
@@ -50,50 +51,54 @@ def test_ecoc_2_5_lide_a_result_on_time_is_not_spoken_of() -> None:
     assert monitor.standing("out", 1_500).kept
 
 
-def test_ecoc_2_5_lide_a_bucket_is_overdue_within_after_its_end_and_not_before() -> None:
+def test_ecoc_2_5_lide_a_bucket_becomes_overdue_exactly_within_after_its_end() -> None:
     monitor = began()
     monitor.handle(Known(120, "out", 0))
     assert monitor.next_due(120) == 450
     assert monitor.handle(Tick(449)) == []
-    assert monitor.handle(Tick(450)) == [broken(450, 1, 0, "the reader has up to bucket 0")]
+    assert monitor.handle(Tick(450)) == [
+        broken(450, 1, 0, "the client has received buckets up to 0")
+    ]
 
 
-def test_an_output_that_never_gave_anything_is_overdue_too() -> None:
+def test_an_output_without_any_result_is_overdue_too() -> None:
     monitor = began(at=730)
     assert monitor.next_due(730) == 1_050
     assert monitor.handle(Tick(1_049)) == []
-    assert monitor.handle(Tick(1_053)) == [broken(1_053, 7, 3, "the reader has nothing yet")]
+    assert monitor.handle(Tick(1_053)) == [
+        broken(1_053, 7, 3, "the client has received nothing yet")
+    ]
 
 
-def test_one_report_for_an_episode_however_many_buckets_it_takes() -> None:
+def test_an_episode_of_overdue_buckets_is_reported_once() -> None:
     monitor = began()
     assert len(monitor.handle(Tick(350))) == 1
     for at in range(351, 2_000, 10):
         assert monitor.handle(Tick(at)) == []
-    assert monitor.next_due(2_000) is None  # the end of an episode comes with what is known
-    # Catching up: what has come is late, and so is what has not.
+    assert monitor.next_due(2_000) is None  # only a known bucket ends an episode
+    # Catching up: the known buckets were late, and the next ones are overdue.
     assert monitor.handle(Known(2_000, "out", 0)) == []
     assert monitor.handle(Known(2_010, "out", 15)) == []
     assert monitor.handle(Known(2_020, "out", 17)) == [Kept(2_020, "out", "within", 17, 1_670)]
     assert monitor.next_due(2_020) == 2_150
-    standing = monitor.standing("out", 2_020)
-    assert (standing.kept, standing.breaks["within"], standing.worst_us) == (True, 1, 1_650)
+    status = monitor.standing("out", 2_020)
+    assert (status.kept, status.breaks["within"], status.worst_us) == (True, 1, 1_650)
     assert len(monitor.handle(Tick(2_150))) == 1
 
 
-def test_standing_tells_since_when_and_by_how_much() -> None:
+def test_the_status_contains_the_start_and_the_amount_of_the_delay() -> None:
     monitor = began()
     monitor.handle(Tick(360))
     monitor.handle(Known(600, "out", 1))
-    standing = monitor.standing("out", 700)
-    assert not standing.kept
-    assert standing.broken_since_us == 350
-    assert standing.overdue_us == 700 - 550  # of bucket 2, the first that is missing
-    assert standing.worst_us == 600 - 350  # of bucket 0, when it came
-    assert standing.known_upto == 1
+    status = monitor.standing("out", 700)
+    assert not status.kept
+    assert status.broken_since_us == 350
+    assert status.overdue_us == 700 - 550  # bucket 2 is the first missing one
+    assert status.worst_us == 600 - 350  # bucket 0, when it arrived
+    assert status.known_upto == 1
 
 
-def test_outputs_are_judged_apart() -> None:
+def test_outputs_are_monitored_independently() -> None:
     monitor = Monitor(WIDTH, {"out": Promised(WITHIN), "other": Promised(1_000)})
     monitor.handle(Began(0, "out"))
     monitor.handle(Began(0, "other"))
@@ -103,68 +108,68 @@ def test_outputs_are_judged_apart() -> None:
     assert monitor.next_due(350) == 1_200
 
 
-def test_what_began_before_the_monitor_is_not_owed_on_time() -> None:
-    """A network comes back after an hour: its reader has old buckets, and time to catch up."""
+def test_buckets_from_before_the_start_of_the_monitor_are_not_due() -> None:
+    """A network restarts after an hour: its client has old buckets, and time to catch up."""
     monitor = began(at=36_000)
     assert monitor.handle(Known(36_000, "out", 17)) == []
     assert monitor.handle(Tick(36_349)) == []
     assert monitor.handle(Tick(36_350)) == [
-        broken(36_350, 360, 0, "the reader has up to bucket 17")
+        broken(36_350, 360, 0, "the client has received buckets up to 17")
     ]
 
 
-def test_ecoc_2_5_lilo_a_gap_is_a_loss_and_is_told_once() -> None:
+def test_ecoc_2_5_lilo_a_gap_is_a_loss_and_is_reported_once() -> None:
     monitor = began()
     monitor.handle(Known(110, "out", 0))
     lost = Broken(
-        120, "out", "loss", 1, 0, "buckets 1 to 4 were deleted before the reader had them"
+        120, "out", "loss", 1, 0, "buckets 1 to 4 were deleted before the client received them"
     )
     assert monitor.handle(Gap(120, "out", 1, 4)) == [lost]
     assert monitor.handle(Gap(130, "out", 1, 4)) == []
     assert [action.bucket for action in monitor.handle(Gap(140, "out", 1, 6))] == [5]
-    standing = monitor.standing("out", 150)
-    assert (standing.kept, standing.lost_buckets, standing.breaks["loss"]) == (False, 6, 2)
+    status = monitor.standing("out", 150)
+    assert (status.kept, status.lost_buckets, status.breaks["loss"]) == (False, 6, 2)
 
 
-def test_ecoc_2_5_delay_puts_no_constraint_on_what_is_lost() -> None:
+def test_ecoc_2_5_the_delay_promise_does_not_cover_lost_buckets() -> None:
     monitor = began()
     monitor.handle(Known(110, "out", 0))
     monitor.handle(Gap(120, "out", 2, 4))
-    assert monitor.next_due(120) == 450  # bucket 1 can still come
+    assert monitor.next_due(120) == 450  # bucket 1 can still arrive
     monitor.handle(Known(130, "out", 1))
     assert monitor.next_due(130) == 850  # buckets 2 to 4 cannot
 
 
-def test_a_reader_that_comes_back_too_late_has_lost_what_others_had() -> None:
+def test_a_client_that_returns_too_late_has_lost_buckets_that_others_received() -> None:
     monitor = began()
     monitor.handle(Known(900, "out", 8))
     assert [action.bucket for action in monitor.handle(Gap(910, "out", 1, 6))] == [1]
     assert monitor.next_due(910) == 1_250
 
 
-def test_a_gap_ends_a_delay_that_nothing_else_can_end() -> None:
+def test_a_gap_ends_the_delay_of_the_lost_buckets() -> None:
     monitor = began()
     assert len(monitor.handle(Tick(360))) == 1
-    told = monitor.handle(Gap(400, "out", 0, 3))
-    assert [type(action) for action in told] == [Broken, Kept]
-    assert told[1] == Kept(400, "out", "within", 3, 50)
+    actions = monitor.handle(Gap(400, "out", 0, 3))
+    assert [type(action) for action in actions] == [Broken, Kept]
+    assert actions[1] == Kept(400, "out", "within", 3, 50)
 
 
-def test_ecoc_2_5_lilo_where_loss_is_allowed_a_gap_breaks_nothing() -> None:
+def test_ecoc_2_5_lilo_a_gap_breaks_no_promise_if_loss_is_allowed() -> None:
     monitor = began(lossless=False)
     assert monitor.handle(Gap(10, "out", 0, 4)) == []
     assert monitor.standing("out", 10).kept
     assert monitor.standing("out", 10).lost_buckets == 5
 
 
-def test_without_a_promised_delay_only_gaps_are_watched() -> None:
+def test_without_a_promised_delay_only_gaps_are_reported() -> None:
     monitor = began(within_us=None)
     assert monitor.next_due(0) is None
     assert monitor.handle(Tick(10**9)) == []
     assert [action.promise for action in monitor.handle(Gap(1, "out", 0, 0))] == ["loss"]
 
 
-def test_an_output_that_ended_owes_nothing() -> None:
+def test_an_ended_output_has_no_due_buckets() -> None:
     monitor = began()
     monitor.handle(Known(110, "out", 0))
     assert monitor.handle(Ended(120, "out")) == []
@@ -175,13 +180,13 @@ def test_an_output_that_ended_owes_nothing() -> None:
     assert monitor.standing("out", 10**9).missing is None
 
 
-def test_a_promise_is_not_kept_by_nobody_watching_any_more() -> None:
+def test_a_broken_promise_is_not_kept_just_because_the_client_left() -> None:
     monitor = began()
     monitor.handle(Tick(400))
-    assert monitor.handle(Ended(500, "out")) == []  # bucket 0 never came
+    assert monitor.handle(Ended(500, "out")) == []  # bucket 0 never arrived
     assert not monitor.standing("out", 600).kept
     assert monitor.next_due(600) is None
-    # The next reader is owed other buckets, and what was counted stays.
+    # Other buckets are due for the next client; the counters are not reset.
     monitor.handle(Began(1_000, "out"))
     assert monitor.standing("out", 1_000).kept
     assert monitor.next_due(1_000) == 1_350
@@ -190,7 +195,7 @@ def test_a_promise_is_not_kept_by_nobody_watching_any_more() -> None:
     assert len(monitor.handle(Tick(1_350))) == 1
 
 
-def test_who_leaves_while_catching_up_has_not_been_given_everything() -> None:
+def test_a_promise_stays_broken_if_the_client_leaves_while_it_catches_up() -> None:
     monitor = began()
     monitor.handle(Tick(900))
     assert monitor.handle(Known(900, "out", 3)) == []  # bucket 4 is overdue too
@@ -198,7 +203,7 @@ def test_who_leaves_while_catching_up_has_not_been_given_everything() -> None:
     assert not monitor.standing("out", 900).kept
 
 
-def test_a_stream_that_came_whole_ends_the_episode() -> None:
+def test_the_complete_end_of_a_stream_ends_the_episode() -> None:
     monitor = began()
     monitor.handle(Tick(900))
     assert monitor.handle(Known(900, "out", 3)) == []
@@ -211,25 +216,25 @@ def test_a_stream_that_came_whole_ends_the_episode() -> None:
     ("within", "clock", "reported"),
     [("1s", "wall", False), ("1s", "manual", False), (None, "wall", True)],
 )
-def test_what_is_not_judged_is_not_reported_as_kept(
+def test_a_contract_that_is_not_monitored_is_not_reported_as_kept(
     within: str | None, clock: str, reported: bool
 ) -> None:
-    """Nobody reads it here; where no delay is promised, there are still losses to speak of."""
+    """The output has no client here. Without a promised delay, losses are still monitored."""
     net = hf.Network("quiet", bucket="100ms")
     rows = net.source("s", "ts timestamp, x double", time="ts", clock=clock)
     net.output("rows", rows.filter("x > 0"), contract=hf.Contract(within=within))
-    watching = monitor_shell.Monitor(net, fragments(net), {}, {}, [], [])
-    watching.look(0)
+    monitor = monitor_shell.Monitor(net, fragments(net), {}, {}, [], [])
+    monitor.look(0)
     parts = Parts(net, {}, lambda host: [], lambda host: {})
-    registry = Metrics(watching, {}, {}, {}, parts).registry
-    kept = registry.get_sample_value("holdfast_contract_kept", {"output": "rows"})
-    assert kept == (1 if reported else None)
+    registry = Metrics(monitor, {}, {}, {}, parts).registry
+    value = registry.get_sample_value("holdfast_contract_kept", {"output": "rows"})
+    assert value == (1 if reported else None)
 
 
-def test_a_clock_that_goes_back_neither_keeps_a_promise_nor_breaks_one() -> None:
+def test_a_clock_that_is_stepped_back_neither_keeps_nor_breaks_a_promise() -> None:
     monitor = began()
     assert len(monitor.handle(Tick(460))) == 1
-    assert monitor.handle(Tick(200)) == []  # bucket 0 would not be due now, but it was
+    assert monitor.handle(Tick(200)) == []  # bucket 0 is not due at this time, but was due before
     assert not monitor.standing("out", 200).kept
     assert monitor.standing("out", 200).overdue_us == 0
     assert monitor.handle(Tick(460)) == []  # the same episode
@@ -239,21 +244,21 @@ def test_a_clock_that_goes_back_neither_keeps_a_promise_nor_breaks_one() -> None
     assert len(monitor.handle(Tick(450))) == 1
 
 
-def test_a_clock_that_was_wrong_for_a_moment_does_no_lasting_harm() -> None:
+def test_a_clock_that_was_wrong_for_a_moment_has_no_lasting_effect() -> None:
     monitor = began()
     assert len(monitor.handle(Tick(3_600_000))) == 1
     assert len(monitor.handle(Known(110, "out", 0))) == 1
     assert monitor.next_due(110) == 450
 
 
-def test_a_reader_that_comes_later_does_not_take_back_what_was_known() -> None:
+def test_a_client_that_is_behind_does_not_move_the_known_position_back() -> None:
     monitor = began()
     monitor.handle(Known(500, "out", 4))
     monitor.handle(Known(510, "out", 1))
     assert monitor.next_due(510) == 850
 
 
-def test_an_output_owes_nothing_before_it_is_watched() -> None:
+def test_an_output_has_no_due_buckets_before_its_monitoring_starts() -> None:
     monitor = Monitor(WIDTH, {"out": Promised(WITHIN)})
     assert monitor.next_due(0) is None
     assert monitor.handle(Tick(10**9)) == []
@@ -262,23 +267,25 @@ def test_an_output_owes_nothing_before_it_is_watched() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 6), st.booleans()), max_size=80))
-def test_broken_exactly_when_a_bucket_is_overdue(moves: list[tuple[int, int, bool]]) -> None:
-    """Against the definition: some bucket of all that ended so long ago is not known."""
+def test_a_promise_is_broken_exactly_while_a_bucket_is_overdue(
+    moves: list[tuple[int, int, bool]],
+) -> None:
+    """By definition: a bucket that ended at least `WITHIN` ago is not known."""
     monitor = began()
-    at, known, told_broken = 0, -1, False
-    for pause, more, looks in moves:
+    at, known_upto, broken_now = 0, -1, False
+    for pause, added, reports in moves:
         at += pause
         actions: list[Action] = []
-        if looks and (known + 1) * WIDTH <= at:
-            known += more
-            actions += monitor.handle(Known(at, "out", known))
+        if reports and (known_upto + 1) * WIDTH <= at:
+            known_upto += added
+            actions += monitor.handle(Known(at, "out", known_upto))
         actions += monitor.handle(Tick(at))
         for action in actions:
-            assert isinstance(action, Kept) == told_broken  # they take turns
-            told_broken = isinstance(action, Broken)
+            assert isinstance(action, Kept) == broken_now  # they alternate
+            broken_now = isinstance(action, Broken)
         overdue = [b for b in range(at // WIDTH + 1) if (b + 1) * WIDTH + WITHIN <= at]
-        assert told_broken == any(bucket > known for bucket in overdue)
-        assert monitor.standing("out", at).kept == (not told_broken)
+        assert broken_now == any(bucket > known_upto for bucket in overdue)
+        assert monitor.standing("out", at).kept == (not broken_now)
         due = monitor.next_due(at)
-        assert (due is None) == told_broken
+        assert (due is None) == broken_now
         assert due is None or due > at

@@ -1,6 +1,6 @@
-"""Replicas use each other while one corrects itself (Borealis section 3.4.3), as transcripts.
+"""Transcripts of replicas that rely on each other during a correction (Borealis section 3.4.3).
 
-First what one replica does, then several of them in virtual time (`replicas`).
+First a single replica, then several replicas in virtual time (`replicas`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WITH_TWO = replace(WITH_PEER, peers=("p.2", "p.3"))
 
 
 def answered(at: int, answer: Answer, peer: str = "p.2", correction: int = 1) -> Answered:
-    """A peer that goes on answering gets on meanwhile."""
+    """A peer that answers `answering` makes progress."""
     reached = at if answer == "answering" else None
     return Answered(at, "p", peer, correction, answer, reached)
 
@@ -72,10 +72,10 @@ def answer(core: Progress, event: Asked) -> Answer:
     return first.answer
 
 
-# -- the one that corrects itself -----------------------------------------------------------------
+# -- the correcting replica -----------------------------------------------------------------------
 
 
-def test_3_4_3_before_reconciling_a_node_asks_another_replica_to_go_on_answering() -> None:
+def test_3_4_3_before_a_correction_a_replica_asks_a_peer_to_keep_giving_results() -> None:
     core = failed(WITH_PEER, me="p.1")
     ask = Ask("p", correction=1, position=4)
     assert said(core, came(1_200, "s2", 5)) == [ask, Wake(1_200 + RENEW_US)]
@@ -83,7 +83,7 @@ def test_3_4_3_before_reconciling_a_node_asks_another_replica_to_go_on_answering
     assert said(core, answered(1_300, "answering"))[:2] == [STABILIZATION, Run("p", 5, 5)]
 
 
-def test_3_4_3_while_the_peer_answers_new_buckets_wait_here() -> None:
+def test_3_4_3_new_buckets_wait_while_the_peer_gives_results() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert said(core, came(1_400, "s1", 6)) == []
@@ -92,14 +92,14 @@ def test_3_4_3_while_the_peer_answers_new_buckets_wait_here() -> None:
     ]  # fmt: skip
 
 
-def test_3_4_3_who_has_caught_up_tells_its_peers() -> None:
-    """They need not wait any longer."""
+def test_3_4_3_a_replica_that_has_caught_up_notifies_its_peers() -> None:
+    """The peers need not wait any longer."""
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert said(core, done(10_000, 5)) == [Leave("p"), STABLE, Ask("p", 1, 5, done=True)]
 
 
-def test_3_4_3_where_no_peer_is_there_a_replica_runs_both_versions_itself() -> None:
+def test_3_4_3_a_replica_without_a_peer_runs_both_lines_itself() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5))
     assert said(core, answered(1_300, "away"))[:2] == [STABILIZATION, Run("p", 5, 5)]
@@ -107,8 +107,8 @@ def test_3_4_3_where_no_peer_is_there_a_replica_runs_both_versions_itself() -> N
     assert said(core, Tick(2_400))[0] == guess(6, 6)
 
 
-def test_a_promise_of_one_that_is_far_behind_is_not_relied_on() -> None:
-    """It hangs, or has a full disk, and answers questions all the same."""
+def test_a_replica_does_not_rely_on_the_promise_of_a_peer_that_is_far_behind() -> None:
+    """The peer hangs, or its disk is full, but it still answers requests."""
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5))
     stuck = Answered(1_300, "p", "p.2", 1, "answering", 5 - LAG_BUCKETS - 1)
@@ -117,45 +117,47 @@ def test_a_promise_of_one_that_is_far_behind_is_not_relied_on() -> None:
     assert said(core, Tick(2_400))[0] == guess(6, 6)
 
 
-def test_3_4_3_refused_it_goes_on_as_tentative_and_asks_again() -> None:
+def test_3_4_3_a_refused_replica_continues_as_tentative_and_asks_again() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5))
     assert said(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
     again = 1_300 + ASK_AGAIN_US
-    assert said(core, Tick(again)) == [Ask("p", 1, 4)]  # a tick before the next renewal is set
+    assert said(core, Tick(again)) == [
+        Ask("p", 1, 4)
+    ]  # a tick before the next renewal is already set
     said(core, answered(again + 10, "refused"), came(again + 20, "s1", 6))
     assert said(core, Tick(again + 1_020))[0] == guess(6, 6)
 
 
-def test_3_4_3_a_wish_that_is_void_is_taken_back_and_made_again() -> None:
-    """A new bucket was given as tentative before the answer came."""
+def test_3_4_3_an_obsolete_request_is_withdrawn_and_made_again() -> None:
+    """A new bucket was given as tentative before the answer arrived."""
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), came(1_250, "s1", 6), answered(1_260, "refused"))
     assert said(core, Tick(2_250))[0] == guess(6, 6)
-    # Bucket 6 is to be corrected, too, and cannot be yet. The stable line goes on meanwhile.
+    # Bucket 6 must be corrected too, but is not complete yet. The stable line continues.
     assert said(core, guessed(2_260, 6))[:2] == [Run("p", 5, 5), Ask("p", 1, 4, done=True)]
-    assert said(core, answered(2_300, "answering")) == [], "nobody asked for it any more"
+    assert said(core, answered(2_300, "answering")) == [], "the request was withdrawn"
     assert said(core, came(2_900, "s2", 6)) == []
     assert said(core, done(3_000, 5))[0] == Ask("p", 1, 5)
 
 
-def test_3_4_3_refused_it_asks_again_also_when_nothing_more_comes() -> None:
+def test_3_4_3_a_refused_replica_asks_again_even_if_its_inputs_have_ended() -> None:
     core = failed(WITH_PEER, me="p.1")
     for stream in ("s1", "s2"):
-        told = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
-    assert told[0] == Ask("p", 1, 4)
+        actions = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
+    assert actions[0] == Ask("p", 1, 4)
     assert said(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
     assert said(core, Tick(1_300 + ASK_AGAIN_US))[0] == Ask("p", 1, 4)
 
 
-def test_one_peer_that_goes_on_answering_is_enough() -> None:
+def test_the_promise_of_one_peer_is_enough_to_start_a_correction() -> None:
     core = failed(WITH_TWO, me="p.1")
     said(core, came(1_200, "s2", 5))
     assert said(core, answered(1_300, "refused")) == []
     assert said(core, answered(1_310, "answering", "p.3"))[0] == STABILIZATION
 
 
-def test_who_is_away_counts_only_when_all_have_answered() -> None:
+def test_a_correction_without_a_promise_starts_only_if_all_peers_are_away() -> None:
     core = failed(WITH_TWO, me="p.1")
     said(core, came(1_200, "s2", 5))
     assert said(core, answered(1_300, "away")) == []
@@ -177,14 +179,14 @@ def test_an_answer_about_another_correction_changes_nothing() -> None:
 
 
 def correcting() -> Progress:
-    """p.2 promised at 1300; a correction is under way."""
+    """p.2 promised results at 1300; the correction is in progress."""
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert core.paths["p"].consistency.state is OutputState.STABILIZATION
     return core
 
 
-def test_a_promise_is_renewed_with_how_far_the_correction_is() -> None:
+def test_a_renewal_of_a_promise_carries_the_position_of_the_correction() -> None:
     core = correcting()
     said(core, BoundaryArrived(1_400, "s1", 9), BoundaryArrived(1_400, "s2", 9))
     renew = 1_200 + RENEW_US
@@ -194,41 +196,41 @@ def test_a_promise_is_renewed_with_how_far_the_correction_is() -> None:
     assert said(core, Tick(renew + RENEW_US))[0] == Ask("p", 1, 4, started=True)
 
 
-def test_when_the_promiser_dies_the_corrector_answers_again_with_the_next_renewal() -> None:
+def test_if_the_promising_peer_dies_the_corrector_gives_results_at_the_next_renewal() -> None:
     core = correcting()
     said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
-    assert said(core, Tick(1_400 + 1_000)) == [Wake(1_200 + RENEW_US)], "p.2 answers"
+    assert said(core, Tick(1_400 + 1_000)) == [Wake(1_200 + RENEW_US)], "p.2 gives results"
     renew = 1_200 + RENEW_US
     said(core, Tick(renew))
-    told = said(core, answered(renew + 5, "away"))
-    assert told[0] == guess(6, 6)
+    actions = said(core, answered(renew + 5, "away"))
+    assert actions[0] == guess(6, 6)
 
 
-def test_when_nothing_is_heard_of_the_promiser_the_lease_ends_by_the_clock() -> None:
-    """It hangs, or is cut off: no answer comes, and no word that there is none."""
+def test_without_an_answer_of_the_promising_peer_the_lease_expires() -> None:
+    """The peer hangs or is cut off: there is neither an answer nor an error."""
     core = correcting()
     said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
     ends, at, wakes = 1_300 + RELY_US, 1_400, []
     while at < ends - 1:
-        (*told, wake) = said(core, Tick(at := min(at + RENEW_US, ends - 1))) or [None]
+        (*requests, wake) = said(core, Tick(at := min(at + RENEW_US, ends - 1))) or [None]
         wakes += [wake] if isinstance(wake, Wake) else []
-        assert all(isinstance(action, Ask) for action in told)
-    assert Wake(ends) in wakes, "it asked to be woken then"
+        assert all(isinstance(action, Ask) for action in requests)
+    assert Wake(ends) in wakes, "a wake-up is set for the end of the lease"
     assert said(core, Tick(ends))[0] == guess(6, 6)
 
 
-def test_a_promiser_that_answers_questions_but_makes_no_progress_is_not_relied_on() -> None:
+def test_a_replica_does_not_rely_on_a_promising_peer_that_makes_no_progress() -> None:
     core = correcting()
     said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
     hung, ends = Answered(RENEW_US, "p", "p.2", 1, "answering", reached=5), 1_300 + RELY_US
     assert guess(6, 6) not in said(core, hung, replace(hung, at=ends - 1))
-    told = said(core, Tick(ends))
-    assert guess(6, 6) in told, "it answers by itself"
+    actions = said(core, Tick(ends))
+    assert guess(6, 6) in actions, "the replica gives results itself"
     said(core, replace(hung, at=ends + 1, reached=6))
-    assert core.paths["p"].consistency.promises.covered(ends + 2), "the peer gets on again"
+    assert core.paths["p"].consistency.promises.covered(ends + 2), "the peer makes progress again"
 
 
-def test_a_promiser_that_has_nothing_to_do_is_relied_on() -> None:
+def test_a_replica_relies_on_a_promising_peer_that_has_no_work() -> None:
     core = correcting()
     idle = Answered(0, "p", "p.2", 1, "answering", reached=5)
     for at in range(1_400, 60_000_000, RENEW_US):
@@ -236,7 +238,7 @@ def test_a_promiser_that_has_nothing_to_do_is_relied_on() -> None:
         assert core.paths["p"].consistency.promises.covered(at + RENEW_US)
 
 
-def test_of_two_promises_one_is_enough() -> None:
+def test_one_of_two_promises_is_enough() -> None:
     core = failed(WITH_TWO, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     said(core, answered(1_300, "answering", "p.3"), came(1_400, "s1", 6), came(1_400, "s2", 6))
@@ -254,21 +256,21 @@ def test_a_new_failure_during_the_correction_releases_the_peer() -> None:
     ]  # fmt: skip
 
 
-# -- the one that goes on answering ---------------------------------------------------------------
+# -- the replica that keeps giving results --------------------------------------------------------
 
 
-def test_3_4_3_a_node_that_promised_goes_on_as_tentative() -> None:
+def test_3_4_3_a_replica_that_promised_results_continues_as_tentative() -> None:
     core = failed(WITH_PEER, me="p.1")
     assert answer(core, asked(1_150)) == "answering"
-    assert said(core, came(1_200, "s2", 5)) == []  # all is corrected, but its turn comes later
+    assert said(core, came(1_200, "s2", 5)) == []  # can be corrected, but p.2 goes first
     said(core, came(1_300, "s1", 6))
     assert said(core, came(1_300, "s2", 6)) == [guess(6, 6)]
     said(core, guessed(1_310, 6))
     assert said(core, asked(1_400, done=True))[:2] == [Reply(7, "away"), Ask("p", 1, 4)]
 
 
-def test_a_promise_that_is_not_renewed_ends_by_the_clock() -> None:
-    """The corrector died: no message says so."""
+def test_a_promise_that_is_not_renewed_expires() -> None:
+    """The corrector died without a message."""
     core = failed(WITH_PEER, me="p.1")
     ends = 1_150 + PROMISE_US
     assert said(core, asked(1_150))[-1] == Wake(ends)
@@ -277,18 +279,18 @@ def test_a_promise_that_is_not_renewed_ends_by_the_clock() -> None:
     assert said(core, Tick(ends))[0] == Ask("p", 1, 4)
 
 
-def test_a_renewed_promise_goes_on() -> None:
+def test_a_renewed_promise_continues() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, asked(1_150), came(1_200, "s2", 5))
     for number in range(1, 20):
         at = 1_150 + number * RENEW_US
-        told = said(core, asked(at, position=4 + number))
-        assert told[0] == Reply(7, "answering", reached=5)
-        assert not any(isinstance(action, Ask) for action in told)
+        actions = said(core, asked(at, position=4 + number))
+        assert actions[0] == Reply(7, "answering", reached=5)
+        assert not any(isinstance(action, Ask) for action in actions)
 
 
-def test_a_promise_to_a_correction_that_makes_no_progress_ends_by_itself() -> None:
-    """A full disk: the corrector answers and asks, and is where it was."""
+def test_a_promise_to_a_correction_that_makes_no_progress_expires() -> None:
+    """The disk of the corrector is full: it sends renewals, but its position does not change."""
     core = failed(WITH_PEER, me="p.1")
     said(core, asked(1_150), came(1_200, "s2", 5))
     at = 1_150
@@ -297,21 +299,21 @@ def test_a_promise_to_a_correction_that_makes_no_progress_ends_by_itself() -> No
     assert said(core, asked(at))[:2] == [Reply(7, "refused"), Ask("p", 1, 4)]
 
 
-def test_progress_of_the_correction_is_what_renews_the_patience() -> None:
+def test_progress_of_the_correction_restarts_the_stall_timeout() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, asked(1_150), came(1_200, "s2", 5))
 
-    def asks(since: int, until: int, position: int) -> list[Answer]:
+    def answers(since: int, until: int, position: int) -> list[Answer]:
         times = range(since, until, RENEW_US)
         return [answer(core, asked(at, position=position)) for at in times]
 
     moved = 1_150 + STALLED_US - RENEW_US
-    assert set(asks(1_150 + RENEW_US, moved, position=4)) == {"answering"}
-    assert set(asks(moved, moved + STALLED_US, position=5)) == {"answering"}
+    assert set(answers(1_150 + RENEW_US, moved, position=4)) == {"answering"}
+    assert set(answers(moved, moved + STALLED_US, position=5)) == {"answering"}
     assert answer(core, asked(moved + STALLED_US, position=5)) == "refused"
 
 
-def test_a_correction_that_is_slower_than_its_input_is_not_waited_for() -> None:
+def test_a_replica_does_not_wait_for_a_correction_that_is_slower_than_its_input() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, asked(1_150), came(1_200, "s2", 5))
     answers = []
@@ -321,85 +323,85 @@ def test_a_correction_that_is_slower_than_its_input_is_not_waited_for() -> None:
     assert set(answers[:-1]) == {"answering"} and answers[-1] == "refused"
 
 
-def test_who_has_nothing_to_correct_goes_on_answering_for_one_that_is_stuck() -> None:
+def test_a_replica_without_a_correction_of_its_own_keeps_its_promise_to_a_stuck_peer() -> None:
     core = stable(plan_of(WITH_PEER), me="p.1")
     for at in range(1_150, 1_150 + 3 * STALLED_US, RENEW_US):
         assert answer(core, asked(at)) == "answering"
 
 
-def test_another_correction_has_a_patience_of_its_own() -> None:
+def test_another_correction_has_its_own_stall_timeout() -> None:
     core = failed(WITH_PEER, me="p.1")
     for number in range(STALLED_US // RENEW_US):
         assert answer(core, asked(1_150 + number * RENEW_US)) == "answering"
     assert answer(core, asked(1_150 + STALLED_US, correction=2)) == "answering"
 
 
-def test_3_4_3_where_both_want_to_correct_themselves_the_first_by_name_goes_first() -> None:
+def test_3_4_3_of_two_replicas_that_want_to_correct_the_first_by_name_goes_first() -> None:
     one, two = failed(WITH_PEER, me="p.1"), failed(replace(WITH_PEER, peers=("p.1",)), me="p.2")
     for core in (one, two):
         assert said(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
     assert answer(one, asked(1_210, peer="p.2")) == "refused"
-    # And says that it does not want to any more, though nobody has answered yet: else others
-    # would wait for it.
+    # p.2 also withdraws its own request before it is answered; otherwise others would wait for
+    # p.2.
     assert said(two, asked(1_210, peer="p.1")) == [
         Reply(7, "answering", reached=5), Ask("p", 1, 4, done=True),
     ]  # fmt: skip
     assert said(one, answered(1_220, "answering"))[0] == STABILIZATION
     assert said(two, answered(1_220, "refused", "p.1")) == []
-    assert said(two, Tick(1_400)) == [Wake(1_210 + PROMISE_US)]  # p.1 corrects itself
+    assert said(two, Tick(1_400)) == [Wake(1_210 + PROMISE_US)]  # p.1 corrects
     assert said(one, done(1_500, 5))[-1] == Ask("p", 1, 5, done=True)
     assert said(two, asked(1_510, peer="p.1", done=True))[1] == Ask("p", 1, 4)
 
 
-def test_who_relies_on_a_promise_itself_refuses() -> None:
+def test_a_replica_that_relies_on_a_promise_refuses_to_promise() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert answer(core, asked(1_400, peer="p.3")) == "refused"
 
 
-def test_who_only_catches_up_is_no_help() -> None:
+def test_a_replica_that_is_still_starting_is_away() -> None:
     started = Progress([plan_of(WITH_PEER)], me="p.1")
     assert said(started, asked(100)) == [Reply(7, "away")]
 
 
-def test_who_is_stable_answers() -> None:
+def test_a_stable_replica_promises_results() -> None:
     core = failed(WITH_PEER, me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "away"), done(1_400, 5))
     assert core.paths["p"].consistency.state is OutputState.STABLE
     assert answer(core, asked(1_500)) == "answering"
 
 
-def test_who_runs_both_versions_itself_answers() -> None:
+def test_a_replica_that_runs_both_lines_promises_results() -> None:
     core = failed(replace(WITH_PEER, peers=("p.0",)), me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "away", "p.0"))
     assert answer(core, asked(1_400, peer="p.0")) == "answering"
 
 
-def test_who_suspends_its_answers_is_no_help() -> None:
+def test_a_replica_that_suspends_its_results_is_away() -> None:
     core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
     said(core, came(1_200, "s2", 5), answered(1_300, "away"))
     assert answer(core, asked(1_400)) == "away"
 
 
-def test_3_4_3_who_suspends_its_answers_asks_too() -> None:
-    """Suspending is right while another replica answers, and only then."""
+def test_3_4_3_a_replica_that_suspends_its_results_asks_its_peers_first() -> None:
+    """A replica may suspend its results only while a peer gives results."""
     core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
     assert said(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
     said(core, answered(1_300, "refused"), came(1_350, "s1", 6))
     assert said(core, Tick(2_350))[0] == guess(6, 6)
 
 
-def test_a_path_that_has_ended_asks_and_gives_nothing_more() -> None:
+def test_a_path_that_has_ended_neither_asks_nor_promises() -> None:
     core = failed(WITH_PEER, me="p.1")
     for stream in ("s1", "s2"):
-        told = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
-    assert told[0] == Ask("p", 1, 4)
+        actions = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
+    assert actions[0] == Ask("p", 1, 4)
     said(core, answered(1_300, "away"))
     assert said(core, done(1_400, 5)) == [Leave("p"), End("p"), Ask("p", 1, 5, done=True)]
     assert said(core, answered(1_500, "refused"), asked(1_600)) == [Reply(7, "away")]
 
 
-def test_nobody_is_told_of_the_end_of_a_correction_that_nobody_was_asked_about() -> None:
+def test_peers_that_were_not_asked_are_not_notified_of_the_end_of_a_correction() -> None:
     promises = Promises("p.1", ["p.2"])
     promises.begin(1)
     assert not promises.end()
@@ -407,34 +409,34 @@ def test_nobody_is_told_of_the_end_of_a_correction_that_nobody_was_asked_about()
 
 # -- several replicas in virtual time -------------------------------------------------------------
 
-#: The correction of the failure takes about five seconds, more than any lease; a step three buckets
-#: with rows of both inputs.
+#: The correction takes about five seconds, longer than any lease. A step runs three buckets with
+#: rows of both inputs.
 STEP_US = 3 * 60 * MS
 SLOWLY = {"cost_us": 60 * MS, "group": 6}
-#: No bucket is given later than this after its end, as long as one replica is able to.
+#: Latest time after its end at which a bucket is given, as long as one replica is able to.
 BOUND_US = X + 2 * WIDTH + 2 * STEP_US
 HEALS = 40 * WIDTH + 50 * MS
 
 
-def failing(*names: str, policy: Policy = POLICY, last: int = 300, **how: int) -> Replicas:
-    """s1 goes on. s2 is away from bucket 5 to bucket 40, then everything of it comes at once."""
-    world = Replicas(names, policy, **how)
+def failing(*names: str, policy: Policy = POLICY, last: int = 300, **options: int) -> Replicas:
+    """s1 continues. s2 is missing from bucket 5 to bucket 40, which then arrive all at once."""
+    world = Replicas(names, policy, **options)
     world.feed("s1", 5, last)
     world.at(HEALS, lambda: world.bring("s2", 40))
     world.feed("s2", 41, last)
     return world
 
 
-def first_corrects(*names: str, **how: int) -> Replicas:
-    """The first of them corrects itself, and gives nothing; the others answer."""
-    world = failing(*names, **(how or SLOWLY))
+def first_corrects(*names: str, **options: int) -> Replicas:
+    """The first replica corrects and gives no results; the others do."""
+    world = failing(*names, **(options or SLOWLY))
     world.until(HEALS + 100 * MS)
     assert [name for name in names if world[name].is_silent(world.now)] == ["a"]
     return world
 
 
 def corrected_within(world: Replicas, us: int, *names: str) -> None:
-    """Each of them is STABLE at some time until then."""
+    """Check that each of these replicas becomes STABLE within `us`."""
     since, until = world.now, world.now + us
     world.until(until)
     for name in names:
@@ -443,7 +445,7 @@ def corrected_within(world: Replicas, us: int, *names: str) -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
-def test_replicas_correct_themselves_one_after_the_other_and_one_always_answers(
+def test_replicas_correct_one_after_the_other_and_one_always_gives_results(
     names: tuple[str, ...],
 ) -> None:
     world = failing(*names)
@@ -451,89 +453,89 @@ def test_replicas_correct_themselves_one_after_the_other_and_one_always_answers(
     assert [replica.state for replica in world.all.values()] == [OutputState.STABLE] * len(names)
     assert world.latest_us(5, 195) <= BOUND_US
     spans = [span(replica.states) for replica in world.all.values()]
-    assert spans == sorted(spans), "in the order of their names"
-    assert all(one[1] <= next[0] for one, next in pairwise(spans)), "no two at a time"
+    assert spans == sorted(spans), "replicas correct in the order of their names"
+    assert all(one[1] <= next[0] for one, next in pairwise(spans)), (
+        "two replicas corrected at the same time"
+    )
 
 
 def span(states: list[tuple[int, OutputState]]) -> tuple[int, int]:
-    """From when to when a replica corrected itself."""
+    """Start and end of the correction of a replica."""
     began = next(at for at, state in states if state is OutputState.STABILIZATION)
     return began, next(at for at, state in states if at >= began and state is OutputState.STABLE)
 
 
 @pytest.mark.parametrize("stabilization", ["process", "delay", "suspend"])
-def test_while_one_corrects_itself_for_long_new_rows_come_in_time(stabilization: str) -> None:
+def test_new_rows_are_given_in_time_during_a_long_correction(stabilization: str) -> None:
     policy = replace(POLICY, while_correcting=stabilization)  # type: ignore[arg-type]
     world = failing("a", "b", policy=policy, cost_us=80 * MS, group=6)
     world.until(20_000 * MS)
     assert world.latest_us(5, 180) <= BOUND_US + 3 * 20 * MS
 
 
-def test_the_second_waits_until_the_first_has_caught_up_with_its_inputs() -> None:
+def test_the_second_replica_waits_until_the_first_has_caught_up_with_its_inputs() -> None:
     world = failing("a", "b", **SLOWLY)
     world.until(30_000 * MS)
     one, two = (span(replica.states) for replica in world.all.values())
     assert one[1] <= two[0]
 
 
-def test_when_the_one_that_promised_dies_the_corrector_answers_again_with_its_next_renewal() -> (
-    None
-):
+def test_if_the_peer_dies_the_corrector_gives_results_in_time_after_the_next_renewal() -> None:
     world = first_corrects("a", "b")
     world["b"].dead = True
-    died = world.now
-    world.until(died + RENEW_US + 10 * MS)
+    died_at = world.now
+    world.until(died_at + RENEW_US + 10 * MS)
     assert not world["a"].is_silent(world.now)
     world.until(8_500 * MS)
-    assert world["a"].state is OutputState.STABILIZATION, "the correction still goes on"
+    assert world["a"].state is OutputState.STABILIZATION, "the correction is still in progress"
     assert world.latest_us(5, 74) <= BOUND_US + RENEW_US
 
 
-def test_when_the_one_that_promised_hangs_the_corrector_answers_again_when_the_lease_ends() -> None:
+def test_if_the_peer_hangs_the_corrector_gives_results_in_time_after_the_lease() -> None:
     world = first_corrects("a", "b")
     world["b"].hung = True
     world.until(world.now + PROMISE_US + 10 * MS)
     assert not world["a"].is_silent(world.now)
     world.until(8_500 * MS)
-    assert world["a"].state is OutputState.STABILIZATION, "the correction still goes on"
+    assert world["a"].state is OutputState.STABILIZATION, "the correction is still in progress"
     assert world.latest_us(5, 74) <= BOUND_US + PROMISE_US
 
 
-@pytest.mark.parametrize("how", ["dead", "hung"])
-def test_of_three_replicas_two_promise_and_one_of_them_is_enough(how: str) -> None:
+@pytest.mark.parametrize("failure", ["dead", "hung"])
+def test_of_three_replicas_two_promise_and_one_promise_is_enough(failure: str) -> None:
     world = first_corrects("a", "b", "c")
-    setattr(world["b"], how, True)
+    setattr(world["b"], failure, True)
     world.until(HEALS + PROMISE_US + 100 * MS)
-    assert world["a"].is_silent(world.now), "c goes on answering"
+    assert world["a"].is_silent(world.now), "c gives results"
     assert world.latest_us(5, 45) <= BOUND_US
 
 
-@pytest.mark.parametrize("how", ["dead", "hung"])
-def test_when_the_corrector_is_gone_the_one_that_promised_corrects_itself_after_the_lease(
-    how: str,
+@pytest.mark.parametrize("failure", ["dead", "hung"])
+def test_if_the_corrector_is_gone_its_peer_starts_its_own_correction_after_the_lease(
+    failure: str,
 ) -> None:
     world = first_corrects("a", "b")
-    setattr(world["a"], how, True)
-    gone = world.now
-    world.until(gone + RENEW_US)
+    setattr(world["a"], failure, True)
+    failed_at = world.now
+    world.until(failed_at + RENEW_US)
     assert world["b"].state is OutputState.UP_FAILURE
     corrected_within(world, PROMISE_US + 15_000 * MS, "b")
-    asks = SILENCE if how == "hung" else 0
-    assert span(world["b"].states)[0] <= gone + PROMISE_US + asks + 2 * WIDTH
+    answer_timeout_us = SILENCE if failure == "hung" else 0
+    assert span(world["b"].states)[0] <= failed_at + PROMISE_US + answer_timeout_us + 2 * WIDTH
     assert world.latest_us(5, 200) <= BOUND_US
 
 
-@pytest.mark.parametrize("how", ["dead", "hung"])
-def test_when_one_of_three_dies_in_its_correction_the_others_go_one_after_the_other(
-    how: str,
+@pytest.mark.parametrize("failure", ["dead", "hung"])
+def test_if_one_of_three_fails_during_its_correction_the_others_correct_in_turn(
+    failure: str,
 ) -> None:
     world = first_corrects("a", "b", "c", cost_us=20 * MS, group=20)
-    setattr(world["a"], how, True)
+    setattr(world["a"], failure, True)
     corrected_within(world, 20_000 * MS, "b", "c")
     assert world.latest_us(5, 230) <= BOUND_US
 
 
-def test_the_last_one_corrects_itself_and_answers_meanwhile() -> None:
+def test_the_last_live_replica_gives_results_during_its_correction() -> None:
     world = failing("a", "b", "c", **SLOWLY)
     world["b"].dead = world["c"].dead = True
     world.until(HEALS + 100 * MS)
@@ -543,14 +545,16 @@ def test_the_last_one_corrects_itself_and_answers_meanwhile() -> None:
 
 
 def stuck_corrector(full: str, healthy: str) -> Replicas:
-    """The disk of the one that corrects itself is full from the start of its correction on."""
+    """The disk of the corrector is full from the start of its correction."""
     world = failing("a", "b")
     world[full].full = True
-    if full == "b":  # it would not go first by itself
+    if full == "b":  # `b` would not go first otherwise
         world.at(HEALS - 10 * MS, lambda: world.bring("s2", 40, "b"))
     world.until(HEALS + 200 * MS)
     assert world[full].is_silent(world.now)
-    assert world[healthy].state is OutputState.UP_FAILURE, "it promised to answer meanwhile"
+    assert world[healthy].state is OutputState.UP_FAILURE, (
+        "the healthy replica promised to give results"
+    )
     return world
 
 
@@ -561,7 +565,7 @@ def stuck_corrector(full: str, healthy: str) -> Replicas:
         ("b", "a"),
     ],
 )
-def test_a_corrector_that_is_stuck_keeps_its_healthy_peer_for_so_long_and_no_longer(
+def test_a_stuck_corrector_delays_its_healthy_peer_for_a_limited_time(
     full: str, healthy: str
 ) -> None:
     world = stuck_corrector(full, healthy)
@@ -570,18 +574,16 @@ def test_a_corrector_that_is_stuck_keeps_its_healthy_peer_for_so_long_and_no_lon
 
 
 @pytest.mark.parametrize(("full", "healthy"), [("a", "b"), ("b", "a")])
-def test_a_corrector_that_was_stuck_goes_on_when_it_has_space_again(
-    full: str, healthy: str
-) -> None:
+def test_a_stuck_corrector_continues_when_it_has_space_again(full: str, healthy: str) -> None:
     world = stuck_corrector(full, healthy)
     world.until(HEALS + 8_000 * MS)
     world.has_space(full)
     corrected_within(world, 10_000 * MS, full)
 
 
-def test_a_wish_that_was_refused_by_others_for_long_is_granted_in_the_end() -> None:
-    """p.1 has promised to p.2, which could not start, because p.3 was in its way."""
+def test_a_request_that_others_refused_for_long_is_granted_in_the_end() -> None:
+    """p.1 promised results to p.2, which could not start its correction because of p.3."""
     core = failed(WITH_TWO, me="p.1")
     assert answer(core, asked(2_000, started=False)) == "answering"
-    later = 2_000 + STALLED_US + PROMISE_US  # the promise is over, and p.2 never started
+    later = 2_000 + STALLED_US + PROMISE_US  # the promise has expired, and p.2 has not started
     assert answer(core, asked(later, started=False)) == "answering"

@@ -1,4 +1,4 @@
-"""Replicas that made different rows find out which of them is wrong, as transcripts."""
+"""Transcripts of replicas with different rows that determine which of them is wrong."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from holdfast.core.divergence import (
 
 
 def made(*digests: str, since: int = 0) -> Window:
-    """One digest a bucket; an empty one: no rows."""
-    listed = tuple((since + n, digest) for n, digest in enumerate(digests) if digest)
-    return Window(since, since + len(digests) - 1, listed)
+    """One digest per bucket; an empty digest means no rows."""
+    by_bucket = tuple((since + n, digest) for n, digest in enumerate(digests) if digest)
+    return Window(since, since + len(digests) - 1, by_bucket)
 
 
 def compared(
@@ -38,14 +38,14 @@ def compared(
     found: Finding | None = None, bucket: int = 1,
 ) -> list[Action]:  # fmt: skip
     other = peer or ("a@2" if machine.name == "a" else "a")
-    said = None if found is None else (bucket, found)
-    return machine.handle(Compared(at, other, "s", own, theirs, said))
+    peer_finding = None if found is None else (bucket, found)
+    return machine.handle(Compared(at, other, "s", own, theirs, peer_finding))
 
 
 RIGHT, WRONG = made("x", "y", "z"), made("x", "Y", "Z")
 
 
-def test_replicas_that_made_the_same_say_nothing() -> None:
+def test_replicas_with_equal_digests_report_nothing() -> None:
     machine = Divergence("a@2", 2)
     for theirs in (RIGHT, made("x"), made("z", since=2), made("x", "y", "z", "4"), Window(0, -1)):
         assert compared(machine, RIGHT, theirs) == []
@@ -57,25 +57,25 @@ def test_a_bucket_without_rows_differs_from_one_with_rows() -> None:
     assert ask == Recompute("s", 1)
 
 
-def test_a_difference_is_reported_at_once_with_both_digests_and_the_bucket_computed_again() -> None:
+def test_a_difference_is_reported_with_both_digests_and_the_bucket_is_recomputed() -> None:
     machine = Divergence("a@2", 2)
     report, ask = compared(machine, WRONG, RIGHT)
-    assert report == Report("bucket 1 of 's' was made otherwise: here Y, a y; suspected")
+    assert report == Report("bucket 1 of 's' has different digests: here Y, a y; suspected")
     assert ask == Recompute("s", 1)
-    assert compared(machine, WRONG, RIGHT) == [], "once"
+    assert compared(machine, WRONG, RIGHT) == [], "reported once"
     assert machine.differences["s"].number == {"a": 2}
 
 
-def test_who_computes_what_the_other_one_made_is_refuted() -> None:
+def test_a_replica_that_recomputes_the_digest_of_its_peer_is_refuted() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, WRONG, RIGHT)
     report, refute = machine.handle(Recomputed(1, "s", 1, "y"))
     assert isinstance(refute, Refute) and isinstance(report, Report)
-    assert "here Y, a y; refuted (computed again, it is what the other one made)" in refute.why
+    assert "here Y, a y; refuted (the recomputation gave the result of a peer)" in refute.why
     assert compared(machine, WRONG, RIGHT, at=AGAIN_US) == []
 
 
-def test_who_computes_the_same_again_is_confirmed_and_says_so() -> None:
+def test_a_replica_that_recomputes_its_own_digest_is_confirmed() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, RIGHT, WRONG)
     (report,) = machine.handle(Recomputed(1, "s", 1, "y"))
@@ -83,8 +83,8 @@ def test_who_computes_the_same_again_is_confirmed_and_says_so() -> None:
     assert machine.found() == {"s": (1, "confirmed")}
 
 
-def test_they_compute_one_after_the_other() -> None:
-    """The last in the order of names first: never are both refuted at once."""
+def test_replicas_recompute_one_after_the_other() -> None:
+    """The last in the order of names goes first, so that both are never refuted at once."""
     first = Divergence("a", 2)
     (report,) = compared(first, WRONG, RIGHT)
     assert isinstance(report, Report)
@@ -92,7 +92,7 @@ def test_they_compute_one_after_the_other() -> None:
     assert compared(first, WRONG, RIGHT, at=6, found="confirmed") == [Recompute("s", 1)]
 
 
-def test_one_that_cannot_compute_it_again_lets_the_other_one_try() -> None:
+def test_a_replica_that_cannot_recompute_lets_its_peer_try() -> None:
     second = Divergence("a@2", 2)
     compared(second, WRONG, RIGHT)
     (report,) = second.handle(Recomputed(1, "s", 1, None, "its checkpoint is newer"))
@@ -103,14 +103,14 @@ def test_one_that_cannot_compute_it_again_lets_the_other_one_try() -> None:
     assert compared(first, RIGHT, WRONG, found="unknown") == [Recompute("s", 1)]
 
 
-def test_one_whose_turn_it_is_and_that_says_nothing_is_not_waited_for() -> None:
+def test_a_replica_does_not_wait_for_a_peer_that_gives_no_finding_in_its_turn() -> None:
     first = Divergence("a", 2)
     compared(first, WRONG, RIGHT)
     assert compared(first, WRONG, RIGHT, at=TURN_US - 1) == []
     assert compared(first, WRONG, RIGHT, at=TURN_US) == [Recompute("s", 1)]
 
 
-def test_the_inputs_of_what_stays_different_are_compared_now_and_then() -> None:
+def test_the_inputs_of_a_lasting_difference_are_compared_periodically() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, RIGHT, WRONG)
     machine.handle(Recomputed(1, "s", 1, "y"))
@@ -119,65 +119,68 @@ def test_the_inputs_of_what_stays_different_are_compared_now_and_then() -> None:
     assert compared(machine, RIGHT, WRONG, at=2 + AGAIN_US) == [CompareInputs("s")]
 
 
-def has_read(machine: Divergence, taken: Window, *made: Window, at: int = 3) -> list[Action]:
-    """After its own result was confirmed."""
+def has_read(machine: Divergence, taken: Window, *windows: Window, at: int = 3) -> list[Action]:
+    """Compare the inputs after the own result was confirmed."""
     compared(machine, WRONG, RIGHT)
     machine.handle(Recomputed(1, "s", 1, "Y"))
     compared(machine, WRONG, RIGHT, at=2)
-    producers = {f"m{number}": window for number, window in enumerate(made)}
+    producers = {f"m{number}": window for number, window in enumerate(windows)}
     return machine.handle(InputCompared(at, "s", "in", taken, producers))
 
 
-def test_who_took_wrong_rows_from_a_producer_that_was_mended_since_is_refuted() -> None:
-    told = has_read(Divergence("a@2", 2), made("1", "?", "3"), made("1", "2", "3"), made("1", "2"))
-    assert isinstance(told[-1], Refute)
+def test_a_replica_that_read_wrong_rows_from_a_producer_rebuilt_since_is_refuted() -> None:
+    actions = has_read(
+        Divergence("a@2", 2), made("1", "?", "3"), made("1", "2", "3"), made("1", "2")
+    )
+    assert isinstance(actions[-1], Refute)
     assert (
-        "it took ? for bucket 1 of its input 'in', of which every producer says 2" in told[-1].why
+        "the replica used ? for bucket 1 of its input 'in', but every producer has 2"
+        in actions[-1].why
     )
 
 
-def test_while_its_producers_differ_nobody_is_refuted_for_what_it_read() -> None:
+def test_a_replica_is_not_refuted_for_its_input_while_its_producers_differ() -> None:
     assert has_read(Divergence("a@2", 2), made("1", "?"), made("1", "2"), made("1", "?")) == []
     assert has_read(Divergence("a@2", 2), made("1", "2"), made("1", "2"), made("1", "2")) == []
-    assert has_read(Divergence("a@2", 2), made("1", "2")) == [], "nobody answered"
+    assert has_read(Divergence("a@2", 2), made("1", "2")) == [], "no producer answered"
 
 
-def test_nobody_is_refuted_while_no_other_replica_is_there() -> None:
-    """Its storage may be all that is left."""
+def test_a_replica_is_not_refuted_while_no_peer_is_alive() -> None:
+    """Its storage may be the only remaining one."""
     machine = Divergence("a@2", 2)
     compared(machine, WRONG, RIGHT)
     (report,) = machine.handle(Recomputed(FRESH_US + 1, "s", 1, "y"))
-    assert isinstance(report, Report) and "no other replica is there" in report.text
+    assert isinstance(report, Report) and "no peer has answered recently" in report.text
     assert compared(machine, WRONG, RIGHT, at=2 * FRESH_US) == [Recompute("s", 1)]
     assert isinstance(machine.handle(Recomputed(2 * FRESH_US, "s", 1, "y"))[-1], Refute)
 
 
-def test_a_bucket_is_computed_again_a_few_times_at_most() -> None:
-    machine, asked = Divergence("a@2", 2), 0
+def test_a_bucket_is_recomputed_a_few_times_at_most() -> None:
+    machine, recomputations = Divergence("a@2", 2), 0
     for at in range(0, 20 * FRESH_US, 2 * FRESH_US):
-        told = compared(machine, WRONG, RIGHT, at=at)
-        asked += Recompute("s", 1) in told
+        actions = compared(machine, WRONG, RIGHT, at=at)
+        recomputations += Recompute("s", 1) in actions
         machine.handle(Recomputed(at + FRESH_US + 1, "s", 1, "y"))
-    assert asked == RECOMPUTATIONS_MAX
+    assert recomputations == RECOMPUTATIONS_MAX
 
 
-def test_a_third_result_refutes_nobody() -> None:
+def test_a_third_digest_shows_nondeterminism_and_refutes_no_replica() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, WRONG, RIGHT)
     (report,) = machine.handle(Recomputed(1, "s", 1, "?"))
     assert isinstance(report, Report)
-    assert "not deterministic (computed again, it is ?)" in report.text
+    assert "not deterministic (the recomputation gave a third result, ?)" in report.text
     assert compared(machine, WRONG, RIGHT, at=9 * AGAIN_US) == []
 
 
-def test_a_third_opinion_decides_without_computing() -> None:
+def test_a_third_replica_decides_without_a_recomputation() -> None:
     machine = Divergence("a", 3)
     compared(machine, WRONG, RIGHT, peer="a@2")
-    told = compared(machine, WRONG, RIGHT, peer="a@3")
-    assert isinstance(told[-1], Refute) and "2 of 3 replicas made y" in told[-1].why
+    actions = compared(machine, WRONG, RIGHT, peer="a@3")
+    assert isinstance(actions[-1], Refute) and "2 of 3 replicas have y" in actions[-1].why
 
 
-def test_who_is_not_alone_with_its_result_leaves_it_to_the_other_one() -> None:
+def test_a_replica_that_agrees_with_another_one_does_not_recompute() -> None:
     machine = Divergence("a@3", 3)
     assert compared(machine, RIGHT, RIGHT, peer="a@2") == []
     compared(machine, RIGHT, made("x", "y", "?"), peer="a@2", at=1)
@@ -191,10 +194,12 @@ MADE_BY_FOUR = {"a": "X", "a@2": "X", "a@3": "Y", "a@4": "Y"}
 
 
 @pytest.mark.parametrize("order", list(permutations(MADE_BY_FOUR)))
-def test_two_against_two_compute_again_whoever_answers_first(order: tuple[str, ...]) -> None:
+def test_two_against_two_recompute_in_whatever_order_the_answers_arrive(
+    order: tuple[str, ...],
+) -> None:
     for name, digest in MADE_BY_FOUR.items():
         machine = Divergence(name, 4)
-        told = [
+        actions = [
             action
             for at, peer in enumerate([*order, *order])
             if peer != name
@@ -202,28 +207,30 @@ def test_two_against_two_compute_again_whoever_answers_first(order: tuple[str, .
                 machine, made("x", digest), made("x", MADE_BY_FOUR[peer]), at=at, peer=peer
             )
         ]
-        assert not any(isinstance(action, Refute) for action in told)
-        assert (Recompute("s", 1) in told) == (digest == "Y"), "the last in the order first"
+        assert not any(isinstance(action, Refute) for action in actions)
+        assert (Recompute("s", 1) in actions) == (digest == "Y"), (
+            "the last in the order of names recomputes first"
+        )
 
 
-def test_a_majority_of_all_decides_also_about_two_that_agree() -> None:
+def test_a_majority_of_all_replicas_refutes_two_that_agree() -> None:
     machine = Divergence("a", 5)
     assert compared(machine, WRONG, WRONG, peer="a@2") == []
     for peer in ("a@3", "a@4"):
         compared(machine, WRONG, RIGHT, peer=peer)
-    told = compared(machine, WRONG, RIGHT, peer="a@5")
-    assert isinstance(told[-1], Refute) and "3 of 5 replicas made y" in told[-1].why
+    actions = compared(machine, WRONG, RIGHT, peer="a@5")
+    assert isinstance(actions[-1], Refute) and "3 of 5 replicas have y" in actions[-1].why
 
 
-def test_one_that_was_rebuilt_does_not_vote_as_before() -> None:
+def test_the_earlier_vote_of_a_rebuilt_replica_does_not_count() -> None:
     machine = Divergence("a", 3)
     compared(machine, WRONG, RIGHT, peer="a@2")
     compared(machine, WRONG, made("x", "Y", "?"), peer="a@2", at=1)
-    told = compared(machine, WRONG, RIGHT, peer="a@3", at=2)
-    assert not any(isinstance(action, Refute) for action in told)
+    actions = compared(machine, WRONG, RIGHT, peer="a@3", at=2)
+    assert not any(isinstance(action, Refute) for action in actions)
 
 
-def test_when_the_other_one_was_rebuilt_they_agree_again() -> None:
+def test_replicas_agree_again_when_the_peer_was_rebuilt() -> None:
     machine = Divergence("a", 2)
     compared(machine, RIGHT, WRONG)
     (report,) = compared(machine, RIGHT, RIGHT, at=5)
@@ -231,7 +238,7 @@ def test_when_the_other_one_was_rebuilt_they_agree_again() -> None:
     assert machine.differences == {} and machine.found() == {}
 
 
-def test_also_when_it_was_rebuilt_while_this_one_computes() -> None:
+def test_replicas_agree_again_when_the_peer_was_rebuilt_during_a_recomputation() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, RIGHT, WRONG)
     assert compared(machine, RIGHT, RIGHT, at=5) == []
@@ -239,32 +246,32 @@ def test_also_when_it_was_rebuilt_while_this_one_computes() -> None:
     assert isinstance(report, Report) and report.resolved and machine.differences == {}
 
 
-def test_one_that_is_not_that_far_yet_does_not_agree() -> None:
+def test_a_peer_that_has_not_reached_the_bucket_does_not_count_as_agreeing() -> None:
     machine = Divergence("a", 2)
     compared(machine, RIGHT, WRONG)
     assert compared(machine, RIGHT, made("x"), at=5) == []
     assert machine.differences
 
 
-def test_when_the_bucket_is_not_kept_any_more_the_next_one_is_looked_at() -> None:
+def test_when_the_bucket_is_no_longer_retained_the_next_difference_is_examined() -> None:
     machine = Divergence("a@2", 2)
     compared(machine, WRONG, RIGHT)
     machine.handle(Recomputed(1, "s", 1, None, "inputs are gone"))
-    told = compared(machine, made("Z", "W", since=2), made("z", "w", since=2), at=AGAIN_US + 1)
-    assert told[-1] == Recompute("s", 2)
+    actions = compared(machine, made("Z", "W", since=2), made("z", "w", since=2), at=AGAIN_US + 1)
+    assert actions[-1] == Recompute("s", 2)
     assert machine.differences["s"].own == "Z"
 
 
 @pytest.mark.parametrize("late", [Recomputed(1, "t", 1, "y"), Recomputed(1, "s", 0, "x")])
-def test_what_nobody_asked_for_is_not_heard(late: Recomputed) -> None:
+def test_a_recomputation_that_was_not_requested_is_ignored(late: Recomputed) -> None:
     machine = Divergence("a@2", 2)
     compared(machine, WRONG, RIGHT)
     assert machine.handle(late) == []
     assert machine.differences["s"].state == "recomputing"
 
 
-def test_a_window_is_bounded_and_knows_parts_of_a_bucket() -> None:
-    found = window_of(0, 99, [(n, str(n)) for n in range(100)])
-    assert (found.since, found.upto) == (100 - WINDOW_BUCKETS, 99)
-    assert len(found.digests) == WINDOW_BUCKETS
+def test_a_window_is_bounded_and_joins_the_segments_of_a_bucket() -> None:
+    window = window_of(0, 99, [(n, str(n)) for n in range(100)])
+    assert (window.since, window.upto) == (100 - WINDOW_BUCKETS, 99)
+    assert len(window.digests) == WINDOW_BUCKETS
     assert window_of(3, 5, [(2, "a"), (4, "b"), (4, "c"), (6, "d")]) == Window(3, 5, ((4, "b+c"),))

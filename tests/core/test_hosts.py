@@ -1,4 +1,4 @@
-"""A host: what it starts, stops and tries again, and when it ends itself (Flux section 2.2)."""
+"""Which nodes a host starts, stops and restarts, and when it terminates (Flux section 2.2)."""
 
 from __future__ import annotations
 
@@ -26,131 +26,135 @@ BOTH = ("a", "b")
 
 
 def host(*nodes: str) -> Host:
-    """One that runs these since 0."""
-    made = Host(0, rebuildable=lambda node: True)
-    assert made.handle(Answered(0, nodes)) == [StartNode(node) for node in nodes]
-    return made
+    """A host that has run these nodes since 0."""
+    machine = Host(0, rebuildable=lambda node: True)
+    assert machine.handle(Answered(0, nodes)) == [StartNode(node) for node in nodes]
+    return machine
 
 
 def said(host: Host, *events: Event) -> list[Action]:
-    """What the last event gives, without reports."""
+    """Actions of the last event, without reports."""
     actions: list[Action] = []
     for event in events:
         actions = [a for a in host.handle(event) if not isinstance(a, Report)]
     return actions
 
 
-def test_it_runs_what_it_is_told_and_nothing_else() -> None:
-    does = host("a", "b")
-    assert does.handle(Answered(S, ("a", "b"))) == []
-    assert does.handle(Answered(2 * S, ("b", "c"))) == [StopNode("a"), StartNode("c")]
-    assert does.handle(Answered(3 * S, ("b", "c", "a"))) == [], "what was there is still stopping"
-    assert does.handle(NodeStopped(4 * S, "a")) == []
-    assert does.handle(Answered(4 * S, ("b", "c", "a"))) == [StartNode("a")]
-    assert said(does, Answered(5 * S, ("b", "c")), NodeStopped(6 * S, "a")) == []
-    assert does.handle(Answered(7 * S, ("b", "c"))) == []
+def test_a_host_runs_exactly_the_nodes_that_are_assigned_to_it() -> None:
+    machine = host("a", "b")
+    assert machine.handle(Answered(S, ("a", "b"))) == []
+    assert machine.handle(Answered(2 * S, ("b", "c"))) == [StopNode("a"), StartNode("c")]
+    assert machine.handle(Answered(3 * S, ("b", "c", "a"))) == [], (
+        "the former instance is still stopping"
+    )
+    assert machine.handle(NodeStopped(4 * S, "a")) == []
+    assert machine.handle(Answered(4 * S, ("b", "c", "a"))) == [StartNode("a")]
+    assert said(machine, Answered(5 * S, ("b", "c")), NodeStopped(6 * S, "a")) == []
+    assert machine.handle(Answered(7 * S, ("b", "c"))) == []
 
 
-def test_a_standby_runs_nothing_until_it_is_told_to() -> None:
-    does = host()
-    assert does.handle(Answered(S, ())) == []
-    assert does.handle(Answered(3 * S, ("a", "b"))) == [StartNode("a"), StartNode("b")]
+def test_a_standby_runs_no_node_until_one_is_assigned() -> None:
+    machine = host()
+    assert machine.handle(Answered(S, ())) == []
+    assert machine.handle(Answered(3 * S, ("a", "b"))) == [StartNode("a"), StartNode("b")]
 
 
-def test_a_bad_node_does_not_stop_the_others() -> None:
-    does = host("a", "b")
-    failed = does.handle(NodeFailed(S, "a", "refused", "the state of another query"))
+def test_a_failed_node_does_not_stop_the_others() -> None:
+    machine = host("a", "b")
+    failed = machine.handle(NodeFailed(S, "a", "refused", "the state of another query"))
     assert [type(action) for action in failed] == [Report, StopNode]
-    assert said(does, NodeStopped(2 * S, "a"), Answered(900 * S, ("a", "b"))) == []
-    assert does.conditions["a"].final and "b" not in does.conditions
+    assert said(machine, NodeStopped(2 * S, "a"), Answered(900 * S, ("a", "b"))) == []
+    assert machine.conditions["a"].final and "b" not in machine.conditions
 
 
-def test_what_may_mend_is_tried_again_when_the_former_instance_is_gone() -> None:
-    does = host("a", "b")
-    assert said(does, NodeFailed(S, "a", "storage", "read-only")) == [StopNode("a")]
-    assert said(does, Answered(60 * S, BOTH)) == [], "its threads may still hold the storage"
-    assert said(does, NodeStopped(61 * S, "a"), Answered(61 * S, BOTH)) == [StartNode("a")]
-    said(does, NodeProgressed(62 * S, "a", 5))
-    assert does.handle(NodeProgressed(62 * S, "a", 6)) == [Report("a", None)]
+def test_a_node_is_restarted_only_after_its_former_instance_has_stopped() -> None:
+    machine = host("a", "b")
+    assert said(machine, NodeFailed(S, "a", "storage", "read-only")) == [StopNode("a")]
+    assert said(machine, Answered(60 * S, BOTH)) == [], (
+        "threads of the former instance may still use the storage"
+    )
+    assert said(machine, NodeStopped(61 * S, "a"), Answered(61 * S, BOTH)) == [StartNode("a")]
+    said(machine, NodeProgressed(62 * S, "a", 5))
+    assert machine.handle(NodeProgressed(62 * S, "a", 6)) == [Report("a", None)]
 
 
 def test_damaged_storage_is_rebuilt() -> None:
-    does = host("a", "b")
-    said(does, NodeFailed(S, "a", "damaged", "rot"), NodeStopped(S, "a"))
-    assert said(does, Answered(2 * S, BOTH)) == [StartNode("a", rebuild=True)]
+    machine = host("a", "b")
+    said(machine, NodeFailed(S, "a", "damaged", "rot"), NodeStopped(S, "a"))
+    assert said(machine, Answered(2 * S, BOTH)) == [StartNode("a", rebuild=True)]
 
 
-def test_nothing_is_started_without_the_controller() -> None:
-    """The process may have been replaced without knowing it yet."""
-    does = host("a", "b")
-    said(does, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
-    assert [said(does, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
-    assert said(does, Answered(9 * S, BOTH)) == [StartNode("a")]
+def test_no_node_is_started_without_the_controller() -> None:
+    """The host may have been replaced without having been notified."""
+    machine = host("a", "b")
+    said(machine, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
+    assert [said(machine, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
+    assert said(machine, Answered(9 * S, BOTH)) == [StartNode("a")]
 
 
-def test_one_that_was_declared_dead_is_started_anew() -> None:
-    does = host("a", "b")
-    assert said(does, Answered(S, ("a", "b"), dead=("a",))) == [StopNode("a")]
-    assert said(does, Answered(2 * S, ("a", "b"), dead=("a",))) == []
-    assert said(does, NodeStopped(3 * S, "a"), Answered(3 * S, BOTH)) == [StartNode("a")]
+def test_a_node_that_was_declared_dead_is_restarted() -> None:
+    machine = host("a", "b")
+    assert said(machine, Answered(S, ("a", "b"), dead=("a",))) == [StopNode("a")]
+    assert said(machine, Answered(2 * S, ("a", "b"), dead=("a",))) == []
+    assert said(machine, NodeStopped(3 * S, "a"), Answered(3 * S, BOTH)) == [StartNode("a")]
 
 
-def test_a_crash_is_tried_again_in_place_while_something_works() -> None:
-    does = host("a", "b")
-    assert said(does, NodeFailed(S, "a", "crash", "ValueError")) == [StopNode("a")]
-    assert said(does, NodeStopped(2 * S, "a"), Answered(2 * S, BOTH)) == [StartNode("a")]
+def test_a_crashed_node_is_restarted_in_place_while_another_node_works() -> None:
+    machine = host("a", "b")
+    assert said(machine, NodeFailed(S, "a", "crash", "ValueError")) == [StopNode("a")]
+    assert said(machine, NodeStopped(2 * S, "a"), Answered(2 * S, BOTH)) == [StartNode("a")]
 
 
-def test_a_host_of_which_nothing_works_ends() -> None:
-    """Of an unforeseen error the process itself may be the cause, such as a JVM that is gone."""
-    does = host("a")
-    *_, end = does.handle(NodeFailed(S, "a", "crash", "Py4JNetworkError"))
+def test_a_host_without_a_working_node_terminates() -> None:
+    """The cause of an unexpected error may be the process itself, for example a lost JVM."""
+    machine = host("a")
+    *_, end = machine.handle(NodeFailed(S, "a", "crash", "Py4JNetworkError"))
     assert isinstance(end, End) and end.code == 1
-    does = host("a", "b")
-    does.handle(NodeFailed(S, "a", "crash", "Py4JNetworkError"))
-    *_, end = does.handle(NodeFailed(S, "b", "crash", "Py4JNetworkError"))
+    machine = host("a", "b")
+    machine.handle(NodeFailed(S, "a", "crash", "Py4JNetworkError"))
+    *_, end = machine.handle(NodeFailed(S, "b", "crash", "Py4JNetworkError"))
     assert isinstance(end, End)
 
 
-def test_a_node_that_crashes_on_and_on_does_not_end_the_others() -> None:
-    does, at = host("a", "b"), S
+def test_a_node_that_crashes_repeatedly_does_not_stop_the_others() -> None:
+    machine, at = host("a", "b"), S
     for _ in range(3 * POLICIES["crash"].limit):
-        assert said(does, NodeFailed(at, "a", "crash", "ValueError")) == [StopNode("a")]
+        assert said(machine, NodeFailed(at, "a", "crash", "ValueError")) == [StopNode("a")]
         at += 60 * S
-        assert said(does, NodeStopped(at, "a"), Answered(at, BOTH)) == [StartNode("a")]
-    assert does.conditions["a"].quarantined
+        assert said(machine, NodeStopped(at, "a"), Answered(at, BOTH)) == [StartNode("a")]
+    assert machine.conditions["a"].quarantined
 
 
-def test_an_error_that_comes_while_it_stops_changes_nothing() -> None:
-    does = host("a", "b")
-    said(does, NodeFailed(S, "a", "transport", "away"))
-    assert said(does, NodeFailed(S, "a", "crash", "closed log")) == []
-    assert does.conditions["a"].kind == "transport"
+def test_an_error_of_a_stopping_node_does_not_replace_the_first_one() -> None:
+    machine = host("a", "b")
+    said(machine, NodeFailed(S, "a", "transport", "away"))
+    assert said(machine, NodeFailed(S, "a", "crash", "closed log")) == []
+    assert machine.conditions["a"].kind == "transport"
 
 
-def test_an_orphan_ends_itself() -> None:
-    does, at = host("a"), 0
+def test_an_orphaned_host_terminates() -> None:
+    machine, at = host("a"), 0
     while at <= ORPHANED_US:
-        assert said(does, Unanswered(at)) == []
+        assert said(machine, Unanswered(at)) == []
         at += HEARTBEAT_US
-    (end,) = said(does, Unanswered(at))
+    (end,) = said(machine, Unanswered(at))
     assert isinstance(end, End) and end.code == 0
 
 
-def test_an_answer_in_time_keeps_it() -> None:
-    does = host("a")
+def test_an_answer_in_time_keeps_the_host_running() -> None:
+    machine = host("a")
     for second in range(9):
-        said(does, Unanswered(second * S))
-    said(does, Answered(9 * S, ("a",)))
-    assert [said(does, Unanswered(second * S)) for second in range(10, 19)] == [[]] * 9
+        said(machine, Unanswered(second * S))
+    said(machine, Answered(9 * S, ("a",)))
+    assert [said(machine, Unanswered(second * S)) for second in range(10, 19)] == [[]] * 9
 
 
-def test_time_in_which_the_host_itself_stood_still_does_not_count() -> None:
-    does = host("a")
-    assert said(does, Unanswered(3_600 * S)) == [], f"at most {ABSENCE_US / S} s of that hour"
-    assert said(does, Answered(3_601 * S, ("a",))) == []
+def test_time_in_which_the_host_itself_was_suspended_does_not_count() -> None:
+    machine = host("a")
+    assert said(machine, Unanswered(3_600 * S)) == [], f"at most {ABSENCE_US / S} s of that hour"
+    assert said(machine, Answered(3_601 * S, ("a",))) == []
 
 
-def test_a_host_that_was_replaced_ends() -> None:
+def test_a_host_that_was_replaced_terminates() -> None:
     (end,) = said(host("a"), Replaced(S))
     assert isinstance(end, End) and end.code != 0

@@ -1,4 +1,4 @@
-"""Transcripts of a node's decisions. Sections are the papers'."""
+"""Transcripts of the decisions of a node. Section numbers refer to the papers."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def opened(stream: str, starts_at: int = 0, trimmed_upto: int | None = None) -> 
     )
 
 
-def started(plan: PathPlan = PATH, **how: object) -> Progress:
-    core = Progress([plan], **how)  # type: ignore[arg-type]
+def started(plan: PathPlan = PATH, **options: object) -> Progress:
+    core = Progress([plan], **options)  # type: ignore[arg-type]
     for stream in plan.inputs:
         core.handle(opened(stream))
     return core
 
 
-def test_borealis_3_2_a_bucket_is_whole_when_every_input_says_so() -> None:
+def test_borealis_3_2_a_bucket_is_complete_when_every_input_declared_its_boundary() -> None:
     core = started()
     assert core.handle(BoundaryArrived(1, "s1", 7)) == []
     assert core.handle(BoundaryArrived(2, "s2", 5)) == [Run("out", 0, 5)]
 
 
-def test_borealis_3_2_an_input_never_heard_of_blocks() -> None:
+def test_borealis_3_2_an_input_without_a_boundary_blocks() -> None:
     sunion = SUnion(["s1", "s2", "s3"])
     sunion.boundary("s1", 9)
     sunion.boundary("s2", 9)
@@ -68,14 +68,14 @@ def test_borealis_3_2_an_input_never_heard_of_blocks() -> None:
     assert sunion.waiting_for() == ["s3"]
 
 
-def test_a_boundary_never_goes_back() -> None:
+def test_a_boundary_that_goes_back_is_a_protocol_violation() -> None:
     sunion = SUnion(["s1"])
     sunion.boundary("s1", 9)
     with pytest.raises(ProtocolViolation, match="went back from 9 to 8"):
         sunion.boundary("s1", 8)
 
 
-def test_one_run_at_a_time_and_waiting_buckets_run_together() -> None:
+def test_a_path_has_one_run_at_a_time_and_waiting_buckets_run_together() -> None:
     core = started()
     core.handle(BoundaryArrived(1, "s1", 0))
     assert core.handle(BoundaryArrived(1, "s2", 0)) == [Run("out", 0, 0)]
@@ -86,7 +86,7 @@ def test_one_run_at_a_time_and_waiting_buckets_run_together() -> None:
     assert actions[-1] == Run("out", 1, 3)
 
 
-def test_a_group_stops_at_the_limits_of_one_job() -> None:
+def test_a_group_of_buckets_respects_the_limits_of_one_job() -> None:
     core = started(group_buckets_max=2, group_rows_max=1_000)
     rows = tuple((bucket, 10) for bucket in range(5))
     core.handle(BoundaryArrived(1, "s1", 4, rows))
@@ -96,7 +96,7 @@ def test_a_group_stops_at_the_limits_of_one_job() -> None:
     assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
 
 
-def test_a_bucket_counts_once_however_many_inputs_it_has() -> None:
+def test_a_bucket_with_several_inputs_counts_once_towards_the_group_limit() -> None:
     core = started(group_buckets_max=3)
     rows = tuple((bucket, 10) for bucket in range(5))
     core.handle(BoundaryArrived(1, "s1", 4, rows))
@@ -109,7 +109,7 @@ def test_a_single_bucket_larger_than_the_limit_still_runs() -> None:
     assert core.handle(BoundaryArrived(1, "s2", 1)) == [Run("out", 0, 0)]
 
 
-def test_checkpoints_every_n_buckets() -> None:
+def test_a_checkpoint_is_written_every_checkpoint_buckets() -> None:
     core = started(checkpoint_buckets=3)
     core.handle(BoundaryArrived(1, "s1", 1))
     core.handle(BoundaryArrived(1, "s2", 1))
@@ -119,22 +119,23 @@ def test_checkpoints_every_n_buckets() -> None:
     assert Checkpoint("out", 2) in core.handle(StepDone(4, "out", 2, 0, 0))
 
 
-def test_replay_keeps_what_an_empty_node_needs_for_the_slowest_reader() -> None:
+def test_replay_retains_the_inputs_an_empty_node_needs_for_the_slowest_consumer() -> None:
     core = started(checkpoint_buckets=0)
     core.handle(BoundaryArrived(1, "s1", 20))
     core.handle(BoundaryArrived(1, "s2", 20))
-    done = core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))
-    # Nobody has taken anything: everything is still needed, although it was received.
-    assert Acknowledge("s1", 20, -1) in done
-    # The reader has bucket 15: bucket 16 reaches 4 buckets back, to 12. Said with the next step.
+    actions = core.handle(StepDone(2, "out", 20, needs_from=21, horizon=20))
+    # No consumer has acknowledged yet: everything is received and nothing is released.
+    assert Acknowledge("s1", 20, -1) in actions
+    # The consumer has bucket 15. Bucket 16 reaches 4 buckets back, to 12: buckets up to 11 are
+    # released, with the acknowledgement of the next step.
     assert core.handle(Acknowledged(3, "out", 15, 15)) == []
     core.handle(BoundaryArrived(4, "s1", 21))
     core.handle(BoundaryArrived(4, "s2", 21))
-    done = core.handle(StepDone(5, "out", 21, needs_from=22, horizon=21))
-    assert Acknowledge("s1", 21, 11) in done
+    actions = core.handle(StepDone(5, "out", 21, needs_from=22, horizon=21))
+    assert Acknowledge("s1", 21, 11) in actions
 
 
-def test_after_the_last_step_acknowledgements_are_passed_on_at_once() -> None:
+def test_acknowledgements_are_forwarded_at_once_after_the_last_step() -> None:
     core = started(checkpoint_buckets=0)
     for stream in PATH.inputs:
         core.handle(BoundaryArrived(1, stream, 20, ended=True))
@@ -145,7 +146,7 @@ def test_after_the_last_step_acknowledgements_are_passed_on_at_once() -> None:
     ]
 
 
-def test_checkpoint_recovery_keeps_what_the_newest_version_refers_to() -> None:
+def test_checkpoint_recovery_retains_the_inputs_of_the_newest_checkpoint() -> None:
     core = started(recovery="checkpoint", checkpoint_buckets=10)
     core.handle(BoundaryArrived(1, "s1", 9))
     core.handle(BoundaryArrived(1, "s2", 9))
@@ -156,7 +157,7 @@ def test_checkpoint_recovery_keeps_what_the_newest_version_refers_to() -> None:
     ]
 
 
-def test_operators_that_are_not_convergent_keep_everything_under_replay() -> None:
+def test_replay_retains_everything_for_operators_that_are_not_convergent() -> None:
     plan = PathPlan("out", ("s1",), ("out",), convergent=False, extent=0)
     core = started(plan)
     core.handle(BoundaryArrived(1, "s1", 500))
@@ -165,7 +166,7 @@ def test_operators_that_are_not_convergent_keep_everything_under_replay() -> Non
     assert all(a.no_longer_needed == -1 for a in actions if isinstance(a, Acknowledge))
 
 
-def test_a_lost_node_with_trimmed_inputs_starts_late_and_says_from_where_it_is_right() -> None:
+def test_a_lost_node_with_trimmed_inputs_starts_late_and_reports_its_first_valid_bucket() -> None:
     core = Progress([PATH])
     core.handle(opened("s1", 0, trimmed_upto=99))
     assert core.handle(opened("s2", 0, trimmed_upto=97)) == [
@@ -173,7 +174,7 @@ def test_a_lost_node_with_trimmed_inputs_starts_late_and_says_from_where_it_is_r
     ]
 
 
-def test_state_that_cannot_be_rebuilt_is_an_error_not_a_wrong_answer() -> None:
+def test_state_that_cannot_be_rebuilt_is_an_error_not_a_wrong_result() -> None:
     plan = PathPlan("out", ("s1",), ("out",), convergent=False, extent=0)
     (action,) = Progress([plan]).handle(opened("s1", 0, trimmed_upto=5))
     assert isinstance(action, Fail)
@@ -183,8 +184,9 @@ def test_state_that_cannot_be_rebuilt_is_an_error_not_a_wrong_answer() -> None:
 # -- from a checkpoint ----------------------------------------------------------------------------
 
 IS_STABLE = Change("out", OutputState.STABLE)
-#: The version after bucket 42 needs its inputs from 38 on; they began at 3.
+#: The checkpoint of bucket 42 needs its inputs from bucket 38; they start at bucket 3.
 RESUMED = {"out": (42, 38, 3)}
+#: `max_delay` (X in Borealis).
 X = 1_000
 AVAILABLE = replace(
     PATH,
@@ -193,16 +195,16 @@ AVAILABLE = replace(
 )
 
 
-def test_a_recovered_node_goes_on_after_its_checkpoint() -> None:
+def test_a_recovered_node_continues_after_its_checkpoint() -> None:
     core = Progress([PATH], resumed=RESUMED)
     assert core.handle(Began(0)) == [Start("out", 42, origin=3, valid_from=3)]
     for stream in PATH.inputs:
-        assert core.handle(opened(stream, 3, trimmed_upto=37)) == [], "it has begun"
+        assert core.handle(opened(stream, 3, trimmed_upto=37)) == [], "the path has already started"
     core.handle(BoundaryArrived(1, "s1", 50))
     assert core.handle(BoundaryArrived(1, "s2", 50)) == [Run("out", 43, 50)]
 
 
-def test_inputs_that_are_told_from_before_the_checkpoint_are_no_news() -> None:
+def test_input_buckets_up_to_the_checkpoint_are_not_run_again() -> None:
     core = Progress([PATH], resumed=RESUMED)
     core.handle(Began(0))
     assert core.handle(BoundaryArrived(1, "s1", 40, ((38, 5), (40, 5)))) == []
@@ -211,8 +213,8 @@ def test_inputs_that_are_told_from_before_the_checkpoint_are_no_news() -> None:
     assert core.handle(BoundaryArrived(2, "s2", 43)) == [Run("out", 43, 43)]
 
 
-def test_a_node_restarted_while_an_input_is_absent_goes_on_within_x() -> None:
-    """Nothing at all is heard of s2, not even that it exists."""
+def test_a_node_restarted_without_an_input_gives_tentative_results_within_max_delay() -> None:
+    """s2 has not even been opened since the restart."""
     core = Progress([AVAILABLE], resumed=RESUMED)
     core.handle(Began(0))
     core.handle(opened("s1", 3, trimmed_upto=37))
@@ -223,7 +225,7 @@ def test_a_node_restarted_while_an_input_is_absent_goes_on_within_x() -> None:
         Enter("out", 1, forget=False),
         RunTentative("out", 1, 43, 50, (("out", 50),), ("s2",), Partial(0.5, 0.5)),
     ]
-    # What was absent comes after all, and is corrected like any other failure.
+    # The missing input arrives, and the correction is the same as after any other failure.
     core.handle(TentativeDone(200 + X, "out", 1, 50))
     core.handle(opened("s2", 3, trimmed_upto=37))
     assert core.handle(BoundaryArrived(300 + X, "s2", 50)) == [
@@ -231,8 +233,8 @@ def test_a_node_restarted_while_an_input_is_absent_goes_on_within_x() -> None:
     ]  # fmt: skip
 
 
-def test_a_node_that_has_no_checkpoint_waits_for_all_its_inputs() -> None:
-    """It never was stable: there is nothing to go on from."""
+def test_a_node_without_a_checkpoint_waits_for_all_its_inputs() -> None:
+    """The node was never stable: it has no state from which to give tentative results."""
     core = Progress([AVAILABLE])
     assert core.handle(Began(0)) == []
     core.handle(opened("s1"))
@@ -241,21 +243,21 @@ def test_a_node_that_has_no_checkpoint_waits_for_all_its_inputs() -> None:
     assert core.handle(opened("s2")) == [Start("out", -1, 0, 0)]
 
 
-def test_each_path_begins_by_itself() -> None:
+def test_each_path_starts_independently() -> None:
     other = replace(AVAILABLE, name="other", outputs=("other",), trees={"other": "s1"})
     core = Progress([AVAILABLE, other], resumed={"other": (42, 38, 3)})
     assert core.handle(Began(0)) == [Start("other", 42, 3, 3)]
 
 
-def test_of_a_pair_it_says_where_it_begins_when_it_begins() -> None:
+def test_a_replica_of_a_pair_acknowledges_its_start_position_at_once() -> None:
     core = Progress([replace(PATH, convergent=False)], recovery="pairs", resumed=RESUMED)
-    told = core.handle(Began(0))
-    assert [action for action in told if isinstance(action, Acknowledge)] == [
+    actions = core.handle(Began(0))
+    assert [action for action in actions if isinstance(action, Acknowledge)] == [
         Acknowledge("s1", 42, 37), Acknowledge("s2", 42, 37),
     ]  # fmt: skip
 
 
-def test_who_catches_up_from_a_checkpoint_does_not_promise_to_answer() -> None:
+def test_a_node_that_catches_up_from_a_checkpoint_promises_no_results() -> None:
     plan = replace(AVAILABLE, policy=replace(AVAILABLE.policy, peers=("peer",)))
     core = Progress([plan], me="me", resumed=RESUMED, group_buckets_max=10)
     core.handle(Began(0))
@@ -266,7 +268,7 @@ def test_who_catches_up_from_a_checkpoint_does_not_promise_to_answer() -> None:
     assert reply == Reply(1, "away")
 
 
-def test_ended_inputs_let_open_windows_close_and_then_the_path_ends() -> None:
+def test_open_windows_close_after_all_inputs_ended_and_then_the_path_ends() -> None:
     core = started()
     core.handle(BoundaryArrived(1, "s1", 5, ended=True))
     assert core.handle(BoundaryArrived(1, "s2", 7, ended=True)) == [Run("out", 0, 7)]
@@ -275,20 +277,20 @@ def test_ended_inputs_let_open_windows_close_and_then_the_path_ends() -> None:
     assert core.handle(StepDone(3, "out", 9, needs_from=10, horizon=9))[-1] == End("out")
 
 
-def test_a_step_nobody_started_is_our_bug() -> None:
+def test_the_result_of_a_step_that_was_not_started_is_a_protocol_violation() -> None:
     core = started()
-    with pytest.raises(ProtocolViolation, match="run under way"):
+    with pytest.raises(ProtocolViolation, match="expected the running step"):
         core.handle(StepDone(1, "out", 3, 0, 0))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2"]), st.integers(0, 4)), max_size=60))
-def test_every_bucket_is_run_exactly_once_and_in_order(moves: list[tuple[str, int]]) -> None:
+def test_every_bucket_runs_exactly_once_and_in_order(moves: list[tuple[str, int]]) -> None:
     core = started(group_buckets_max=3)
     upto = {"s1": -1, "s2": -1}
     next_bucket = 0
-    for stream, more in moves:
-        rows = tuple((b, 1) for b in range(upto[stream] + 1, upto[stream] + more + 1))
-        upto[stream] += more
+    for stream, added in moves:
+        rows = tuple((b, 1) for b in range(upto[stream] + 1, upto[stream] + added + 1))
+        upto[stream] += added
         actions = core.handle(BoundaryArrived(0, stream, upto[stream], rows))
         while True:
             runs = [action for action in actions if isinstance(action, Run)]

@@ -1,4 +1,6 @@
-"""Which replica a reader follows, as transcripts. Sections and properties are Borealis'."""
+"""Transcripts of the replica selection of a consumer. Sections and properties are those of
+Borealis.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from holdfast.core.subscription import Delivered, Switched
 from holdfast.types import OutputState
 from tests.core.subscriptions import REPLICAS, STABILIZATION, STABLE, UP_FAILURE, Consumer
 
-# -- section 3.3: the choice ----------------------------------------------------------------------
+# -- section 3.3: selection of a replica ----------------------------------------------------------
 
 
-def test_the_first_that_answers_is_followed_whatever_its_state() -> None:
+def test_a_consumer_reads_the_first_replica_that_reports_in_any_state() -> None:
     for state in OutputState:
         assert Consumer().hears("b", state) == ["reads b"]
 
 
-def test_3_3_a_stable_replica_is_kept_while_it_is_stable() -> None:
+def test_3_3_a_consumer_keeps_a_stable_replica() -> None:
     consumer = Consumer()
     assert consumer.hears("b", STABLE) == ["reads b"]
     assert consumer.hears("a", STABLE) == []
@@ -31,7 +33,7 @@ def test_3_3_a_stable_replica_is_kept_while_it_is_stable() -> None:
 
 
 @pytest.mark.parametrize("state", [UP_FAILURE, STABILIZATION])
-def test_3_3_a_neighbour_that_is_no_longer_stable_is_left_for_one_that_is(
+def test_3_3_a_consumer_leaves_a_replica_that_is_no_longer_stable_for_a_stable_one(
     state: OutputState,
 ) -> None:
     consumer = Consumer()
@@ -40,13 +42,13 @@ def test_3_3_a_neighbour_that_is_no_longer_stable_is_left_for_one_that_is(
     assert consumer.hears("a", state) == ["reads b"]
 
 
-def test_3_3_without_a_stable_one_a_replica_in_up_failure_keeps_things_going() -> None:
+def test_3_3_without_a_stable_replica_one_in_up_failure_is_preferred() -> None:
     consumer = Consumer()
     consumer.hears("a", STABILIZATION)
     assert consumer.hears("b", UP_FAILURE) == ["corrects from a", "reads b"]
 
 
-def test_3_3_what_comes_with_the_rows_counts_as_much_as_an_answer() -> None:
+def test_3_3_the_state_in_a_delivery_counts_like_a_reported_status() -> None:
     consumer = Consumer()
     consumer.hears("a", STABLE)
     consumer.hears("b", STABLE)
@@ -55,20 +57,20 @@ def test_3_3_what_comes_with_the_rows_counts_as_much_as_an_answer() -> None:
     assert consumer.main == "b"
 
 
-def test_rows_that_came_since_the_last_answer_show_how_far_a_replica_is() -> None:
-    """Else a reader would take whom it reads for one that is behind: it has its last bucket."""
+def test_deliveries_since_the_last_report_update_the_position_of_a_replica() -> None:
+    """Without that, the replica that delivered the newest bucket would count as behind."""
     consumer = Consumer()
     consumer.hears("a", STABLE, 9)
     consumer.hears("b", UP_FAILURE, 9, 14)
     consumer.gets("a", STABLE, 12)
     consumer.takes(12)
     assert consumer.hears("b", UP_FAILURE, 9, 15) == []
-    consumer.gets("a", STABLE, 11)  # less than it said before
+    consumer.gets("a", STABLE, 11)  # less than before
     assert consumer.hears("b", UP_FAILURE, 9, 16) == []
 
 
-def test_nobody_switches_without_a_reason() -> None:
-    """Two equals: the one that is followed is."""
+def test_a_consumer_does_not_switch_between_equal_replicas() -> None:
+    """Of two equal replicas, the consumer keeps the one that it reads."""
     for state in OutputState:
         consumer = Consumer()
         consumer.hears("b", state)
@@ -79,7 +81,7 @@ def test_nobody_switches_without_a_reason() -> None:
 # -- section 3.5: the four cases of property 2 ----------------------------------------------------
 
 
-def test_property_2_1_from_stable_to_stable_it_goes_on_where_it_was() -> None:
+def test_property_2_1_from_stable_to_stable_the_consumer_continues_at_its_position() -> None:
     consumer = Consumer()
     consumer.hears("a", STABLE, 12)
     consumer.hears("b", STABLE, 12)
@@ -87,16 +89,16 @@ def test_property_2_1_from_stable_to_stable_it_goes_on_where_it_was() -> None:
     assert consumer.machine.at == 10
 
 
-def test_property_2_2_from_up_failure_to_stable() -> None:
+def test_property_2_2_from_up_failure_to_stable_both_positions_are_kept() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.takes(9, 14)
     assert consumer.hears("b", STABLE, 12) == ["reads b"]
-    # The new one is told both: the last stable bucket and the last tentative one.
+    # The request to the new replica has both: the last stable and the last tentative bucket.
     assert (consumer.machine.at, consumer.machine.tentative_upto) == (10, 14)
 
 
-def test_property_2_3_to_up_failure_only_what_is_younger_is_taken() -> None:
+def test_property_2_3_from_a_replica_in_up_failure_only_newer_tentative_buckets_are_taken() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.takes(9, 14)
@@ -105,7 +107,7 @@ def test_property_2_3_to_up_failure_only_what_is_younger_is_taken() -> None:
     assert consumer.taking("b", UP_FAILURE).tentative_after == 14
 
 
-def test_property_2_4_one_in_stabilization_only_corrects_in_the_background() -> None:
+def test_property_2_4_a_replica_in_stabilization_is_read_only_for_corrections() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     assert consumer.hears("b", STABILIZATION, 9) == ["corrects from b"]
@@ -114,8 +116,8 @@ def test_property_2_4_one_in_stabilization_only_corrects_in_the_background() -> 
     assert (consumer.main, consumer.correcting) == ("a", "b")
 
 
-def test_corrections_are_over_when_the_one_that_gave_them_is_stable() -> None:
-    """REC_DONE came: it is followed for everything, and from nobody else is anything wanted."""
+def test_corrections_end_when_the_correcting_replica_is_stable() -> None:
+    """After REC_DONE the replica is read for everything, and no other replica is read."""
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.hears("b", STABILIZATION, 9)
@@ -123,25 +125,25 @@ def test_corrections_are_over_when_the_one_that_gave_them_is_stable() -> None:
     assert (consumer.main, consumer.correcting) == ("b", None)
 
 
-def test_corrections_come_from_whoever_has_the_most_of_them() -> None:
+def test_corrections_are_read_from_the_replica_that_has_the_most() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.hears("b", STABILIZATION, 10)
     assert consumer.hears("c", STABILIZATION, 12) == ["corrects from c"]
 
 
-def test_while_stable_rows_come_nobody_is_followed_beside() -> None:
+def test_no_replica_is_read_for_corrections_beside_a_stable_one() -> None:
     consumer = Consumer()
     consumer.hears("a", STABLE)
     assert consumer.hears("b", STABILIZATION, 20) == []
     assert consumer.correcting is None
 
 
-# -- stable, and yet no better --------------------------------------------------------------------
+# -- stable replicas that are behind --------------------------------------------------------------
 
 
-def test_a_stable_replica_that_has_less_than_the_reader_is_not_preferred() -> None:
-    """It was cut off, and does not know yet: what it would give is old."""
+def test_a_stable_replica_that_is_behind_the_consumer_is_not_preferred() -> None:
+    """The replica was cut off without noticing it yet: its buckets are old."""
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 11)
     assert consumer.hears("b", STABLE, 8) == ["corrects from b"]
@@ -149,8 +151,8 @@ def test_a_stable_replica_that_has_less_than_the_reader_is_not_preferred() -> No
     assert consumer.hears("b", STABLE, 9) == ["drops b", "reads b"]
 
 
-def test_a_replica_that_was_cut_off_from_all_its_inputs_is_left() -> None:
-    """It knows of no failure, so it calls itself stable, and does not get on."""
+def test_a_consumer_leaves_a_replica_that_was_cut_off_from_all_its_inputs() -> None:
+    """The replica knows of no failure: it reports STABLE and makes no progress."""
     consumer = Consumer()
     consumer.hears("a", STABLE, 9)
     consumer.hears("b", UP_FAILURE, 9, 9 + LAG_BUCKETS - 1)
@@ -158,20 +160,20 @@ def test_a_replica_that_was_cut_off_from_all_its_inputs_is_left() -> None:
     assert consumer.hears("b", UP_FAILURE, 9, 9 + LAG_BUCKETS) == ["corrects from a", "reads b"]
 
 
-def test_a_stable_replica_that_is_behind_is_still_better_than_one_in_stabilization() -> None:
+def test_a_stable_replica_that_is_behind_is_preferred_to_one_in_stabilization() -> None:
     consumer = Consumer()
     consumer.hears("a", STABILIZATION, 5)
     assert consumer.hears("b", STABLE, 5) == ["reads b"]
 
 
-def test_a_reader_that_has_nothing_finds_nobody_behind_itself() -> None:
+def test_no_replica_is_behind_a_consumer_without_a_position() -> None:
     consumer = Consumer(at=None)
     consumer.hears("a", UP_FAILURE, 0, 2)
     assert consumer.hears("b", STABLE, 0) == ["reads b"]
 
 
 @pytest.mark.parametrize("state", [STABLE, UP_FAILURE])
-def test_one_that_lags_far_behind_its_equal_is_left_for_it(state: OutputState) -> None:
+def test_a_consumer_leaves_a_replica_that_lags_far_behind_an_equal_one(state: OutputState) -> None:
     consumer = Consumer()
     consumer.hears("a", state, 9)
     assert consumer.hears("b", state, 9 + LAG_BUCKETS - 1) == []
@@ -179,24 +181,24 @@ def test_one_that_lags_far_behind_its_equal_is_left_for_it(state: OutputState) -
     assert consumer.hears("a", state, 9 + LAG_BUCKETS + 1) == []
 
 
-def test_how_far_one_in_up_failure_is_counts_with_what_is_tentative() -> None:
+def test_the_position_of_a_replica_in_up_failure_includes_tentative_buckets() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 10)
     assert consumer.hears("b", UP_FAILURE, 9, 10 + LAG_BUCKETS) == ["reads b"]
 
 
-def test_3_3_one_that_is_stuck_in_its_failure_is_left_for_one_that_corrects_itself() -> None:
-    """It answers nothing new, and the other one does, beside its correction."""
+def test_3_3_a_replica_stuck_in_up_failure_is_left_for_one_in_stabilization() -> None:
+    """The stuck replica gives no new results; its peer gives new results beside its correction."""
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 6, 16)
     assert consumer.hears("b", STABILIZATION, 20, 100) == ["reads b"]
     assert consumer.hears("a", UP_FAILURE, 6, 99) == ["corrects from b", "reads a"]
 
 
-# -- replicas that go -----------------------------------------------------------------------------
+# -- replicas that become unreachable -------------------------------------------------------------
 
 
-def test_when_the_one_that_is_followed_goes_it_is_known_since_when() -> None:
+def test_a_switch_reports_how_long_no_replica_was_read() -> None:
     consumer = Consumer()
     consumer.hears("a", STABLE)
     assert consumer.loses("a", at=77) == ["drops a"]
@@ -206,7 +208,7 @@ def test_when_the_one_that_is_followed_goes_it_is_known_since_when() -> None:
     assert Switched("c", 13) in actions
 
 
-def test_when_the_one_that_corrects_goes_another_does() -> None:
+def test_another_replica_corrects_when_the_correcting_one_is_unreachable() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.hears("b", STABILIZATION, 12)
@@ -216,7 +218,7 @@ def test_when_the_one_that_corrects_goes_another_does() -> None:
     assert (consumer.main, consumer.correcting) == ("a", None)
 
 
-def test_when_only_the_one_that_corrects_is_left_it_is_followed() -> None:
+def test_the_correcting_replica_becomes_the_main_one_when_it_is_the_only_one() -> None:
     consumer = Consumer()
     consumer.hears("a", UP_FAILURE, 9, 14)
     consumer.hears("b", STABILIZATION, 12)
@@ -225,48 +227,48 @@ def test_when_only_the_one_that_corrects_is_left_it_is_followed() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(REPLICAS)))
 @pytest.mark.parametrize("states", list(permutations(OutputState)))
-def test_replicas_that_die_in_any_order_are_replaced_until_none_is_left(
+def test_the_best_remaining_replica_is_read_in_whatever_order_replicas_die(
     order: tuple[str, ...], states: tuple[OutputState, ...]
 ) -> None:
-    """The best of those that are left is followed: STABLE, else UP_FAILURE, else what is there."""
+    """STABLE is preferred to UP_FAILURE, and UP_FAILURE to STABILIZATION."""
     consumer = Consumer()
-    standing = dict(zip(REPLICAS, states, strict=True))
-    for replica, state in standing.items():
+    state_of = dict(zip(REPLICAS, states, strict=True))
+    for replica, state in state_of.items():
         consumer.hears(replica, state)
     for dead in order:
         rank = [STABLE, UP_FAILURE, STABILIZATION]
-        best = min(standing, key=lambda replica: rank.index(standing[replica]))
+        best = min(state_of, key=lambda replica: rank.index(state_of[replica]))
         assert consumer.main == best
-        del standing[dead]
+        del state_of[dead]
         consumer.loses(dead, at=1)
     assert (consumer.main, consumer.correcting) == (None, None)
     assert consumer.hears(order[0], STABILIZATION) == [f"reads {order[0]}"]
 
 
-# -- how far behind is too far --------------------------------------------------------------------
+# -- tolerance: how far behind is too far ---------------------------------------------------------
 
 
-def test_stable_rows_a_little_later_are_better_than_tentative_ones_now() -> None:
+def test_stable_rows_within_the_tolerance_are_preferred_to_newer_tentative_rows() -> None:
     consumer = Consumer(tolerance_buckets=20)
     consumer.hears("a", STABLE, 9)
     assert consumer.hears("b", UP_FAILURE, 9, 29) == []
     assert consumer.hears("b", UP_FAILURE, 9, 30) == ["corrects from a", "reads b"]
 
 
-def test_a_stable_replica_that_comes_within_what_may_be_waited_is_read_again() -> None:
+def test_a_stable_replica_that_returns_within_the_tolerance_is_read_again() -> None:
     consumer = Consumer(tolerance_buckets=20)
     consumer.hears("b", UP_FAILURE, 9, 60)
     assert consumer.hears("a", STABLE, 39) == ["corrects from a"]
     assert consumer.hears("a", STABLE, 40) == ["drops a", "reads a"]
 
 
-def test_of_two_stable_replicas_the_one_that_has_what_is_wanted_is_read() -> None:
+def test_of_two_stable_replicas_the_one_that_has_caught_up_with_the_consumer_is_read() -> None:
     consumer = Consumer(at=30, tolerance_buckets=50)
     assert consumer.hears("a", STABLE, 20) == ["reads a"]
     assert consumer.hears("b", STABLE, 29) == ["reads b"]
 
 
-def test_a_replica_that_completed_the_stream_is_read_when_the_other_has_all_but_the_end() -> None:
+def test_a_replica_that_completed_the_stream_is_preferred_to_one_without_the_end() -> None:
     consumer = Consumer(at=30)
     assert consumer.hears("a", STABLE, 29) == ["reads a"]
     assert consumer.hears("b", STABLE, 29) == []
@@ -274,7 +276,7 @@ def test_a_replica_that_completed_the_stream_is_read_when_the_other_has_all_but_
     assert consumer.hears("a", STABLE, 29, ended=True) == []
 
 
-# -- whatever comes -------------------------------------------------------------------------------
+# -- random events --------------------------------------------------------------------------------
 
 positions = st.integers(0, 30)
 replicas = st.sampled_from(REPLICAS)
@@ -290,35 +292,35 @@ news = st.one_of(
 
 @settings(deadline=None)
 @given(st.one_of(st.none(), positions), st.lists(news, max_size=40))
-def test_the_best_that_is_known_is_read_and_nobody_twice(
+def test_the_best_replica_is_read_and_none_is_read_twice(
     at: int | None, story: list[tuple[Any, ...]]
 ) -> None:
     consumer = Consumer(at)
-    known: dict[str, tuple[OutputState, int, int | None]] = {}
-    for kind, replica, *more in story:
+    statuses: dict[str, tuple[OutputState, int, int | None]] = {}
+    for kind, replica, *values in story:
         read = replica in (consumer.main, consumer.correcting)
         if kind == "gets" and not read:
             continue
-        chosen = kind != "gets" or known[replica][0] is not more[0]
-        getattr(consumer, kind)(replica, *more)
+        chosen = kind != "gets" or statuses[replica][0] is not values[0]
+        getattr(consumer, kind)(replica, *values)
         if kind == "hears":
-            known[replica] = (more[0], more[1], more[2])
+            statuses[replica] = (values[0], values[1], values[2])
         elif kind == "loses":
-            known.pop(replica, None)
+            statuses.pop(replica, None)
         else:
-            _, upto, tentative_upto = known[replica]
-            known[replica] = (more[0], max(upto, more[1]), tentative_upto)
-        assert (consumer.main is None) == (not known)
+            _, upto, tentative_upto = statuses[replica]
+            statuses[replica] = (values[0], max(upto, values[1]), tentative_upto)
+        assert (consumer.main is None) == (not statuses)
         if consumer.main is None:
             continue
-        assert consumer.main in known and consumer.main != consumer.correcting
-        furthest = max(max(upto, tentative or upto) for _, upto, tentative in known.values())
+        assert consumer.main in statuses and consumer.main != consumer.correcting
+        furthest = max(max(upto, tentative or upto) for _, upto, tentative in statuses.values())
         near = [
             name
-            for name, (state, upto, _) in known.items()
+            for name, (state, upto, _) in statuses.items()
             if state is STABLE and furthest - upto < LAG_BUCKETS
         ]
         assert not (near and chosen) or consumer.main in near
         if consumer.correcting is not None:
-            assert known[consumer.main][0] is UP_FAILURE
-            assert known[consumer.correcting][0] is not UP_FAILURE
+            assert statuses[consumer.main][0] is UP_FAILURE
+            assert statuses[consumer.correcting][0] is not UP_FAILURE

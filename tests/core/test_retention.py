@@ -1,8 +1,9 @@
-"""What is kept for the copies of a pair: one disk is enough, whichever it is (Flux section 3.2.2).
+"""What is retained for the replicas of a pair: either disk alone is enough (Flux section 3.2.2).
 
-The pair is two real `Progress` machines behind one producer that keeps to `core.retention`. Chance
-decides who crashes, whose disk is lost, what is declared, heard and acknowledged when. One disk may
-be lost at a time: the next one only when the pair has two again that count.
+The pair consists of two real `Progress` machines and one producer that follows `core.retention`.
+Random events decide which replica crashes, which disk is lost, and when deaths are declared and
+positions are acknowledged. One disk may be lost at a time: the next one only when two disks of the
+pair count again.
 """
 
 from __future__ import annotations
@@ -28,40 +29,40 @@ NAMES = ("a", "a@2")
 LAST = Position(9, 4, 2)
 
 
-def test_a_copy_that_lives_speaks_for_itself() -> None:
+def test_a_live_replica_has_the_position_that_it_acknowledged() -> None:
     assert position_of_gone(Standing(2, 1), LAST, 1, None, 0) is None
 
 
-def test_3_2_2_a_dead_copy_is_not_waited_for_but_its_disk_is_reckoned_with() -> None:
-    found = position_of_gone(Standing(2, 2), LAST, 1, None, 0)
-    assert found == Position(FOREVER, 4, 2)
-    assert position_of_gone(Standing(2, 2), found, 1, None, 0) is None, "it is said once"
+def test_3_2_2_producers_do_not_wait_for_a_dead_replica_but_retain_inputs_for_its_disk() -> None:
+    position = position_of_gone(Standing(2, 2), LAST, 1, None, 0)
+    assert position == Position(FOREVER, 4, 2)
+    assert position_of_gone(Standing(2, 2), position, 1, None, 0) is None, "reported once"
 
 
-def test_a_dead_copy_that_never_spoke_here_needs_what_there_is() -> None:
-    found = position_of_gone(Standing(2, 2), Position(-1, -1, 0), 3, None, 0)
-    assert found == Position(FOREVER, 3, 2)
+def test_everything_is_retained_for_a_dead_replica_that_never_acknowledged() -> None:
+    position = position_of_gone(Standing(2, 2), Position(-1, -1, 0), 3, None, 0)
+    assert position == Position(FOREVER, 3, 2)
 
 
-def test_3_2_2_ack_all_once_the_disk_is_released() -> None:
-    found = position_of_gone(Standing(2, 2, 2), LAST, 1, None, 0)
-    assert found == Position(FOREVER, FOREVER, 2)
+def test_3_2_2_a_released_disk_acknowledges_everything() -> None:
+    position = position_of_gone(Standing(2, 2, 2), LAST, 1, None, 0)
+    assert position == Position(FOREVER, FOREVER, 2)
 
 
-def test_that_an_earlier_life_was_released_means_nothing() -> None:
+def test_the_release_of_an_earlier_instance_has_no_effect() -> None:
     assert position_of_gone(Standing(2, 2, 1), LAST, 1, None, 0) == Position(FOREVER, 4, 2)
 
 
-def test_5_3_2_a_successor_that_holds_is_kept_for_while_it_speaks_up() -> None:
-    holds, at = Position(4, 4, 3), 5 * LEASE_US
-    for standing, held_at in (
+def test_5_3_2_inputs_are_retained_for_a_successor_while_it_renews_its_hold() -> None:
+    held, at = Position(4, 4, 3), 5 * LEASE_US
+    for status, held_at in (
         (Standing(2, 2), 0),
         (Standing(2, 2, 2), at - LEASE_US),
         (Standing(2, 2, 2), None),
     ):
-        assert position_of_gone(standing, holds, 4, held_at, at) is None
-    gone = position_of_gone(Standing(2, 2, 2), holds, 4, at - LEASE_US - 1, at)
-    assert gone == Position(FOREVER, FOREVER, 3)
+        assert position_of_gone(status, held, 4, held_at, at) is None
+    position = position_of_gone(Standing(2, 2, 2), held, 4, at - LEASE_US - 1, at)
+    assert position == Position(FOREVER, FOREVER, 3)
 
 
 # -- one disk is enough ---------------------------------------------------------------------------
@@ -69,10 +70,10 @@ def test_5_3_2_a_successor_that_holds_is_kept_for_while_it_speaks_up() -> None:
 
 @dataclass
 class Disk:
-    """What survives a crash: a checkpoint with what it needs of its inputs, and results."""
+    """What survives a crash: a checkpoint with its needed inputs, and the results."""
 
     version: tuple[int, int] | None = None
-    #: The first bucket of the results that is still there.
+    #: The first bucket of the results that is retained.
     kept_from: int = 0
 
 
@@ -82,12 +83,12 @@ class Copy:
     epoch: int = 1
     memory: Progress | None = None
     disk: Disk = field(default_factory=Disk)
-    #: The pair reckons with this disk.
+    #: The disk counts: the pair may be rebuilt from it.
     counts: bool = True
-    #: It holds, and has not come up yet.
+    #: The replica holds its inputs, and has not started yet.
     catching_up: bool = False
     unsaid: list[Position] = field(default_factory=list)
-    #: Checkpoints that are on the disk and of which the node has not heard.
+    #: Checkpoints that are on the disk but not yet reported to the node.
     saved: list[core.CheckpointDone] = field(default_factory=list)
 
 
@@ -101,174 +102,183 @@ class Pair:
         self.acknowledged = -1
         self.standings = {name: Standing(1, 0) for name in NAMES}
         self.copies = {name: Copy(name) for name in NAMES}
-        for copy in self.copies.values():
-            self._come_up(copy, None)
+        for replica in self.copies.values():
+            self._come_up(replica, None)
 
     # -- the world --------------------------------------------------------------------------------
 
     def close(self, name: str) -> None:
         self.closed_upto += self._chance.randint(1, 7)
-        for copy in self.copies.values():
-            self._tell(copy, core.BoundaryArrived(0, "s", self.closed_upto))
+        for replica in self.copies.values():
+            self._tell(replica, core.BoundaryArrived(0, "s", self.closed_upto))
 
     def work(self, name: str) -> None:
-        """A step; its checkpoint, if there is one, may not be heard of, and acknowledgements may
-        still be on their way."""
-        copy, said = self.copies[name], self._chance.randint(0, 9)
-        if copy.memory is not None and (hi := copy.memory.paths["out"].running_upto) is not None:
+        """Run a step. Its checkpoint may not be reported yet, and acknowledgements may still be in
+        flight."""
+        replica, delivered = self.copies[name], self._chance.randint(0, 9)
+        if (
+            replica.memory is not None
+            and (hi := replica.memory.paths["out"].running_upto) is not None
+        ):
             needs_from = max(0, hi + 1 - self._chance.randint(0, 2))
-            self._tell(copy, core.StepDone(0, "out", hi, needs_from, hi))
-        while copy.saved and self._chance.random() < 0.8:
-            self._tell(copy, copy.saved.pop(0))
-        for position in copy.unsaid[:said]:
+            self._tell(replica, core.StepDone(0, "out", hi, needs_from, hi))
+        while replica.saved and self._chance.random() < 0.8:
+            self._tell(replica, replica.saved.pop(0))
+        for position in replica.unsaid[:delivered]:
             self._take(name, position)
-        copy.unsaid = copy.unsaid[said:]
+        replica.unsaid = replica.unsaid[delivered:]
 
     def read_results(self, name: str) -> None:
-        """The client takes what one copy has, and tells those that live."""
+        """The client reads the results of one replica, and acknowledges them to the live ones."""
         memory = self.copies[name].memory
         if memory is not None and (position := memory.paths["out"].position) is not None:
             self.acknowledged = max(self.acknowledged, position)
-            for copy in self.copies.values():
-                if copy.memory is not None:
-                    copy.disk.kept_from = max(copy.disk.kept_from, self.acknowledged + 1)
+            for replica in self.copies.values():
+                if replica.memory is not None:
+                    replica.disk.kept_from = max(replica.disk.kept_from, self.acknowledged + 1)
 
     def crash(self, name: str) -> None:
-        copy = self.copies[name]
-        copy.memory, copy.catching_up, copy.unsaid, copy.saved = None, False, [], []
+        replica = self.copies[name]
+        replica.memory, replica.catching_up, replica.unsaid, replica.saved = None, False, [], []
 
     def lose_disk(self, name: str) -> None:
-        if all(copy.counts for copy in self.copies.values()):
+        if all(replica.counts for replica in self.copies.values()):
             self.crash(name)
-            copy = self.copies[name]
-            copy.disk, copy.counts = Disk(kept_from=FOREVER), False
+            replica = self.copies[name]
+            replica.disk, replica.counts = Disk(kept_from=FOREVER), False
 
     # -- the controller ---------------------------------------------------------------------------
 
     def declare_dead(self, name: str) -> None:
-        """It may be wrong: the copy may live."""
-        other = self._other(name)
-        if self.standings[other.name].lives and self.standings[name].lives and other.memory:
-            known = self.standings[name]
-            self.standings[name] = Standing(known.epoch, known.epoch, known.released)
-            self._tell(other, core.Unpaired(0, True))
+        """The declaration may be wrong: the replica may be alive."""
+        peer = self._other(name)
+        if self.standings[peer.name].lives and self.standings[name].lives and peer.memory:
+            status = self.standings[name]
+            self.standings[name] = Standing(status.epoch, status.epoch, status.released)
+            self._tell(peer, core.Unpaired(0, True))
 
     def release(self, name: str) -> None:
-        known, other = self.standings[name], self._other(name)
-        if known.gone and self.standings[other.name].lives and other.memory and other.counts:
-            self.standings[name] = Standing(known.epoch, known.dead, known.dead)
+        status, peer = self.standings[name], self._other(name)
+        if status.gone and self.standings[peer.name].lives and peer.memory and peer.counts:
+            self.standings[name] = Standing(status.epoch, status.dead, status.dead)
             self.copies[name].counts = False
 
     def producer_hears(self, _: str) -> None:
-        for name, standing in self.standings.items():
-            found = position_of_gone(
-                standing, self.positions[name], self.trimmed_upto, held_at=0, at=0
+        for name, status in self.standings.items():
+            position = position_of_gone(
+                status, self.positions[name], self.trimmed_upto, held_at=0, at=0
             )
-            if found is not None:
-                self._take(name, found)
+            if position is not None:
+                self._take(name, position)
 
-    # -- coming back ------------------------------------------------------------------------------
+    # -- restart ----------------------------------------------------------------------------------
 
     def start_again(self, name: str) -> None:
-        """A new instance holds before it does anything else."""
-        copy = self.copies[name]
-        if copy.memory is None:
-            copy.epoch += 1
-            copy.catching_up = True
-            self._take(name, Position(self.trimmed_upto, self.trimmed_upto, copy.epoch))
+        """A new instance asks producers to hold before it does anything else."""
+        replica = self.copies[name]
+        if replica.memory is None:
+            replica.epoch += 1
+            replica.catching_up = True
+            self._take(name, Position(self.trimmed_upto, self.trimmed_upto, replica.epoch))
 
     def catch_up(self, name: str) -> None:
-        copy, other = self.copies[name], self._other(name)
-        if not copy.catching_up:
+        replica, peer = self.copies[name], self._other(name)
+        if not replica.catching_up:
             return
-        peer = other.memory.paths["out"] if other.memory is not None else None
-        if peer is not None and peer.position is not None:
-            copy.disk = Disk((peer.position, peer.needs_from), other.disk.kept_from)
-            self._come_up(copy, copy.disk.version)
-        elif copy.counts and other.memory is None:
-            self._come_up(copy, copy.disk.version)
+        peer_path = peer.memory.paths["out"] if peer.memory is not None else None
+        if peer_path is not None and peer_path.position is not None:
+            replica.disk = Disk((peer_path.position, peer_path.needs_from), peer.disk.kept_from)
+            self._come_up(replica, replica.disk.version)
+        elif replica.counts and peer.memory is None:
+            self._come_up(replica, replica.disk.version)
 
     # -- what must hold ---------------------------------------------------------------------------
 
     def each_disk_that_counts_is_enough(self, seed: int) -> None:
-        for copy in self.copies.values():
-            if not copy.counts:
+        for replica in self.copies.values():
+            if not replica.counts:
                 continue
-            needs_from = 0 if copy.disk.version is None else copy.disk.version[1]
-            assert self.trimmed_upto < needs_from, f"seed {seed}: {copy.name} cannot come back"
-            assert copy.disk.kept_from <= self.acknowledged + 1
+            needs_from = 0 if replica.disk.version is None else replica.disk.version[1]
+            assert self.trimmed_upto < needs_from, (
+                f"seed {seed}: {replica.name} cannot be rebuilt from its disk"
+            )
+            assert replica.disk.kept_from <= self.acknowledged + 1
 
     def there_is_always_one(self) -> None:
-        assert any(copy.counts for copy in self.copies.values())
+        assert any(replica.counts for replica in self.copies.values())
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _other(self, name: str) -> Copy:
         return self.copies[NAMES[1 - NAMES.index(name)]]
 
-    def _come_up(self, copy: Copy, version: tuple[int, int] | None) -> None:
+    def _come_up(self, replica: Copy, version: tuple[int, int] | None) -> None:
         resumed = None if version is None else {"out": (*version, 0)}
-        copy.memory = Progress(
+        replica.memory = Progress(
             [PLAN], recovery="pairs", resumed=resumed, checkpoint_buckets=3, group_buckets_max=4
         )
-        copy.catching_up, copy.counts = False, True
-        self.positions.setdefault(copy.name, Position(-1, -1, 0))
-        known = self.standings[copy.name]
-        self.standings[copy.name] = Standing(copy.epoch, known.dead, known.released)
-        for one in (copy, self._other(copy.name)):
-            gone = self.standings[self._other(one.name).name].gone
-            self._tell(one, core.Unpaired(0, gone))
-        self._tell(copy, core.Began(0))
-        self._tell(copy, core.InputOpened(0, "s", 0, self.trimmed_upto))
-        self._tell(copy, core.BoundaryArrived(0, "s", self.closed_upto))
+        replica.catching_up, replica.counts = False, True
+        self.positions.setdefault(replica.name, Position(-1, -1, 0))
+        status = self.standings[replica.name]
+        self.standings[replica.name] = Standing(replica.epoch, status.dead, status.released)
+        for member in (replica, self._other(replica.name)):
+            gone = self.standings[self._other(member.name).name].gone
+            self._tell(member, core.Unpaired(0, gone))
+        self._tell(replica, core.Began(0))
+        self._tell(replica, core.InputOpened(0, "s", 0, self.trimmed_upto))
+        self._tell(replica, core.BoundaryArrived(0, "s", self.closed_upto))
 
-    def _tell(self, copy: Copy, event: core.Event) -> None:
-        if copy.memory is None:
+    def _tell(self, replica: Copy, event: core.Event) -> None:
+        if replica.memory is None:
             return
-        for action in copy.memory.handle(event):
+        for action in replica.memory.handle(event):
             match action:
                 case core.Checkpoint():
-                    path = copy.memory.paths["out"]
-                    copy.disk.version = (action.bucket, path.needs_from)
-                    copy.saved.append(core.CheckpointDone(0, "out", action.bucket, path.needs_from))
+                    path = replica.memory.paths["out"]
+                    replica.disk.version = (action.bucket, path.needs_from)
+                    replica.saved.append(
+                        core.CheckpointDone(0, "out", action.bucket, path.needs_from)
+                    )
                 case core.Acknowledge():
-                    said = Position(action.received, action.no_longer_needed, copy.epoch)
-                    copy.unsaid.append(said)
+                    position = Position(action.received, action.no_longer_needed, replica.epoch)
+                    replica.unsaid.append(position)
                 case core.Fail():
                     raise AssertionError(action.why)
 
-    def _take(self, name: str, said: Position) -> None:
-        """As a log does: an older instance is not heard, and positions of one never fall."""
+    def _take(self, name: str, position: Position) -> None:
+        """As a log does: an older instance is ignored, and positions never decrease."""
         last = self.positions[name]
-        if said.epoch < last.epoch:
+        if position.epoch < last.epoch:
             return
-        if said.epoch == last.epoch:
-            said = Position(
-                max(said.received, last.received), max(said.needed, last.needed), said.epoch
+        if position.epoch == last.epoch:
+            position = Position(
+                max(position.received, last.received),
+                max(position.needed, last.needed),
+                position.epoch,
             )
-        self.positions[name] = said
-        if all(position.epoch for position in self.positions.values()):
-            needed = min(position.needed for position in self.positions.values())
+        self.positions[name] = position
+        if all(other.epoch for other in self.positions.values()):
+            needed = min(other.needed for other in self.positions.values())
             self.trimmed_upto = max(self.trimmed_upto, min(needed, self.closed_upto))
 
 
-def test_one_disk_of_a_pair_is_enough_whichever_it_is() -> None:
-    """At any time each disk that counts, with what the producer keeps, rebuilds everything that is
-    not acknowledged downstream."""
-    seen: Counter[str] = Counter()
+def test_each_disk_of_a_pair_is_enough_to_rebuild_what_is_not_acknowledged() -> None:
+    """At any time each disk that counts, together with what the producer retains, can rebuild
+    everything that is not acknowledged downstream."""
+    counts: Counter[str] = Counter()
     for seed in range(300):
         pair = Pair(chance := Random(seed))
-        rules = [
+        events = [
             pair.close, pair.work, pair.work, pair.work, pair.read_results, pair.crash,
             pair.lose_disk, pair.declare_dead, pair.release, pair.producer_hears,
             pair.start_again, pair.catch_up, pair.catch_up,
         ]  # fmt: skip
         for _ in range(150):
-            chosen = chance.choice(rules)
-            chosen(chance.choice(NAMES))
+            event = chance.choice(events)
+            event(chance.choice(NAMES))
             pair.each_disk_that_counts_is_enough(seed)
             pair.there_is_always_one()
-        seen["trimmed"] += pair.trimmed_upto >= 0
-        seen["caught up"] += any(copy.epoch > 1 for copy in pair.copies.values())
-        seen["released"] += any(known.released for known in pair.standings.values())
-    assert min(seen.values()) > 100 and len(seen) == 3, seen
+        counts["trimmed"] += pair.trimmed_upto >= 0
+        counts["caught up"] += any(replica.epoch > 1 for replica in pair.copies.values())
+        counts["released"] += any(status.released for status in pair.standings.values())
+    assert min(counts.values()) > 100 and len(counts) == 3, counts

@@ -1,4 +1,4 @@
-"""A subscription through connections that come and go, as transcripts."""
+"""Transcripts of a subscription whose connections open and close."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NINE = Position(9, 8, 1)
 
 
 def said(machine: Subscription, *events: Event) -> list[Action]:
-    """What the last event gives, without what only time is asked for and people are told."""
+    """Actions of the last event, without wake-ups and reports."""
     actions: list[Action] = []
     for event in events:
         actions = machine.handle(event)
@@ -54,30 +54,30 @@ def came(at: int, connection: int, since: int, upto: int, epoch: int = 1) -> Del
 # -- one producer ---------------------------------------------------------------------------------
 
 
-def test_a_new_connection_goes_on_where_the_last_one_got_to() -> None:
+def test_a_new_connection_continues_after_the_last_received_bucket() -> None:
     machine = Subscription(("s",))
-    assert said(machine, Begin(0)) == [Connect(1, "s", None, None)]  # the oldest there is
+    assert said(machine, Begin(0)) == [Connect(1, "s", None, None)]  # from the oldest bucket
     assert said(machine, came(1, 1, 5, 7)) == [Take(1, None, None)]
     said(machine, Taken(2, 7), Disconnected(3, 1))
     assert said(machine, Tick(3 + RETRY_US)) == [Connect(2, "s", 8, None)]
 
 
-def test_what_was_taken_is_not_taken_again() -> None:
+def test_a_bucket_that_was_taken_is_not_taken_again() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0))
     assert said(machine, came(1, 1, 6, 8)) == [Take(1, stable_from=8, tentative_after=None)]
-    said(machine, Taken(2, 8), Taken(3, 7))  # late news of what is known
+    said(machine, Taken(2, 8), Taken(3, 7))  # a late event for an older bucket
     assert machine.at == 9
 
 
-def test_a_gap_is_refused() -> None:
+def test_a_delivery_with_a_gap_is_refused() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0))
     assert said(machine, came(1, 1, 9, 9)) == [Disconnect(1)]
     assert said(machine, Tick(1 + RETRY_US)) == [Connect(2, "s", 8, None)]
 
 
-def test_an_instance_older_than_one_already_heard_is_not_believed() -> None:
+def test_a_delivery_of_an_instance_with_an_older_epoch_is_refused() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), came(1, 1, 8, 8, epoch=3), Taken(2, 8), Disconnected(3, 1))
     said(machine, Tick(3 + RETRY_US))
@@ -85,7 +85,7 @@ def test_an_instance_older_than_one_already_heard_is_not_believed() -> None:
     assert machine.epochs == {"s": 3}
 
 
-def test_a_producer_that_does_not_answer_is_not_asked_all_the_time() -> None:
+def test_connection_attempts_to_an_unreachable_producer_back_off() -> None:
     machine, now, pauses = Subscription(("s",), 8), 0, []
     said(machine, Begin(0))
     for number in range(1, 6):
@@ -94,23 +94,23 @@ def test_a_producer_that_does_not_answer_is_not_asked_all_the_time() -> None:
         now = wake.at
         assert said(machine, Tick(now)) == [Connect(number + 1, "s", 8, None)]
     assert pauses == [RETRY_US, 2 * RETRY_US, 4 * RETRY_US, RETRY_US_MAX, RETRY_US_MAX]
-    said(machine, came(now, 6, 8, 8))  # somebody spoke
+    said(machine, came(now, 6, 8, 8))  # the producer delivered
     (wake,) = [a for a in machine.handle(Disconnected(now, 6)) if isinstance(a, Wake)]
     assert wake.at - now == RETRY_US
 
 
-def test_the_only_producer_is_told_a_new_position_at_once_and_once() -> None:
+def test_a_new_position_is_sent_to_the_only_producer_at_once_and_once() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0))
     assert said(machine, Advanced(1, NINE)) == [Poll("s", NINE)]
     assert said(machine, Tick(2)) == []
     later = NINE._replace(received=12)
-    assert said(machine, Advanced(3, later)) == []  # the answer to the first comes first
+    assert said(machine, Advanced(3, later)) == []  # the first poll is not answered yet
     assert said(machine, Reported(4, "s", Status(STABLE, 12))) == [Poll("s", later)]
     assert said(machine, Reported(5, "s", Status(STABLE, 12)), Tick(10**9)) == []
 
 
-def test_a_position_that_did_not_arrive_is_told_again() -> None:
+def test_a_position_that_did_not_arrive_is_sent_again() -> None:
     machine = Subscription(("s",), 8, heartbeat_us=100)
     said(machine, Begin(0), Advanced(1, NINE))
     assert said(machine, Unreachable(2, "s")) == []
@@ -118,21 +118,21 @@ def test_a_position_that_did_not_arrive_is_told_again() -> None:
     assert said(machine, Tick(102)) == [Poll("s", NINE)]
 
 
-def test_a_producer_that_is_connected_to_again_is_told_the_position_again() -> None:
-    """It may have been restarted, and not know how far the consumer is."""
+def test_the_position_is_sent_again_after_a_reconnect() -> None:
+    """The producer may have been restarted without the position of the consumer."""
     machine = Subscription(("s",), 10)
     said(machine, Begin(0), Advanced(1, NINE), Reported(2, "s", Status(STABLE, 9)))
     said(machine, Disconnected(3, 1))
     assert said(machine, Tick(3 + RETRY_US)) == [Connect(2, "s", 10, None), Poll("s", NINE)]
 
 
-def test_what_the_only_producer_has_deleted_cannot_be_had() -> None:
+def test_buckets_that_the_only_producer_has_deleted_are_unobtainable() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0))
     assert said(machine, Disconnected(1, 1, trimmed=True)) == [Disconnect(1), Unobtainable()]
 
 
-def test_a_consumer_without_space_is_left_alone_for_a_while() -> None:
+def test_a_consumer_without_space_reconnects_after_a_pause() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), came(1, 1, 8, 8))
     assert said(machine, Full(2)) == [Disconnect(1)]
@@ -140,7 +140,7 @@ def test_a_consumer_without_space_is_left_alone_for_a_while() -> None:
     assert said(machine, Tick(2 + FULL_US)) == [Connect(2, "s", 8, None)]
 
 
-def test_news_of_a_connection_that_was_given_up_is_no_news() -> None:
+def test_events_of_a_closed_connection_are_ignored() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), Disconnected(1, 1))
     assert said(machine, came(2, 1, 8, 8)) == []
@@ -150,16 +150,16 @@ def test_news_of_a_connection_that_was_given_up_is_no_news() -> None:
 # -- replicas -------------------------------------------------------------------------------------
 
 
-def both(**more: int) -> Subscription:
-    """Two replicas that are asked every 100, and both answered at 0: `a` is read."""
-    machine = Subscription(("a", "b"), 8, heartbeat_us=100, **more)  # type: ignore[arg-type]
+def both(**options: int) -> Subscription:
+    """Two replicas, polled every 100. Both answered at 0, and the consumer reads `a`."""
+    machine = Subscription(("a", "b"), 8, heartbeat_us=100, **options)  # type: ignore[arg-type]
     assert said(machine, Begin(0)) == [Poll("a", None), Poll("b", None)]
     assert said(machine, Reported(0, "a", Status(STABLE, 7))) == [Connect(1, "a", 8, None)]
     assert said(machine, Reported(0, "b", Status(STABLE, 7))) == []
     return machine
 
 
-def test_replicas_are_asked_as_often_as_they_give_heartbeats_and_not_before_they_answered() -> None:
+def test_a_replica_is_polled_once_per_heartbeat_and_not_before_it_has_answered() -> None:
     machine = both()
     assert said(machine, Tick(99)) == []
     assert said(machine, Tick(100)) == [Poll("a", None), Poll("b", None)]
@@ -168,7 +168,7 @@ def test_replicas_are_asked_as_often_as_they_give_heartbeats_and_not_before_they
     assert said(machine, Tick(410)) == [Poll("a", None)]
 
 
-def test_with_a_home_the_others_are_asked_seldom_and_home_only_to_tell_it_something() -> None:
+def test_with_a_local_replica_peers_are_polled_rarely_and_it_only_for_a_new_position() -> None:
     machine = Subscription(("a", "b"), 8, home="a", heartbeat_us=100, ask_us=2_000)
     said(
         machine, Begin(0), Reported(0, "a", Status(STABLE, 7)), Reported(0, "b", Status(STABLE, 7))
@@ -179,7 +179,7 @@ def test_with_a_home_the_others_are_asked_seldom_and_home_only_to_tell_it_someth
     assert said(machine, Tick(4_010)) == [Poll("a", NINE), Poll("b", NINE)]
 
 
-def test_every_replica_is_told_the_position_also_the_one_that_nobody_reads() -> None:
+def test_the_position_is_sent_to_every_replica_even_if_it_is_not_read() -> None:
     machine = both()
     said(machine, Advanced(10, NINE))
     assert said(machine, Tick(100)) == [Poll("a", NINE), Poll("b", NINE)]
@@ -187,26 +187,26 @@ def test_every_replica_is_told_the_position_also_the_one_that_nobody_reads() -> 
     assert said(machine, Tick(210)) == [Poll("a", None), Poll("b", NINE)]
 
 
-def test_a_replica_that_does_not_answer_is_left_at_once() -> None:
+def test_a_consumer_leaves_an_unreachable_replica_at_once() -> None:
     machine = both()
     said(machine, Tick(100))
     assert said(machine, Unreachable(110, "a")) == [Disconnect(1), Connect(2, "b", 8, None)]
 
 
-def test_a_replica_that_has_not_opened_the_stream_is_not_read() -> None:
+def test_a_consumer_leaves_a_replica_that_has_not_opened_the_stream() -> None:
     machine = both()
     said(machine, Tick(100))
     assert said(machine, Reported(110, "a", None)) == [Disconnect(1), Connect(2, "b", 8, None)]
 
 
-def test_what_one_has_deleted_another_may_still_have() -> None:
+def test_buckets_that_one_replica_has_deleted_are_read_from_another() -> None:
     machine = both()
-    gone = said(machine, Disconnected(10, 1, trimmed=True))
-    assert gone == [Disconnect(1), Connect(2, "b", 8, None)]
+    actions = said(machine, Disconnected(10, 1, trimmed=True))
+    assert actions == [Disconnect(1), Connect(2, "b", 8, None)]
     assert said(machine, Disconnected(20, 2, trimmed=True)) == [Disconnect(2), Unobtainable()]
 
 
-def test_one_that_delivers_again_has_not_deleted_what_is_wanted() -> None:
+def test_a_replica_that_delivers_again_no_longer_counts_as_trimmed() -> None:
     machine = both()
     said(machine, Disconnected(10, 1, trimmed=True), Tick(100))
     said(machine, Reported(110, "a", Status(STABLE, 20)))
@@ -216,61 +216,61 @@ def test_one_that_delivers_again_has_not_deleted_what_is_wanted() -> None:
     assert said(machine, Disconnected(260, 4, trimmed=True)) == [Disconnect(4)]
 
 
-def test_each_replica_has_epochs_of_its_own() -> None:
-    """They are restarted one by one: what is old of one may be new of another."""
+def test_each_replica_has_its_own_epochs() -> None:
+    """Replicas restart independently: an epoch that is old for one may be new for another."""
     machine = both()
     said(machine, came(1, 1, 8, 8, epoch=7), Taken(2, 8), Unreachable(3, "a"))
     assert said(machine, came(4, 2, 9, 9, epoch=1)) == [Take(2, 9, None)]
     assert machine.epochs == {"a": 7, "b": 1}
 
 
-def test_whoever_is_refused_is_not_remembered() -> None:
+def test_the_epoch_of_a_refused_delivery_is_not_recorded() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), came(1, 1, 9, 9, epoch=5))  # a gap
     assert machine.epochs == {}
 
 
-def test_a_consumer_without_space_asks_nobody_for_a_while() -> None:
+def test_a_consumer_without_space_polls_no_replica_during_the_pause() -> None:
     machine = both()
     said(machine, came(1, 1, 8, 8))
     assert said(machine, Full(2)) == [Disconnect(1)]
     assert said(machine, Tick(FULL_US)) == []
     assert said(machine, Tick(2 + FULL_US)) == [Poll("a", None), Poll("b", None)]
-    answered = Reported(FULL_US + 10, "b", Status(STABLE, 9))
-    assert said(machine, answered) == [Connect(2, "b", 8, None)]
+    report = Reported(FULL_US + 10, "b", Status(STABLE, 9))
+    assert said(machine, report) == [Connect(2, "b", 8, None)]
 
 
 # -- tentative buckets (Borealis section 3.5) -----------------------------------------------------
 
 
-def test_who_wants_only_what_is_stable_asks_for_nothing_else() -> None:
+def test_a_consumer_of_stable_buckets_requests_no_tentative_buckets() -> None:
     machine = Subscription(("s",), 8)
     assert said(machine, Begin(0)) == [Connect(1, "s", 8, tentative_after=None)]
     assert said(machine, came(1, 1, 8, 8)) == [Take(1, 8, tentative_after=None)]
 
 
-def test_property_2_3_a_tentative_bucket_is_taken_once_whoever_gives_it() -> None:
-    """The bucket is t_max: whatever went into it has this time, or an earlier one."""
+def test_property_2_3_a_tentative_bucket_is_taken_once_from_whichever_replica() -> None:
+    """The bucket number is t_max: every row of the bucket has this time or an earlier one."""
     machine = Subscription(("s",), 8, tentative=True)
-    assert said(machine, Begin(0)) == [Connect(1, "s", 8, NOTHING)]  # everything there is
+    assert said(machine, Begin(0)) == [Connect(1, "s", 8, NOTHING)]  # every tentative bucket
     said(machine, came(1, 1, 8, 7), Taken(2, 7, tentative_upto=10), Taken(3, 7, tentative_upto=9))
     said(machine, Disconnected(4, 1))
     assert said(machine, Tick(4 + RETRY_US)) == [Connect(2, "s", 8, 10)]
     assert said(machine, came(60_000, 2, 8, 7)) == [Take(2, 8, 10)]
 
 
-def test_taking_something_tentative_is_no_progress() -> None:
-    """What comes as stable is new, although it was there before."""
+def test_a_tentative_bucket_does_not_advance_the_stable_position() -> None:
+    """The stable bucket is taken although its tentative version was taken before."""
     machine = Subscription(("s",), 8, tentative=True)
     said(machine, Begin(0), came(1, 1, 8, 7), Taken(2, 7, tentative_upto=12))
     assert machine.at == 8
     assert said(machine, came(3, 1, 8, 9)) == [Take(1, 8, 12)]
 
 
-# -- the end --------------------------------------------------------------------------------------
+# -- the end of a stream --------------------------------------------------------------------------
 
 
-def test_when_a_stream_was_read_to_its_end_every_replica_hears_so() -> None:
+def test_every_replica_receives_the_final_position_at_the_end_of_the_stream() -> None:
     machine = both()
     said(machine, Advanced(10, NINE), came(20, 1, 8, 9))
     assert said(machine, Taken(30, 9, ended=True)) == [
@@ -283,26 +283,26 @@ def test_when_a_stream_was_read_to_its_end_every_replica_hears_so() -> None:
     assert said(machine, Reported(160, "b", Status(STABLE, 9))) == [Finished()]
 
 
-def test_one_that_is_gone_for_good_does_not_keep_the_end_from_coming() -> None:
+def test_a_permanently_unreachable_replica_does_not_prevent_the_end() -> None:
     machine, now = both(), 30
     said(machine, Advanced(10, NINE), came(20, 1, 8, 9))
     said(machine, Taken(now, 9, ended=True), Reported(40, "a", Status(STABLE, 9)))
-    for tried in range(LAST_WORDS):
-        assert Finished() not in said(machine, Tick(now)), tried
+    for attempt in range(LAST_WORDS):
+        assert Finished() not in said(machine, Tick(now)), attempt
         now += 100
-        last = said(machine, Unreachable(now, "b"))
+        actions = said(machine, Unreachable(now, "b"))
         now += 100
-    assert last == [Finished()]
+    assert actions == [Finished()]
 
 
-def test_a_consumer_that_has_nothing_to_tell_is_done_at_the_end() -> None:
+def test_a_consumer_without_a_position_finishes_at_the_end_of_the_stream() -> None:
     machine = Subscription(("s",), 8)
     said(machine, Begin(0), came(1, 1, 8, 8))
     assert said(machine, Taken(2, 8, ended=True)) == [Disconnect(1), Finished()]
 
 
 @pytest.mark.parametrize("replicas", [("s",), ("a", "b")])
-def test_after_the_end_nothing_is_read(replicas: tuple[str, ...]) -> None:
+def test_nothing_is_read_after_the_end(replicas: tuple[str, ...]) -> None:
     machine = Subscription(replicas, 8)
     said(machine, Begin(0), *(Reported(0, r, Status(STABLE, 7)) for r in replicas))
     said(machine, came(1, 1, 8, 8), Taken(2, 8, ended=True))

@@ -1,4 +1,4 @@
-"""How long a bucket may be held, and how partial it is when it may be held no longer."""
+"""How long a bucket may be held, and how partial it is when its deadline expires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tests.core.transcripts import (
 
 
 def holding(*inputs: str, upto: int = 4) -> SUnion:
-    """Every input is complete up to bucket 4; X is 1000, and 300 where all of it was spent."""
+    """Every input is complete up to bucket 4. A bucket is held for 1000 (`max_delay`, X in
+    Borealis), and for 300 if the complete delay was spent upstream.
+    """
     sunion = SUnion(inputs or ("s1", "s2"), patience_us=1_000, own_us=300)
     for stream in sunion.complete_upto:
         sunion.boundary(stream, upto, at=0)
@@ -36,7 +38,7 @@ def holding(*inputs: str, upto: int = 4) -> SUnion:
 # -- deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_bucket_is_held_for_x_after_it_came() -> None:
+def test_a_bucket_is_held_for_max_delay_after_its_arrival() -> None:
     sunion = holding()
     sunion.boundary("s1", 5, at=100)
     sunion.boundary("s1", 7, at=200)
@@ -45,28 +47,28 @@ def test_a_bucket_is_held_for_x_after_it_came() -> None:
     assert sunion.next_expiry(7, 1_200) is None
 
 
-def test_the_first_input_that_brings_a_bucket_says_how_long_it_is_held() -> None:
+def test_the_first_input_of_a_bucket_starts_its_deadline() -> None:
     sunion = holding("s1", "s2", "s3")
     sunion.boundary("s2", 5, at=400)
     sunion.boundary("s1", 5, at=100)
     assert sunion.next_expiry(4, 400) == 1_100
 
 
-def test_what_was_spent_upstream_is_not_there_to_be_spent_again() -> None:
+def test_the_delay_spent_upstream_shortens_the_deadline() -> None:
     for spent_us, until in ((0, 1_100), (400, 700), (700, 400), (5_000, 400)):
         sunion = holding()
         sunion.boundary("s1", 5, at=100, spent_us=spent_us)
-        assert sunion.next_expiry(4, 100) == until, f"{spent_us} were spent"
+        assert sunion.next_expiry(4, 100) == until, f"{spent_us} us were spent upstream"
 
 
-def test_what_came_as_tentative_has_nothing_left_but_its_own_share() -> None:
+def test_a_tentative_bucket_is_held_only_for_the_own_share_of_the_path() -> None:
     sunion = holding()
     sunion.tentative("s1", 5, 100, ("far",))
     assert sunion.next_expiry(4, 100) == 400
 
 
-def test_once_a_newer_bucket_may_not_wait_an_older_one_may_not_either() -> None:
-    """Buckets are run in order: the older one cannot stay behind."""
+def test_the_deadline_of_a_newer_bucket_also_applies_to_older_ones() -> None:
+    """Buckets run in order: an older bucket cannot run after a newer one."""
     sunion = holding()
     sunion.boundary("s1", 5, at=100)  # until 1100
     sunion.boundary("s1", 6, at=200, spent_us=700)  # until 500
@@ -74,7 +76,7 @@ def test_once_a_newer_bucket_may_not_wait_an_older_one_may_not_either() -> None:
     assert sunion.expired_upto(500) == 6
 
 
-def test_what_a_stable_result_cost_is_counted_from_the_first_of_its_inputs() -> None:
+def test_the_delay_of_a_stable_result_counts_from_the_first_of_its_inputs() -> None:
     sunion = holding()
     assert sunion.spent_us(100) == 0
     sunion.boundary("s1", 5, at=100, spent_us=250)
@@ -84,24 +86,24 @@ def test_what_a_stable_result_cost_is_counted_from_the_first_of_its_inputs() -> 
     assert sunion.spent_us(400) == 0
 
 
-def test_a_path_that_blocks_counts_nothing() -> None:
+def test_a_path_that_blocks_has_no_deadlines() -> None:
     sunion = SUnion(["s1", "s2"])
     sunion.boundary("s1", 5, at=100)
     assert sunion.next_expiry(4, 100) is None and sunion.expired_upto(10**12) is None
 
 
-def test_what_is_known_already_is_held_no_longer_and_no_shorter() -> None:
+def test_a_correction_does_not_change_the_deadline_of_its_bucket() -> None:
     sunion = holding()
     sunion.tentative("s1", 5, 100, ("far",))
-    sunion.boundary("s1", 5, at=350)  # the correction of what is held since 100
+    sunion.boundary("s1", 5, at=350)  # the correction of the bucket that arrived at 100
     assert sunion.next_expiry(4, 350) == 400
 
 
-def test_after_a_restart_what_comes_is_new_only_beyond_the_checkpoint() -> None:
+def test_after_a_restart_only_buckets_after_the_checkpoint_are_new() -> None:
     sunion = SUnion(["s1", "s2"], patience_us=1_000, own_us=300)
     sunion.resume(9)
     assert sunion.all_complete_upto() == 9
-    sunion.boundary("s1", 7, at=100)  # the log is told from further back
+    sunion.boundary("s1", 7, at=100)  # the log is read from an earlier bucket
     assert (sunion.all_complete_upto(), sunion.next_expiry(9, 100)) == (9, None)
     sunion.boundary("s1", 12, at=200)
     assert sunion.waiting_for() == ["s2"] and sunion.next_expiry(9, 200) == 1_200
@@ -113,9 +115,11 @@ X = 1_000
 
 
 def chain(came_after_us: int) -> int:
-    """Two nodes, one after the other, each with a missing input. What reaches the first at 0 is
-    held there for `came_after_us`, then its second input comes, and the result goes on as stable.
-    When does the second one give it?"""
+    """Return the time at which the second of two nodes in a chain gives a tentative result.
+
+    Both nodes miss an input. The first node holds a bucket from 0 until its second input arrives
+    at `came_after_us`; the stable result then goes to the second node.
+    """
     first = stable(plan_of(DELAY))
     second = stable(plan_of(DELAY_OF_TWO))
     said(first, came(0, "s1", 5))
@@ -125,19 +129,19 @@ def chain(came_after_us: int) -> int:
     for at in range(came_after_us, 4 * X):
         if any(isinstance(action, RunTentative) for action in said(second, Tick(at))):
             return at
-    raise AssertionError("never")
+    raise AssertionError("the second node gave no tentative result")
 
 
-#: The second node may hold what comes straight from a source for 2 X, and has X of its own.
+#: The second node may hold a bucket that comes directly from a source for 2 X; its own share is X.
 DELAY_OF_TWO = type(DELAY)("delay", "suspend", patience_us=2 * X, own_us=X)
 
 
 @pytest.mark.parametrize("held_us", [0, 1, X // 2, X - 1])
-def test_property_1_what_was_held_upstream_is_held_for_the_rest_of_k_x_only(held_us: int) -> None:
+def test_property_1_a_bucket_held_upstream_is_held_only_for_the_rest_of_k_x(held_us: int) -> None:
     assert chain(held_us) == 2 * X
 
 
-def test_property_1_of_a_bucket_that_was_late_upstream_the_second_node_has_its_own_x() -> None:
+def test_property_1_the_second_node_holds_a_bucket_that_was_late_upstream_for_its_own_x() -> None:
     first, second = failed(DELAY), stable(plan_of(DELAY_OF_TWO))
     assert first.paths["p"].consistency.position == 5
     said(second, BoundaryArrived(1_110, "s1", 4, tentative_upto=5, lacked=("far",)))
@@ -145,18 +149,20 @@ def test_property_1_of_a_bucket_that_was_late_upstream_the_second_node_has_its_o
     assert isinstance(said(second, Tick(1_110 + X))[-1], RunTentative)
 
 
-# -- how partial ----------------------------------------------------------------------------------
+# -- how partial a bucket is ----------------------------------------------------------------------
 
 
-def test_the_share_of_the_inputs_that_are_there() -> None:
+def test_partial_inputs_is_the_share_of_the_available_inputs() -> None:
     sunion = holding("s1", "s2", "s3", "s4")
     for stream in ("s1", "s2", "s3"):
         sunion.boundary(stream, 5, at=100)
-    assert sunion.missing(5, 5) == (("s4",), Partial(0.75, 1.0)), "of rows nothing was ever seen"
+    assert sunion.missing(5, 5) == (("s4",), Partial(0.75, 1.0)), (
+        "no rows have arrived yet, so no rate is known"
+    )
     assert sunion.missing(4, 4) == ((), WHOLE)
 
 
-def test_the_share_of_the_rows_goes_by_the_recent_rates_of_all_inputs() -> None:
+def test_partial_rows_is_estimated_from_the_recent_rates_of_all_inputs() -> None:
     sunion = holding()
     sunion.boundary("s1", 14, at=100, rows=900)  # 90 a bucket
     sunion.boundary("s2", 14, at=100, rows=100)  # 10 a bucket
@@ -166,8 +172,8 @@ def test_the_share_of_the_rows_goes_by_the_recent_rates_of_all_inputs() -> None:
     assert sunion.missing(16, 16) == (("s1",), Partial(0.5, 0.1))
 
 
-def test_a_rate_follows_what_comes() -> None:
-    """About ten buckets: a burst is forgotten, a change is noticed."""
+def test_the_rate_of_an_input_follows_its_recent_buckets() -> None:
+    """The average covers about ten buckets: it forgets a burst and follows a lasting change."""
     sunion = holding()
     for stream in ("s1", "s2"):
         sunion.boundary(stream, 14, at=0, rows=1_000)
@@ -177,7 +183,7 @@ def test_a_rate_follows_what_comes() -> None:
     assert 0.73 < partial.rows < 0.76, "300 of 400"
 
 
-def test_an_input_never_heard_of_is_taken_for_an_ordinary_one() -> None:
+def test_an_input_that_never_arrived_counts_with_the_average_rate() -> None:
     sunion = SUnion(["s1", "s2", "s3"], patience_us=1_000, own_us=300)
     for stream in ("s1", "s2"):
         sunion.boundary(stream, 4, at=0)
@@ -185,8 +191,8 @@ def test_an_input_never_heard_of_is_taken_for_an_ordinary_one() -> None:
     assert sunion.missing(5, 5) == (("s3",), Partial(0.6667, 0.6667))
 
 
-def test_shares_multiply_down_a_chain_of_nodes() -> None:
-    """Half of the inputs of s1's producer were there, with a fifth of the rows."""
+def test_partial_shares_multiply_along_a_chain_of_nodes() -> None:
+    """The producer of s1 had half of its inputs, with a fifth of the rows."""
     sunion = holding()
     for stream in ("s1", "s2"):
         sunion.boundary(stream, 14, at=0, rows=100)
@@ -197,8 +203,8 @@ def test_shares_multiply_down_a_chain_of_nodes() -> None:
     assert sunion.missing(15, 15) == ((), WHOLE)
 
 
-def test_each_tentative_bucket_has_its_own_share() -> None:
-    """While older ones are still held, newer ones may come that lack nothing, or something else."""
+def test_each_tentative_bucket_has_its_own_partial_share() -> None:
+    """While older buckets are held, newer ones may arrive with no or with other missing inputs."""
     sunion = holding()
     for stream in ("s1", "s2"):
         sunion.boundary(stream, 14, at=0, rows=100)
@@ -209,12 +215,12 @@ def test_each_tentative_bucket_has_its_own_share() -> None:
     assert sunion.missing(15, 15) == (("far",), Partial(0.75, 0.6))
     assert sunion.missing(16, 16) == ((), WHOLE)
     assert sunion.missing(17, 18) == (("near",), Partial(0.75, 0.75))
-    assert sunion.missing(15, 18) == (("far", "near"), Partial(0.75, 0.6)), "at worst"
+    assert sunion.missing(15, 18) == (("far", "near"), Partial(0.75, 0.6)), "the worst"
     sunion.boundary("s1", 16, at=200, rows=20)
     assert sunion.missing(17, 17) == (("near",), Partial(0.75, 0.75))
 
 
-def test_a_tentative_run_says_how_partial_it_is() -> None:
+def test_a_tentative_run_carries_its_partial_share() -> None:
     core = stable(plan_of(DELAY))
     for stream, rows in (("s1", 30), ("s2", 10)):
         said(core, BoundaryArrived(10, stream, 5, ((5, rows),)))
@@ -223,11 +229,11 @@ def test_a_tentative_run_says_how_partial_it_is() -> None:
     assert isinstance(run, RunTentative) and run.partial == Partial(0.5, 0.75)
 
 
-# -- what a question costs ------------------------------------------------------------------------
+# -- cost of a query ------------------------------------------------------------------------------
 
 
 def lines_run(fn: Callable[[], Any]) -> int:
-    """Lines of Python that are executed: a cost that no other process can change."""
+    """Number of executed Python lines: a cost that does not depend on the load of the machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -244,7 +250,7 @@ def lines_run(fn: Callable[[], Any]) -> int:
     return count
 
 
-def test_a_question_is_as_cheap_after_100_000_held_buckets_as_after_10() -> None:
+def test_a_query_costs_the_same_after_100_000_held_buckets_as_after_10() -> None:
     costs, sizes = [], []
     sunion = holding()
     for bucket in range(5, 100_005):
@@ -256,7 +262,7 @@ def test_a_question_is_as_cheap_after_100_000_held_buckets_as_after_10() -> None
             sizes.append([len(held) for held in sunion._held.values()])
             costs.append(lines_run(lambda: ask(sunion, bucket)))  # noqa: B023
     assert costs[0] == costs[1]
-    assert sizes[0] == sizes[1] == [10, 0], "no more than may still be held"
+    assert sizes[0] == sizes[1] == [10, 0], "only unexpired deadlines are stored"
 
 
 def ask(sunion: SUnion, bucket: int) -> None:
@@ -270,7 +276,7 @@ def ask(sunion: SUnion, bucket: int) -> None:
 
 
 @pytest.mark.parametrize("policy", [DELAY, PROCESS])
-def test_a_decision_is_as_cheap_late_in_a_failure_as_at_its_start(policy: Any) -> None:
+def test_a_decision_costs_the_same_late_in_a_failure_as_at_its_start(policy: Any) -> None:
     core, costs, last = failed(policy), [], 20_000
     for bucket in range(6, last + 1):
         at = 2_000 + 100 * bucket
@@ -286,7 +292,7 @@ def test_a_decision_is_as_cheap_late_in_a_failure_as_at_its_start(policy: Any) -
     assert abs(costs[0] - costs[1]) <= 0.1 * costs[0]
 
 
-def test_the_first_decision_of_a_correction_is_as_cheap_after_a_long_failure() -> None:
+def test_the_first_decision_of_a_correction_costs_the_same_after_a_long_failure() -> None:
     costs = []
     for buckets in (600, 20_000):
         core, last = failed(PROCESS), 6 + buckets
@@ -295,5 +301,5 @@ def test_the_first_decision_of_a_correction_is_as_cheap_after_a_long_failure() -
             said(core, guessed(2_000 + bucket, bucket))
         correction = came(90_000, "s2", last - 1)
         costs.append(lines_run(lambda: said(core, correction)))  # noqa: B023
-        assert core.paths["p"].running_upto == 5 + 256, "one job, whatever waits behind it"
+        assert core.paths["p"].running_upto == 5 + 256, "one job, however many buckets wait"
     assert costs[0] == costs[1]

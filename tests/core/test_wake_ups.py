@@ -1,4 +1,4 @@
-"""One tick per wake, and none that is still needed goes missing."""
+"""One tick per wake-up, and no tick that is still needed is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_one_tick_before_the_deadline_is_enough() -> None:
     assert alarm.needs(50, 90), "an earlier deadline needs a tick of its own"
 
 
-def test_a_tick_that_came_early_is_asked_for_again() -> None:
+def test_a_tick_that_arrived_early_is_requested_again() -> None:
     alarm = Alarm()
     alarm.needs(0, 100)
     alarm.rang()
@@ -23,5 +23,5 @@ def test_an_overdue_tick_is_not_relied_on() -> None:
     alarm = Alarm()
     alarm.needs(0, 100)
     assert alarm.needs(150, 200)
-    alarm.rang()  # the one of 100, late
-    assert not alarm.needs(151, 200), "the one of 200 is still to come"
+    alarm.rang()  # the tick of 100, late
+    assert not alarm.needs(151, 200), "the tick of 200 is still pending"

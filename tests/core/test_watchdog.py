@@ -21,8 +21,8 @@ from holdfast.core.watchdog import (
 
 
 def ticks(host: Watchdog, since: int, until: int) -> list[tuple[int, Action]]:
-    """One a second; what each brought."""
-    return [(at, it) for at in range(since, until + 1, S) for it in host.handle(Tick(at))]
+    """One tick per second, and the actions of each tick."""
+    return [(at, action) for at in range(since, until + 1, S) for action in host.handle(Tick(at))]
 
 
 def test_a_host_without_heartbeats_is_reported_and_then_killed() -> None:
@@ -45,13 +45,13 @@ def test_a_host_whose_heartbeats_return_has_recovered() -> None:
     assert host.handle(HeartbeatReceived(25 * S)) == []
 
 
-def test_a_host_that_starts_has_longer() -> None:
+def test_a_starting_host_has_a_longer_timeout() -> None:
     host = Watchdog()
     host.handle(Started(0))
     assert ticks(host, 0, STARTING_US) == [(STARTING_US, Kill(STARTING_US))]
 
 
-def test_nothing_is_expected_of_a_process_that_ended() -> None:
+def test_no_heartbeat_is_expected_from_a_stopped_process() -> None:
     host = Watchdog()
     host.handle(Started(0))
     host.handle(HeartbeatReceived(S))

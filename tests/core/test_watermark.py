@@ -1,4 +1,4 @@
-"""Which buckets are closed, which rows are late or of the future, and what is said of them."""
+"""Which buckets close, which rows are late or in the future, and how such rows are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = WatermarkPlan(S, "data", grace_us=2 * S, ahead_us=60 * S, idle_us=10 * S)
 
 
 def began(plan: WatermarkPlan, closed_before: int | None = None) -> Watermark:
-    """A source that starts, perhaps again."""
+    """A source that starts; a restart if `closed_before` is set."""
     watermark = Watermark(plan, closed_before)
     watermark.handle(Read(0, NOW))
     return watermark
@@ -43,7 +43,7 @@ def opened(plan: WatermarkPlan) -> Watermark:
 
 
 def tick(watermark: Watermark, at: int, off_us: int = 0) -> list[Action]:
-    """What a tick gives; buckets that it closes are closed."""
+    """Actions of a tick; buckets to be closed are closed."""
     actions = watermark.handle(Tick(at, NOW + at + off_us))
     for action in actions:
         if isinstance(action, Close):
@@ -54,7 +54,7 @@ def tick(watermark: Watermark, at: int, off_us: int = 0) -> list[Action]:
 # -- by the wall clock --------------------------------------------------------------------------
 
 
-def test_a_bucket_is_closed_grace_after_its_end() -> None:
+def test_a_bucket_closes_grace_after_its_end() -> None:
     watermark = opened(WALL)
     assert tick(watermark, 2 * S + 999_999) == []
     assert tick(watermark, 3 * S) == [Close(NOW + 1 * S)]
@@ -62,7 +62,7 @@ def test_a_bucket_is_closed_grace_after_its_end() -> None:
     assert watermark.open_us == NOW + 1 * S
 
 
-def test_a_clock_that_is_a_day_ahead_for_one_tick_closes_nothing_more() -> None:
+def test_a_wall_clock_that_is_a_day_ahead_for_one_tick_closes_no_extra_bucket() -> None:
     watermark = opened(WALL)
     assert tick(watermark, 3 * S, DAY) == [Stepped(3 * S, DAY, -DAY), Close(NOW + 1 * S)]
     assert watermark.future_after_us == NOW + 63 * S
@@ -70,7 +70,7 @@ def test_a_clock_that_is_a_day_ahead_for_one_tick_closes_nothing_more() -> None:
     assert closed == [Close(NOW + at * S) for at in range(2, 8)]
 
 
-def test_a_clock_that_stays_ahead_closes_up_to_there() -> None:
+def test_a_wall_clock_that_stays_ahead_closes_buckets_up_to_its_time() -> None:
     watermark = opened(WALL)
     tick(watermark, 3 * S, DAY)
     at = 3 * S + CONFIRM_US
@@ -78,7 +78,7 @@ def test_a_clock_that_stays_ahead_closes_up_to_there() -> None:
     assert watermark.open_us == NOW + DAY + at - 2 * S
 
 
-def test_a_clock_set_back_goes_on_closing_at_half_speed() -> None:
+def test_after_a_step_back_buckets_close_at_half_speed() -> None:
     watermark = opened(WALL)
     tick(watermark, 10 * S)
     closed = [tick(watermark, 10 * S + at * S, -600 * S) for at in range(1, 9)]
@@ -86,7 +86,7 @@ def test_a_clock_set_back_goes_on_closing_at_half_speed() -> None:
     assert watermark.open_us == NOW + 12 * S
 
 
-def test_a_restart_behind_what_was_closed_goes_on_from_there() -> None:
+def test_after_a_restart_behind_the_log_closing_continues_at_the_last_closed_bucket() -> None:
     watermark = began(WALL, NOW + DAY)
     tick(watermark, 2 * S)
     assert watermark.open_us == NOW + DAY + 1 * S
@@ -95,7 +95,7 @@ def test_a_restart_behind_what_was_closed_goes_on_from_there() -> None:
 # -- by the data --------------------------------------------------------------------------------
 
 
-def test_buckets_close_grace_behind_the_newest_row_however_old_it_is() -> None:
+def test_buckets_close_grace_behind_the_newest_row_even_if_it_is_old() -> None:
     watermark = began(DATA)
     old_us = NOW - DAY
     assert watermark.starts_us(old_us) == old_us - 2 * S
@@ -103,21 +103,21 @@ def test_buckets_close_grace_behind_the_newest_row_however_old_it_is() -> None:
     watermark.handle(Arrived(0, old_us + 30 * S))
     assert tick(watermark, 1 * S) == [Close(old_us + 28 * S)]
     assert tick(watermark, 2 * S) == []
-    watermark.handle(Arrived(2 * S, old_us + 20 * S))  # out of order: nothing goes back
+    watermark.handle(Arrived(2 * S, old_us + 20 * S))  # out of order: no effect
     assert tick(watermark, 3 * S) == []
     watermark.handle(Arrived(3 * S, old_us + 40 * S))
     assert tick(watermark, 4 * S) == [Close(old_us + 38 * S)]
 
 
-def test_a_pause_closes_nothing_until_the_source_is_idle() -> None:
-    """A restart: what waited meanwhile is not late."""
+def test_a_pause_closes_no_bucket_until_the_source_is_idle() -> None:
+    """After a restart, rows that waited meanwhile are not late."""
     watermark = began(DATA, NOW - 50 * S)
     assert [tick(watermark, at * S) for at in range(10)] == [[]] * 10
     watermark.handle(Arrived(10 * S, NOW + 10 * S))
     assert tick(watermark, 10 * S) == [Close(NOW + 8 * S)]
 
 
-def test_an_idle_source_closes_by_the_clock_until_a_row_comes() -> None:
+def test_an_idle_source_closes_buckets_by_the_clock_until_a_row_arrives() -> None:
     watermark = opened(DATA)
     watermark.handle(Arrived(0, NOW))
     tick(watermark, 0)
@@ -128,7 +128,7 @@ def test_an_idle_source_closes_by_the_clock_until_a_row_comes() -> None:
     assert tick(watermark, 13 * S) == []
 
 
-def test_a_feed_at_work_is_not_idle() -> None:
+def test_a_working_feed_is_not_idle() -> None:
     watermark = began(DATA)
     for at in range(0, 60 * S, S):
         watermark.handle(Working(at))
@@ -136,7 +136,7 @@ def test_a_feed_at_work_is_not_idle() -> None:
     assert tick(watermark, 69 * S) == [Idled(69 * S), Close(NOW + 67 * S)]
 
 
-def test_idle_never_means_never() -> None:
+def test_a_source_without_idle_time_is_never_idle() -> None:
     watermark = began(replace(DATA, idle_us=None))
     assert tick(watermark, 0) == tick(watermark, DAY) == []
 
@@ -144,13 +144,13 @@ def test_idle_never_means_never() -> None:
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def test_rows_too_far_ahead_of_the_source_clock_are_of_the_future() -> None:
+def test_rows_too_far_ahead_of_the_source_clock_are_future_rows() -> None:
     for plan in (WALL, DATA, replace(WALL, clock="live")):
         assert opened(plan).future_after_us == NOW + 60 * S
     assert opened(replace(WALL, clock="manual")).future_after_us == NEVER_US
 
 
-def test_a_stream_begins_where_its_clock_stands() -> None:
+def test_a_stream_starts_at_the_time_of_its_clock() -> None:
     assert began(WALL).starts_us(NOW - DAY) == NOW - 2 * S
     manual = replace(WALL, clock="manual", grace_us=0)
     assert began(manual).starts_us(NOW - DAY) == NOW - DAY
@@ -172,7 +172,7 @@ def test_late_rows_are_reported_at_once_and_then_in_summaries() -> None:
     assert [a for a in tick(watermark, 3 * due) if isinstance(a, Report)] == []
 
 
-def test_a_source_without_ticks_reports_when_it_closes() -> None:
+def test_a_source_without_ticks_reports_late_rows_when_it_closes_a_bucket() -> None:
     watermark = opened(replace(WALL, clock="manual", grace_us=0))
     watermark.handle(Excluded(0, "late", 1, NOW - S))
     watermark.handle(Excluded(1, "late", 4, NOW - S))

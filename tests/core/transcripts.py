@@ -1,7 +1,8 @@
-"""Words for transcripts of a path whose inputs fail: a node up to where the story begins.
+"""Builders for transcripts of a path whose inputs fail: a node in its initial state, events and
+expected actions.
 
-Times are microseconds: a bucket may be held for 1000 after it came, and for 300 where it was held
-before.
+Times are microseconds. A bucket may be held for 1000 after its arrival, and for 300 if fragments
+upstream have already used up the delay.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UNION: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2"))}
 DELAY = Policy("delay", "suspend", patience_us=1_000, own_us=300)
 PROCESS = replace(DELAY, on_failure="process")
 
-#: One of two inputs is there; of rows nothing is known.
+#: One of two inputs is available; the row rates are unknown.
 HALF = Partial(0.5, 1.0)
 
 
@@ -49,9 +50,9 @@ def plan_of(
     )
 
 
-def stable(*plans: PathPlan, **how: object) -> Progress:
+def stable(*plans: PathPlan, **options: object) -> Progress:
     """A node that is STABLE up to bucket 4, at time 0."""
-    core = Progress(plans, checkpoint_buckets=0, **how)  # type: ignore[arg-type]
+    core = Progress(plans, checkpoint_buckets=0, **options)  # type: ignore[arg-type]
     streams = dict.fromkeys(stream for plan in plans for stream in plan.inputs)
     for stream in streams:
         core.handle(InputOpened(0, stream, 0, -1))
@@ -63,9 +64,10 @@ def stable(*plans: PathPlan, **how: object) -> Progress:
     return core
 
 
-def failed(policy: Policy, **how: object) -> Progress:
-    """s2 was missing for more than X: bucket 5 was given as tentative, at 1100."""
-    core = stable(plan_of(policy), **how)
+def failed(policy: Policy, **options: object) -> Progress:
+    """s2 was missing for longer than `max_delay` (X in Borealis): bucket 5 was given as tentative
+    at 1100."""
+    core = stable(plan_of(policy), **options)
     said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
     assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
     return core
@@ -90,7 +92,7 @@ def came(at: int, stream: str, upto: int) -> BoundaryArrived:
 
 
 def said(core: Progress, *events: Event) -> list[Action]:
-    """What the last event gives, without what is said upstream."""
+    """Actions of the last event, without the acknowledgements to producers."""
     actions: list[Action] = []
     for event in events:
         actions = [a for a in core.handle(event) if not isinstance(a, Acknowledge)]

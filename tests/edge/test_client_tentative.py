@@ -1,4 +1,4 @@
-"""What an application gets during a failure and after it (Borealis sections 3.1, 3.4.2). No JVM."""
+"""What a client delivers during and after a failure (Borealis sections 3.1, 3.4.2). No JVM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = "ts timestamp, value bigint"
 
 
 class Stream:
-    """An output as the node that makes it writes it."""
+    """An output stream, written like the producing node does."""
 
     def __init__(self, root: Path) -> None:
         self._root = root / "node"
@@ -33,7 +33,7 @@ class Stream:
         self.service = Service(logs={"s": self.log}, heartbeat_s=0.01)
 
     def restarts(self) -> None:
-        """A crash: what was tentative is gone from the node's log."""
+        """The node crashes and restarts: its log has no tentative buckets any more."""
         self.log.close()
         self.start()
 
@@ -58,7 +58,7 @@ class Stream:
 
 
 class Application:
-    """A client and what it was given, delivery by delivery over one connection."""
+    """A client that takes one delivery after another over one connection."""
 
     def __init__(self, stream: Stream, client: Client) -> None:
         self.stream, self.client = stream, client
@@ -66,7 +66,7 @@ class Application:
         self._subscription: Subscription | None = None
 
     def gets(self) -> Iterator[tuple[pa.Table, BucketInfo]]:
-        """What there is by now, in the order it is given."""
+        """Everything new, in the order of delivery."""
         if self._subscription is None:
             self._subscription = self.client.subscription(("node",))
             (connect,) = self._subscription.handle(Begin(0))
@@ -94,7 +94,7 @@ class Application:
 
 
 def spelled(table: pa.Table, info: BucketInfo) -> str:
-    """`3!`: in place of what was given before."""
+    """A bucket as text; `3!` replaces an earlier version of bucket 3."""
     assert table.num_rows == info.rows
     if info.rec_done:
         assert info.rows == 0 and not info.replaces
@@ -123,7 +123,7 @@ def app(stream: Stream) -> Application:
 
 
 class Restarting:
-    """A client with a log, again and again."""
+    """A client with a log that is restarted repeatedly."""
 
     def __init__(self, root: Path, stream: Stream, *, archive: bool = False) -> None:
         self._root, self.stream, self._archive = root / "client", stream, archive
@@ -153,10 +153,10 @@ def restarting(tmp_path: Path, stream: Stream) -> Iterator[Restarting]:
     restarting.log.close()
 
 
-# -- a tentative bucket stands until its own stable version is there ------------------------------
+# -- a tentative bucket remains valid until its stable version replaces it ------------------------
 
 
-def test_figure_3_stable_tentative_and_corrections_in_their_place(
+def test_figure_3_corrections_replace_tentative_buckets_in_order(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(2, 1, 2)
@@ -169,7 +169,7 @@ def test_figure_3_stable_tentative_and_corrections_in_their_place(
     assert app.takes() == ["STABLE 5!", "STABLE 6", "REC_DONE 6"]
 
 
-def test_stable_news_of_bucket_2_leave_tentative_bucket_6_alone(
+def test_stable_bucket_2_does_not_affect_tentative_bucket_6(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(1, 1)
@@ -178,34 +178,34 @@ def test_stable_news_of_bucket_2_leave_tentative_bucket_6_alone(
     stream.stable(2, 2)
     assert app.takes() == ["STABLE 2!"]
     assert (app.client.position, app.client.known_upto) == (2, 6)
-    assert app.takes() == [], "nor is it given a second time"
+    assert app.takes() == [], "bucket 6 is not delivered a second time"
 
 
-def test_one_failure_costs_no_undo_however_long_its_correction_takes(
+def test_a_long_correction_replaces_each_tentative_bucket_once(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(0, 0)
     app.takes()
-    stood = []
+    known_upto = []
     for bucket in range(1, 61):
         stream.tentative(bucket, bucket, bucket)
         assert app.takes() == [f"TENTATIVE {bucket}"]
-    for bucket in range(1, 61):  # corrected one by one, and new ones come meanwhile
+    for bucket in range(1, 61):  # corrected one by one, while new tentative buckets arrive
         stream.stable(bucket, bucket)
         stream.tentative(60 + bucket, 60 + bucket, 60 + bucket)
         assert app.takes() == [f"STABLE {bucket}!", f"TENTATIVE {60 + bucket}"]
-        stood.append(app.client.known_upto)
-    assert stood == list(range(61, 121)), "the newest standing result never goes back"
+        known_upto.append(app.client.known_upto)
+    assert known_upto == list(range(61, 121)), "the last known bucket never goes back"
     stream.stable(120, *range(61, 121))
     assert app.takes()[-1] == "REC_DONE 120"
     client = app.client
     assert (client.replacements, client.tentative_rows) == (120, 120)
 
 
-def test_an_empty_stable_bucket_replaces_a_tentative_one_too(
+def test_an_empty_stable_bucket_replaces_a_tentative_bucket(
     stream: Stream, app: Application
 ) -> None:
-    """The rows that were guessed were wrong: there are none."""
+    """All tentative rows were wrong: the stable bucket has none."""
     stream.tentative(0, 4, 1, 2, 4)
     assert app.takes() == ["TENTATIVE 1", "TENTATIVE 2", "TENTATIVE 4"]
     stream.stable(3, 2, 3)
@@ -215,10 +215,8 @@ def test_an_empty_stable_bucket_replaces_a_tentative_one_too(
     assert app.client.replacements == 3
 
 
-def test_of_tentative_buckets_without_rows_there_is_nothing_to_replace(
-    stream: Stream, app: Application
-) -> None:
-    """The application was told nothing of them but how far the output is."""
+def test_tentative_buckets_without_rows_are_not_replaced(stream: Stream, app: Application) -> None:
+    """The application received only the position of the output."""
     stream.stable(0, 0)
     stream.tentative(1, 3)
     assert app.takes() == ["STABLE 0"]
@@ -229,22 +227,22 @@ def test_of_tentative_buckets_without_rows_there_is_nothing_to_replace(
     assert app.takes() == ["STABLE 2", "REC_DONE 3"]
 
 
-def test_one_delivery_is_taken_in_the_order_stable_rec_done_tentative(
+def test_one_delivery_yields_stable_buckets_then_rec_done_then_tentative_buckets(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(0, 0)
     stream.tentative(1, 2, 2)
     app.takes()
-    # All of this before the client looks again: the failure is corrected, and the next one is here.
+    # Before the next delivery, the failure is corrected and another one starts.
     stream.stable(2, 2)
     stream.tentative(3, 4, 3, 4)
     assert app.takes() == ["STABLE 2!", "REC_DONE 2", "TENTATIVE 3", "TENTATIVE 4"]
 
 
-def test_rec_done_waits_for_the_last_bucket_that_was_given_as_tentative(
+def test_rec_done_waits_for_the_last_bucket_delivered_as_tentative(
     stream: Stream, app: Application
 ) -> None:
-    """It is the client's own conclusion, whatever replica the corrections come from."""
+    """The client derives REC_DONE itself, independent of the replica that sends corrections."""
     stream.tentative(0, 2, 0, 2)
     app.takes()
     stream.stable(1, 0)
@@ -252,28 +250,30 @@ def test_rec_done_waits_for_the_last_bucket_that_was_given_as_tentative(
     stream.tentative(3, 3, 3)
     assert app.takes() == ["TENTATIVE 3"]
     stream.stable(2, 2)
-    assert app.takes() == ["STABLE 2!"], "bucket 3 still stands"
+    assert app.takes() == ["STABLE 2!"], "bucket 3 is still tentative"
     stream.stable(3, 3)
     assert app.takes() == ["STABLE 3!", "REC_DONE 3"]
 
 
-def test_who_was_given_nothing_tentative_is_told_of_no_failure(
+def test_a_client_without_tentative_buckets_receives_no_rec_done(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(0, 0)
     app.takes()
     stream.tentative(1, 1, 1)
-    stream.stable(1, 1)  # before the client looked
+    stream.stable(1, 1)  # before the next delivery
     assert app.takes() == ["STABLE 1"]
     assert app.client.replacements == 0
 
 
-def test_a_tentative_bucket_says_how_partial_it_is(stream: Stream, app: Application) -> None:
+def test_a_tentative_bucket_carries_the_shares_of_inputs_and_rows(
+    stream: Stream, app: Application
+) -> None:
     stream.stable(0, 0)
     stream.tentative(1, 1, 1, shares=(0.75, 0.9))
     shares = {i.bucket: (i.inputs_share, i.rows_share) for _, i in app.gets()}
     assert shares == {0: (1.0, 1.0), 1: (0.75, 0.9)}
-    # Each its own, also where several are new; those that are not alike come one after the other.
+    # Each bucket has its own shares; buckets with different shares arrive in separate deliveries.
     stream.tentative(2, 2, 2, shares=(0.5, 0.8))
     stream.tentative(3, 3, 3, shares=(0.75, 0.3))
     for bucket, share in ((2, (0.5, 0.8)), (3, (0.75, 0.3))):
@@ -281,7 +281,7 @@ def test_a_tentative_bucket_says_how_partial_it_is(stream: Stream, app: Applicat
         assert (info.bucket, info.inputs_share, info.rows_share) == (bucket, *share)
 
 
-def test_counters_and_how_far_the_application_knows_the_output(
+def test_a_client_counts_tentative_rows_and_tracks_its_positions(
     stream: Stream, app: Application
 ) -> None:
     client = app.client
@@ -301,10 +301,10 @@ def test_counters_and_how_far_the_application_knows_the_output(
     assert (client.tentative_rows, client.replacements) == (1, 1)
 
 
-# -- producers that come and go -------------------------------------------------------------------
+# -- producers that restart or are replaced -------------------------------------------------------
 
 
-def test_a_node_that_is_restarted_in_a_failure_takes_nothing_from_its_readers(
+def test_a_node_restarted_during_a_failure_does_not_revoke_delivered_buckets(
     stream: Stream, app: Application
 ) -> None:
     stream.stable(0, 0)
@@ -314,16 +314,16 @@ def test_a_node_that_is_restarted_in_a_failure_takes_nothing_from_its_readers(
     app.reconnects()
     assert app.takes() == []
     assert app.client.known_upto == 2
-    stream.tentative(1, 3, 1, 2, 3)  # its next instance guesses from the start
+    stream.tentative(1, 3, 1, 2, 3)  # the next instance starts its tentative line again
     assert app.takes() == ["TENTATIVE 3"]
     stream.stable(3, 1, 3)
     assert app.takes() == ["STABLE 1!", "EMPTY 2!", "STABLE 3!", "REC_DONE 3"]
 
 
-def test_property_2_2_stable_news_of_another_replica_replace_what_this_one_guessed(
+def test_property_2_2_stable_buckets_of_another_replica_replace_tentative_buckets(
     stream: Stream, app: Application
 ) -> None:
-    """Whoever is followed now may never have given anything tentative."""
+    """The current replica may never have sent a tentative bucket."""
     stream.stable(0, 0)
     stream.tentative(1, 2, 1, 2)
     app.takes()
@@ -332,7 +332,7 @@ def test_property_2_2_stable_news_of_another_replica_replace_what_this_one_guess
     assert app.takes() == ["STABLE 1!"]
 
 
-def test_property_2_3_over_a_new_connection_only_what_is_younger_comes(
+def test_property_2_3_a_new_connection_delivers_only_newer_tentative_buckets(
     stream: Stream, app: Application
 ) -> None:
     stream.tentative(0, 1, 0, 1)
@@ -342,7 +342,9 @@ def test_property_2_3_over_a_new_connection_only_what_is_younger_comes(
     assert app.takes() == ["TENTATIVE 2"]
 
 
-def test_3_1_who_does_not_tolerate_inconsistency_sees_nothing_of_it(stream: Stream) -> None:
+def test_3_1_a_client_that_tolerates_no_inconsistency_receives_no_tentative_bucket(
+    stream: Stream,
+) -> None:
     app = Application(stream, Client("s", {}, WIDTH))
     stream.stable(0, 0)
     stream.tentative(1, 2, 1, 2)
@@ -355,10 +357,10 @@ def test_3_1_who_does_not_tolerate_inconsistency_sees_nothing_of_it(stream: Stre
     assert (client.known_upto, client.tentative_rows, client.replacements) == (2, 0, 0)
 
 
-# -- a client that is restarted -------------------------------------------------------------------
+# -- a client that restarts -----------------------------------------------------------------------
 
 
-def test_restarted_in_a_failure_it_gives_again_what_stands_in_place_of_it(
+def test_a_client_restarted_during_a_failure_delivers_valid_tentative_buckets_again(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.stable(0, 0)
@@ -366,13 +368,13 @@ def test_restarted_in_a_failure_it_gives_again_what_stands_in_place_of_it(
     assert restarting.takes() == ["STABLE 0", "TENTATIVE 1", "TENTATIVE 2", "TENTATIVE 3"]
     stream.stable(1, 1)
     restarting.restarts()
-    assert restarting.client.known_upto == 3, "the application has them"
+    assert restarting.client.known_upto == 3, "the application has these buckets"
     assert restarting.takes() == ["STABLE 1!", "TENTATIVE 2!", "TENTATIVE 3!"]
     stream.stable(3, 3)
     assert restarting.takes() == ["EMPTY 2!", "STABLE 3!", "REC_DONE 3"]
 
 
-def test_restarted_twice_in_a_failure_it_does_so_each_time(
+def test_a_client_restarted_twice_delivers_tentative_buckets_again_each_time(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.tentative(0, 1, 0, 1)
@@ -381,13 +383,13 @@ def test_restarted_twice_in_a_failure_it_does_so_each_time(
         restarting.restarts()
         assert restarting.takes() == ["TENTATIVE 0!", "TENTATIVE 1!"]
     stream.tentative(2, 2, 2)
-    assert restarting.takes() == ["TENTATIVE 2"], "this one is new"
+    assert restarting.takes() == ["TENTATIVE 2"], "bucket 2 is new"
 
 
-def test_restarted_after_the_failure_was_corrected_meanwhile_it_replaces_all_of_it(
+def test_a_client_restarted_after_the_correction_replaces_all_tentative_buckets(
     stream: Stream, restarting: Restarting
 ) -> None:
-    """What it gave as tentative and is empty now would otherwise stand for ever."""
+    """Otherwise a tentative bucket whose stable version is empty would never be replaced."""
     stream.stable(0, 0)
     stream.tentative(1, 2, 1, 2)
     restarting.takes()
@@ -396,10 +398,12 @@ def test_restarted_after_the_failure_was_corrected_meanwhile_it_replaces_all_of_
     assert restarting.takes() == ["EMPTY 1!", "STABLE 2!", "REC_DONE 3"]
     restarting.restarts()
     stream.stable(4, 4)
-    assert restarting.takes() == ["STABLE 4"], "nothing tentative stood any more"
+    assert restarting.takes() == ["STABLE 4"], "no uncorrected tentative bucket was left"
 
 
-def test_restarted_it_goes_on_beyond_what_stood(stream: Stream, restarting: Restarting) -> None:
+def test_a_restarted_client_continues_after_the_tentative_buckets(
+    stream: Stream, restarting: Restarting
+) -> None:
     stream.stable(0, 0)
     stream.tentative(1, 2, 1, 2)
     restarting.takes()
@@ -409,7 +413,7 @@ def test_restarted_it_goes_on_beyond_what_stood(stream: Stream, restarting: Rest
     assert restarting.takes() == ["STABLE 1!", "EMPTY 2!", "STABLE 3", "REC_DONE 4"]
 
 
-def test_restarted_while_nothing_tentative_stood_it_says_nothing(
+def test_a_client_restarted_without_uncorrected_buckets_replaces_nothing(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.stable(0, 0)
@@ -422,19 +426,19 @@ def test_restarted_while_nothing_tentative_stood_it_says_nothing(
     assert restarting.takes() == ["STABLE 3"]
 
 
-def test_killed_in_the_middle_of_a_delivery_it_knows_that_something_tentative_was_given(
+def test_a_client_killed_during_a_tentative_delivery_replaces_its_buckets(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.tentative(0, 2, 0, 1, 2)
-    next(restarting.app.gets())  # the application has bucket 0 when the process dies
+    next(restarting.app.gets())  # the process crashes after the delivery of bucket 0
     restarting.restarts()
     assert restarting.takes() == ["TENTATIVE 0!", "TENTATIVE 1!", "TENTATIVE 2!"]
 
 
-def test_what_is_tentative_is_neither_durable_nor_acknowledged(
+def test_tentative_buckets_are_neither_durable_nor_acknowledged(
     stream: Stream, tmp_path: Path
 ) -> None:
-    """Applications that restart have lost it, and are given it again."""
+    """A restarted application has lost them and receives them again."""
     restarting = Restarting(tmp_path, stream, archive=True)
     stream.stable(0, 0)
     stream.tentative(1, 2, 1, 2)
@@ -450,7 +454,7 @@ def test_what_is_tentative_is_neither_durable_nor_acknowledged(
     restarting.log.close()
 
 
-def test_how_much_was_tentative_and_replaced_survives(
+def test_the_counters_of_tentative_rows_and_replacements_survive_a_restart(
     stream: Stream, restarting: Restarting
 ) -> None:
     stream.tentative(0, 1, 0, 1)
@@ -462,15 +466,15 @@ def test_how_much_was_tentative_and_replaced_survives(
     assert (client.tentative_rows, client.replacements) == (2, 2)
 
 
-def test_iterating_gives_the_same_as_taking(stream: Stream) -> None:
-    """The loop around connections adds nothing, and ends with the output."""
+def test_iteration_yields_the_same_as_taking_deliveries(stream: Stream) -> None:
+    """The loop over connections adds nothing, and ends with the output."""
     client = Client("s", {"node": lambda: InProcess(stream.service)}, WIDTH, tentative=True)
     stream.stable(0, 0)
     stream.tentative(1, 2, 1)
-    told = []
+    buckets = []
     for table, info in client:
-        told.append(spelled(table, info))
-        if told[-1] == "TENTATIVE 1":
+        buckets.append(spelled(table, info))
+        if buckets[-1] == "TENTATIVE 1":
             stream.stable(2, 1, then=(Ended("s"),))
-    assert told == ["STABLE 0", "TENTATIVE 1", "STABLE 1!", "REC_DONE 2"]
+    assert buckets == ["STABLE 0", "TENTATIVE 1", "STABLE 1!", "REC_DONE 2"]
     assert client.ended

@@ -1,4 +1,4 @@
-"""A table that always holds the best there is, whoever is restarted meanwhile. No JVM."""
+"""A corrected table holds the best available results, also across restarts. No JVM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Held = list[tuple[int, str]]
 
 
 class Table:
-    """The sink, and an application that feeds it."""
+    """The sink, and a client that feeds it."""
 
     def __init__(self, root: Path, stream: Stream) -> None:
         self.sink = CorrectedTable(str(root / "table"))
@@ -28,17 +28,17 @@ class Table:
         return self.holds()
 
     def dies_after(self, calls: int) -> None:
-        """In the middle of a delivery: the sink was called so often, then the process died."""
-        given = self.fed_by.app.gets()
+        """Crash in the middle of a delivery, after `calls` calls of the sink."""
+        buckets = self.fed_by.app.gets()
         for _ in range(calls):
-            self.sink(*next(given))
+            self.sink(*next(buckets))
         self.fed_by.restarts()
 
     def holds(self) -> Held:
-        found = self.sink.read()
-        if not found.num_rows:
+        rows = self.sink.read()
+        if not rows.num_rows:
             return []
-        return list(zip(*(found[c].to_pylist() for c in ("value", "_stability")), strict=True))
+        return list(zip(*(rows[c].to_pylist() for c in ("value", "_stability")), strict=True))
 
     def file(self, bucket: int) -> str:
         (name,) = (n for n in os.listdir(self.sink.folder) if int(n[7:-8]) == bucket)
@@ -59,7 +59,7 @@ def table(tmp_path: Path, stream: Stream) -> Iterator[Table]:
     table.fed_by.log.close()
 
 
-def test_it_holds_stable_buckets_and_tentative_ones_until_they_are_corrected(
+def test_a_table_holds_stable_buckets_and_uncorrected_tentative_buckets(
     stream: Stream, table: Table
 ) -> None:
     stream.stable(1, 1)
@@ -72,7 +72,7 @@ def test_it_holds_stable_buckets_and_tentative_ones_until_they_are_corrected(
     assert table.takes() == [(bucket, "STABLE") for bucket in (1, 2, 4, 5)]
 
 
-def test_one_bucket_is_one_file(stream: Stream, table: Table) -> None:
+def test_each_bucket_is_one_file(stream: Stream, table: Table) -> None:
     stream.stable(1, 0, 1)
     stream.tentative(2, 3, 2, 3)
     table.takes()
@@ -81,44 +81,40 @@ def test_one_bucket_is_one_file(stream: Stream, table: Table) -> None:
     assert len(os.listdir(table.sink.folder)) == 4
 
 
-def test_a_correction_replaces_the_file_in_one_move(stream: Stream, table: Table) -> None:
-    """Whoever reads the old file goes on reading the old rows, all of them."""
+def test_a_correction_replaces_the_file_atomically(stream: Stream, table: Table) -> None:
+    """An open reader of the old file still reads all old rows."""
     stream.tentative(0, 1, 1)
     table.takes()
-    with open(table.file(1), "rb") as reads:
+    with open(table.file(1), "rb") as old_file:
         stream.stable(1, 1)
         table.takes()
-        assert pq.read_table(reads)["value"].to_pylist() == [-1]
+        assert pq.read_table(old_file)["value"].to_pylist() == [-1]
     assert table.holds() == [(1, "STABLE")]
     assert os.listdir(table.sink.folder) == [os.path.basename(table.file(1))]
 
 
-def test_a_file_that_a_crash_left_half_written_is_no_part_of_the_table(
-    stream: Stream, table: Table
-) -> None:
+def test_a_table_ignores_files_that_a_crash_left_incomplete(stream: Stream, table: Table) -> None:
     stream.stable(1, 1)
     table.takes()
     Path(f"{table.file(1)}.tmp").write_bytes(b"PAR1 and no more")
     assert table.holds() == [(1, "STABLE")]
 
 
-def test_restarted_in_a_failure_it_equals_the_ideal_once_all_is_stable(
+def test_a_table_restarted_during_a_failure_equals_the_ideal_after_the_correction(
     stream: Stream, table: Table
 ) -> None:
-    """Tentative rows of before the restart do not stay for ever."""
+    """Tentative rows from before the restart do not remain permanently."""
     stream.stable(0, 0)
     stream.tentative(1, 4, 1, 2, 3, 4)
     table.takes()
     table.fed_by.restarts()
-    stream.stable(3, 1)  # 2 and 3 are empty, and were not before
+    stream.stable(3, 1)  # buckets 2 and 3 are empty now
     assert table.takes() == [(0, "STABLE"), (1, "STABLE"), (-4, "TENTATIVE")]
     stream.stable(5, 5)
     assert table.takes() == [(0, "STABLE"), (1, "STABLE"), (5, "STABLE")]
 
 
-def test_restarted_when_the_failure_is_over_already_it_equals_the_ideal_too(
-    stream: Stream, table: Table
-) -> None:
+def test_a_table_restarted_after_the_failure_equals_the_ideal(stream: Stream, table: Table) -> None:
     stream.stable(0, 0)
     stream.tentative(1, 3, 1, 2, 3)
     table.takes()
@@ -128,19 +124,19 @@ def test_restarted_when_the_failure_is_over_already_it_equals_the_ideal_too(
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
-def test_killed_anywhere_in_a_correction_it_equals_the_ideal_in_the_end(
+def test_a_table_killed_anywhere_in_a_correction_finally_equals_the_ideal(
     stream: Stream, table: Table, calls: int
 ) -> None:
     stream.stable(0, 0)
     stream.tentative(1, 4, 1, 2, 3, 4)
     table.takes()
-    stream.stable(4, 1, 4)  # 2 and 3 are empty
+    stream.stable(4, 1, 4)  # buckets 2 and 3 are empty
     table.dies_after(calls)
     assert table.takes() == [(0, "STABLE"), (1, "STABLE"), (4, "STABLE")]
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
-def test_killed_while_it_was_given_what_is_tentative(
+def test_a_table_killed_during_a_tentative_delivery_finally_equals_the_ideal(
     stream: Stream, table: Table, calls: int
 ) -> None:
     stream.tentative(0, 2, 0, 1, 2)
@@ -149,7 +145,7 @@ def test_killed_while_it_was_given_what_is_tentative(
     assert table.takes() == [(1, "STABLE")]
 
 
-def test_a_table_that_lost_all_its_rows_is_empty(stream: Stream, table: Table) -> None:
+def test_a_table_whose_rows_were_all_corrected_away_is_empty(stream: Stream, table: Table) -> None:
     stream.tentative(0, 0, 0)
     table.takes()
     stream.stable(0)

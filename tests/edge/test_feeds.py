@@ -1,4 +1,4 @@
-"""Feeds and clocks wait while the disk is full or read-only, and no row is lost or taken twice.
+"""Feeds and clock threads wait while the disk is full or read-only; no row is lost or duplicated.
 
 No JVM."""
 
@@ -30,7 +30,7 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 class Stop(threading.Event):
-    """Waits as told to, but for space not at all: the third time, somebody has freed some."""
+    """Waits normally, except for disk space: every third such wait returns with free space."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Stop(threading.Event):
         self.waits = self.asked_for_space = 0
         #: Called with the number of every other wait.
         self.on_wait: Callable[[int], None] = lambda number: None
-        #: Called when space is waited for.
+        #: Called when a feed waits for disk space.
         self.on_space: Callable[[], None] = lambda: None
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -54,7 +54,7 @@ class Stop(threading.Event):
 
 
 class ReadOnly(OsDisk):
-    """Refuses so many appends."""
+    """Refuses the next `denied` appends."""
 
     denied = 0
 
@@ -97,7 +97,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_a_generator_waits_and_makes_every_row_once(
+def test_a_generator_waits_for_disk_space_and_generates_every_row_once(
     disk: MemoryDisk, stop: Stop, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = opened(disk, "live")
@@ -113,10 +113,10 @@ def test_a_generator_waits_and_makes_every_row_once(
     assert values(source) == list(range(9))
     assert stop.asked_for_space == 3
     (warning,) = warnings(caplog)
-    assert warning.startswith("source s waits for its storage: /s/")
+    assert warning.startswith("source s: waiting for storage, will retry: /s/")
 
 
-def test_a_replay_waits_and_gives_every_row_once(
+def test_a_replay_waits_for_disk_space_and_pushes_every_row_once(
     disk: MemoryDisk, stop: Stop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = opened(disk, "manual")
@@ -128,13 +128,13 @@ def test_a_replay_waits_and_gives_every_row_once(
     assert values(source) == list(range(20))
     assert source.log.info("s").ended
     assert stop.asked_for_space == 6
-    assert len(warnings(caplog)) == 2  # one for each time
+    assert len(warnings(caplog)) == 2  # one for each time that the disk was full
 
 
-def test_a_replay_that_is_stopped_before_a_bucket_closes_gives_its_rows_once(
+def test_a_replay_that_stops_before_a_bucket_closes_pushes_the_rows_once(
     disk: MemoryDisk, stop: Stop, tmp_path: Path
 ) -> None:
-    """A reader is too far behind, so the bucket stays open; its rows are durable all the same."""
+    """A consumer is too far behind, so the bucket stays open; its rows are durable anyway."""
     times = pa.array([None, *(number * WIDTH_US // 2 for number in range(10))], TIME)
     pq.write_table(pa.table({"ts": times, "value": list(range(11))}), tmp_path / "rows.parquet")
     replay = Replay(str(tmp_path / "rows.parquet"))
@@ -153,7 +153,7 @@ def test_a_replay_that_is_stopped_before_a_bucket_closes_gives_its_rows_once(
     assert source.dead_letters()["value"].to_pylist() == [0]
 
 
-def test_a_clock_waits_and_goes_on(
+def test_a_clock_thread_waits_for_disk_space_and_continues(
     disk: MemoryDisk, stop: Stop, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = opened(disk, "wall")
@@ -173,7 +173,7 @@ def test_a_clock_waits_and_goes_on(
     assert len(warnings(caplog)) == 2
 
 
-def test_a_clock_outlives_storage_that_is_read_only_for_a_while(
+def test_a_clock_thread_survives_storage_that_is_temporarily_read_only(
     stop: Stop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock="wall")
@@ -192,7 +192,9 @@ def test_a_clock_outlives_storage_that_is_read_only_for_a_while(
     assert "Read-only file system" in warning
 
 
-def test_who_waits_for_space_can_be_stopped(disk: MemoryDisk, stop: Stop) -> None:
+def test_a_clock_thread_can_be_stopped_while_it_waits_for_disk_space(
+    disk: MemoryDisk, stop: Stop
+) -> None:
     source = opened(disk, "wall")
     disk.full = True
     stop.set()
@@ -200,10 +202,10 @@ def test_who_waits_for_space_can_be_stopped(disk: MemoryDisk, stop: Stop) -> Non
     assert disk.full and not source.opened
 
 
-def test_a_push_that_found_no_space_is_repeated_with_its_token(
+def test_a_push_refused_by_a_full_disk_is_repeated_with_its_token(
     disk: MemoryDisk, stop: Stop
 ) -> None:
-    """What `ReadStream` does with a batch."""
+    """`ReadStream` pushes a batch like this."""
     source = opened(disk, "manual")
     source.start(0)
     rows = pa.table({"ts": pa.array([5], TIME), "value": [7]})
@@ -214,12 +216,12 @@ def test_a_push_that_found_no_space_is_repeated_with_its_token(
 
 
 class Set(threading.Event):
-    """A stop that never waits: time is two clocks, and the wall clock is set now and then."""
+    """A stop event that never waits: it advances two simulated clocks and steps the wall clock."""
 
     def __init__(self, until_us: int) -> None:
         super().__init__()
         self.wall, self.monotonic, self._until_us = 1_700_000_000_000_000, 0, until_us
-        #: By how much the wall clock is set, at which monotonic time.
+        #: By monotonic time: the step of the wall clock in microseconds.
         self.steps: dict[int, int] = {}
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -242,25 +244,27 @@ S, HOUR = 1_000_000, 3_600_000_000
 
 
 @pytest.mark.parametrize("back_us", [HOUR, 600 * S])
-def test_a_generator_goes_on_when_the_clock_is_set_back(disk: MemoryDisk, back_us: int) -> None:
+def test_a_generator_continues_when_the_clock_is_stepped_back(
+    disk: MemoryDisk, back_us: int
+) -> None:
     stop = Set(20 * S)
     stop.steps = {5 * S: -back_us}
     source = stop.source(disk, "live")
-    asked: list[tuple[int, int]] = []
+    ticks: list[tuple[int, int]] = []
 
     def make(number: int, from_us: int, to_us: int) -> pa.Table:
-        asked.append((from_us, to_us))
+        ticks.append((from_us, to_us))
         return pa.table({"ts": pa.array([from_us], TIME), "value": [number]})
 
     Generate(make).run(source, stop)
     info = source.log.info("s")
     assert info.complete_upto - info.starts_at >= 2 * (5 + 15 // 2) - 2
-    assert all(since < until for since, until in asked)
-    assert [until for _, until in asked[:-1]] == [since for since, _ in asked[1:]]
+    assert all(since < until for since, until in ticks)
+    assert [until for _, until in ticks[:-1]] == [since for since, _ in ticks[1:]]
     assert source.status()["late_rows"] == 0
 
 
-def test_a_generator_makes_up_no_rows_for_a_day_that_the_clock_jumped(
+def test_a_generator_generates_no_rows_for_a_clock_step_of_a_day(
     disk: MemoryDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = Set(20 * S)
@@ -274,12 +278,12 @@ def test_a_generator_makes_up_no_rows_for_a_day_that_the_clock_jumped(
 
     Generate(make).run(source, stop)
     assert max(spans) < S
-    assert any("no rows are made up for a gap" in text for text in warnings(caplog))
+    assert any("no rows are generated for a clock gap" in text for text in warnings(caplog))
     assert source.now_us() == stop.wall
 
 
 @pytest.mark.parametrize(("at_us", "step_us"), [(5 * S, -HOUR), (5 * S, 24 * HOUR)])
-def test_the_clock_thread_closes_buckets_whatever_the_wall_clock_does(
+def test_the_clock_thread_closes_buckets_despite_steps_of_the_wall_clock(
     disk: MemoryDisk, at_us: int, step_us: int
 ) -> None:
     stop = Set(20 * S)
@@ -291,10 +295,10 @@ def test_the_clock_thread_closes_buckets_whatever_the_wall_clock_does(
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
-def test_files_with_times_without_a_zone_are_replayed_in_the_zone_that_is_named(
+def test_files_with_times_without_a_zone_are_replayed_in_the_declared_zone(
     disk: MemoryDisk, stop: Stop, tmp_path: Path, kind: str
 ) -> None:
-    """Refused by `check` already, with advice that can be followed."""
+    """Without a declared zone, `check` refuses them and names the remedy."""
     path = tmp_path / f"rows.{kind}"
     if kind == "parquet":
         pq.write_table(pa.table({"ts": pa.array([0], pa.timestamp("us")), "value": [1]}), path)
@@ -314,7 +318,7 @@ def test_files_with_times_without_a_zone_are_replayed_in_the_zone_that_is_named(
     assert [time.value for time in source.log.read(segment)["ts"]] == [-HOUR]
 
 
-def test_a_zone_for_times_that_have_one_is_refused(
+def test_a_declared_zone_is_refused_for_times_that_have_an_offset(
     disk: MemoryDisk, stop: Stop, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.csv"
@@ -322,4 +326,4 @@ def test_a_zone_for_times_that_have_one_is_refused(
     source = opened(disk, "manual")
     assert Replay(str(path)).problem(source.op) is None
     problem = Replay(str(path), timezone="Europe/Berlin").problem(source.op)
-    assert problem is not None and "carry their own offset" in problem
+    assert problem is not None and "already have an offset" in problem

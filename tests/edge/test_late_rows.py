@@ -1,4 +1,4 @@
-"""Event time at a source: rows keep their times, or are put aside, counted and reported. No JVM."""
+"""Event time at a source: rows keep their times, or are excluded and reported. No JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 class Clocks:
-    """A wall clock that can be set, and monotonic time that cannot."""
+    """A wall clock that can be stepped, and monotonic time that cannot."""
 
     def __init__(self) -> None:
         self.wall, self.monotonic = NOON, 0
@@ -47,17 +47,21 @@ def log(tmp_path: Path) -> Log:
     return Log.open(tmp_path / "tap", "tap", fsync="never", archive=True)
 
 
-def operator(**how: object) -> SourceOperator:
-    """As an application declares it."""
+def operator(**options: object) -> SourceOperator:
+    """A source as an application declares it."""
     net = Network("net", bucket="500ms")
-    net.source("tap", "ts timestamp, n long", time="ts", **how)  # type: ignore[arg-type]
+    net.source("tap", "ts timestamp, n long", time="ts", **options)  # type: ignore[arg-type]
     (op,) = net.sources
     return op
 
 
-def make(log: Log, clocks: Clocks, **how: object) -> Source:
+def make(log: Log, clocks: Clocks, **options: object) -> Source:
     return Source(
-        operator(**how), log, WIDTH, clock=lambda: clocks.wall, monotonic=lambda: clocks.monotonic
+        operator(**options),
+        log,
+        WIDTH,
+        clock=lambda: clocks.wall,
+        monotonic=lambda: clocks.monotonic,
     )
 
 
@@ -106,8 +110,8 @@ def test_late_rows_are_dead_letters_with_their_own_times(log: Log, clocks: Clock
     assert dead["_reason"].to_pylist() == ["late", "late"]
     assert [time.value for time in dead["ts"]] == [NOON - HOUR, NOON - DAY]
     assert [time.value for time in dead["_rejected_at"]] == [NOON, NOON]
-    told = source.status()
-    assert (told["rows"], told["late_rows"], told["dead_letter_rows"]) == (1, 2, 2)
+    status = source.status()
+    assert (status["rows"], status["late_rows"], status["dead_letter_rows"]) == (1, 2, 2)
 
 
 def test_the_first_late_row_is_reported_at_once_and_the_rest_in_summaries(
@@ -117,7 +121,7 @@ def test_the_first_late_row_is_reported_at_once_and_the_rest_in_summaries(
     source.tick()
     source.push(rows(NOON - HOUR))
     (first,) = warnings(caplog)
-    assert "source tap: 1 late row was not taken and put among the dead letters" in first
+    assert "source tap: 1 late row was rejected and written to the dead letters" in first
     assert "ts=2026-03-01T11:00:00+00:00" in first
     assert "closed up to 2026-03-01T11:59:59.500000+00:00" in first
     for _ in range(100):
@@ -127,11 +131,11 @@ def test_the_first_late_row_is_reported_at_once_and_the_rest_in_summaries(
     assert len(warnings(caplog)) == 1
     clocks.passes(MIN)
     source.tick()
-    assert "200 late rows were not taken" in warnings(caplog)[1]
+    assert "200 late rows were rejected" in warnings(caplog)[1]
     assert "(201 so far)" in warnings(caplog)[1]
 
 
-def test_restamping_is_done_on_request_and_is_counted_and_reported(
+def test_restamped_rows_are_counted_and_reported(
     log: Log, clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make(log, clocks, late="restamp")
@@ -140,15 +144,13 @@ def test_restamping_is_done_on_request_and_is_counted_and_reported(
     clocks.passes(2 * S)
     source.tick()
     assert logged(log) == [NOON - WIDTH, NOON]  # the open bucket, and now
-    told = source.status()
-    assert (told["late_rows"], told["future_rows"], told["restamped_rows"]) == (1, 1, 2)
-    assert told["dead_letter_rows"] == source.dead_letters().num_rows == 0
-    assert "given another time (late='restamp')" in warnings(caplog)[0]
+    status = source.status()
+    assert (status["late_rows"], status["future_rows"], status["restamped_rows"]) == (1, 1, 2)
+    assert status["dead_letter_rows"] == source.dead_letters().num_rows == 0
+    assert "given a new time (late='restamp')" in warnings(caplog)[0]
 
 
-def test_live_rows_are_not_late_for_being_pushed_a_moment_after_they_were_stamped(
-    log: Log, clocks: Clocks
-) -> None:
+def test_live_rows_pushed_shortly_after_their_stamp_are_not_late(log: Log, clocks: Clocks) -> None:
     """The default grace: a bucket may end between the stamp and the push."""
     source = make(log, clocks)
     source.tick()
@@ -183,7 +185,7 @@ def test_rows_out_of_order_within_grace_keep_their_times(
         assert {time.value // WIDTH for time in log.read(segment)["ts"]} == {segment.id.bucket}
 
 
-def test_what_cannot_be_placed_without_its_time_is_put_aside_whatever_late_says(
+def test_rows_without_a_time_become_dead_letters_also_with_restamp(
     log: Log, clocks: Clocks
 ) -> None:
     source = make(log, clocks, late="restamp")
@@ -192,11 +194,11 @@ def test_what_cannot_be_placed_without_its_time_is_put_aside_whatever_late_says(
     assert source.status()["null_time_rows"] == source.status()["dead_letter_rows"] == 1
 
 
-# -- rows of the future -------------------------------------------------------------------------
+# -- future rows --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clock", ["wall", "data", "live"])
-def test_one_far_future_row_closes_nothing(log: Log, clocks: Clocks, clock: str) -> None:
+def test_a_row_in_the_far_future_closes_no_bucket(log: Log, clocks: Clocks, clock: str) -> None:
     source = make(log, clocks, clock=clock)
     source.push(rows(NOON + 1_000 * 365 * DAY, NOON))
     clocks.passes(S)
@@ -210,7 +212,7 @@ def test_one_far_future_row_closes_nothing(log: Log, clocks: Clocks, clock: str)
     assert source.status()["future_rows"] == 1
 
 
-def test_rows_a_little_ahead_are_taken(log: Log, clocks: Clocks) -> None:
+def test_rows_within_ahead_are_taken(log: Log, clocks: Clocks) -> None:
     source = make(log, clocks, ahead="1min")
     source.push(rows(NOON + MIN))
     source.push(rows(NOON + MIN + 1))
@@ -220,26 +222,26 @@ def test_rows_a_little_ahead_are_taken(log: Log, clocks: Clocks) -> None:
 # -- dead letters are durable -------------------------------------------------------------------
 
 
-def test_dead_letters_survive_a_restart_and_can_be_read_beside_the_source(
+def test_dead_letters_survive_a_restart_and_can_be_read_while_the_source_runs(
     tmp_path: Path, log: Log, clocks: Clocks
 ) -> None:
     source = make(log, clocks)
     source.tick()
     for n in range(3):
         source.push(rows(NOON - HOUR, n=n), token=str(n), flush=True)
-    beside = read_dead_letters(read_only(tmp_path / "tap"), "tap", last=2)
-    assert beside is not None and beside["n"].to_pylist() == [1, 2]
+    letters = read_dead_letters(read_only(tmp_path / "tap"), "tap", last=2)
+    assert letters is not None and letters["n"].to_pylist() == [1, 2]
     log.close()
     log = Log.open(tmp_path / "tap", "tap", fsync="never", archive=True)
     source = make(log, clocks)
-    source.push(rows(NOON - HOUR, n=2), token="2", flush=True)  # it was not answered
+    source.push(rows(NOON - HOUR, n=2), token="2", flush=True)  # the first push got no reply
     assert source.dead_letters()["n"].to_pylist() == [0, 1, 2]
     assert source.status()["late_rows"] == 3
     assert source.dead_letters(last=1)["n"].to_pylist() == [2]
 
 
 def test_dead_letters_are_durable_before_the_stream_is_open(log: Log, clocks: Clocks) -> None:
-    """With a clock of its data, nothing but rows says where a stream begins."""
+    """With clock="data", only rows determine where the stream starts."""
     source = make(log, clocks, clock="data")
     source.push(rows(NOON + DAY), token="1", flush=True)
     assert not source.opened
@@ -248,7 +250,7 @@ def test_dead_letters_are_durable_before_the_stream_is_open(log: Log, clocks: Cl
     assert source.token == "2" and source.status()["rows"] == 1
 
 
-def test_a_row_of_any_schema_can_be_a_dead_letter(log: Log, clocks: Clocks) -> None:
+def test_dead_letters_support_columns_named_like_their_metadata(log: Log, clocks: Clocks) -> None:
     net = Network("net")
     net.source("tap", "reason timestamp, rejected_at string", time="reason")
     source = Source(net.sources[0], log, WIDTH, clock=lambda: clocks.wall)
@@ -275,7 +277,7 @@ def test_a_full_disk_loses_no_dead_letter(clocks: Clocks) -> None:
 
 
 @pytest.mark.parametrize("archive", [True, False])
-def test_without_an_archive_the_newest_dead_letters_are_kept(
+def test_without_an_archive_only_the_newest_dead_letters_are_retained(
     tmp_path: Path, clocks: Clocks, archive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "KEPT_BYTES", 10_000)
@@ -284,17 +286,17 @@ def test_without_an_archive_the_newest_dead_letters_are_kept(
     source.tick()
     for n in range(50):
         source.push(rows(NOON - HOUR, n=n), flush=True)
-    found = source.dead_letters()["n"].to_pylist()
+    numbers = source.dead_letters()["n"].to_pylist()
     size = sum(f.stat().st_size for f in (tmp_path / "tap").rglob("*dead-letters/*.parquet"))
-    assert found[-1] == 49 and source.status()["late_rows"] == 50
-    assert (found == list(range(50))) is archive
+    assert numbers[-1] == 49 and source.status()["late_rows"] == 50
+    assert (numbers == list(range(50))) is archive
     assert (size <= 10_000) is not archive
 
 
 # -- a backlog is not late ----------------------------------------------------------------------
 
 
-def test_a_backlog_keeps_its_times_however_old_it_is(log: Log, clocks: Clocks) -> None:
+def test_an_old_backlog_keeps_its_times(log: Log, clocks: Clocks) -> None:
     source = make(log, clocks, clock="data")
     yesterday = list(range(NOON - DAY, NOON - DAY + 180 * S, S))
     for number in range(0, 180, 60):  # three batches
@@ -303,7 +305,7 @@ def test_a_backlog_keeps_its_times_however_old_it_is(log: Log, clocks: Clocks) -
         clocks.passes(S)
     source.tick()
     assert source.status()["late_rows"] == 0
-    assert logged(log) == yesterday[:-2]  # up to the newest row less grace
+    assert logged(log) == yesterday[:-2]  # up to the newest row minus grace
     clocks.passes(10 * S)
     source.tick()  # idle: the clock closes the rest
     assert logged(log) == yesterday
@@ -323,7 +325,7 @@ def test_a_restart_after_a_pause_puts_the_backlog_into_its_own_buckets(
     clocks.passes(50 * S)
     log = Log.open(tmp_path / "tap", "tap", fsync="never")
     source = make(log, clocks, clock="data")
-    for _ in range(10):  # 5 s until the first rows come
+    for _ in range(10):  # 5 s until the first rows arrive
         clocks.passes(WIDTH)
         source.tick()
     backlog = range(since + WIDTH, clocks.wall + 1, WIDTH)
@@ -334,10 +336,10 @@ def test_a_restart_after_a_pause_puts_the_backlog_into_its_own_buckets(
     assert set(per_bucket.values()) == {1} and len(per_bucket) == 130
 
 
-# -- a clock that is set ------------------------------------------------------------------------
+# -- a clock that is stepped --------------------------------------------------------------------
 
 
-def test_a_clock_a_day_ahead_for_one_tick_stops_nothing(
+def test_a_clock_a_day_ahead_for_one_tick_does_not_stop_the_source(
     log: Log, clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make(log, clocks)
@@ -347,13 +349,13 @@ def test_a_clock_a_day_ahead_for_one_tick_stops_nothing(
     clocks.wall -= DAY
     live(source, clocks, 10)
     assert 0 <= clocks.wall - closed_us(log) <= S
-    told = source.status()
-    # The row of the glitch was stamped with a day that has not come.
-    assert (told["future_rows"], told["late_rows"], told["clock_steps"]) == (1, 0, 2)
+    status = source.status()
+    # The row that was stamped during the step is a future row.
+    assert (status["future_rows"], status["late_rows"], status["clock_steps"]) == (1, 0, 2)
     assert any("stepped ahead by 86400.0 s" in text for text in warnings(caplog))
 
 
-def test_a_clock_that_is_ahead_and_put_right_stops_nothing(log: Log, clocks: Clocks) -> None:
+def test_a_clock_stepped_ahead_and_back_does_not_stop_the_source(log: Log, clocks: Clocks) -> None:
     source = make(log, clocks)
     live(source, clocks, 5)
     clocks.wall += 10 * MIN
@@ -365,21 +367,23 @@ def test_a_clock_that_is_ahead_and_put_right_stops_nothing(log: Log, clocks: Clo
 
 
 @pytest.mark.parametrize("ahead_us", [30 * S, HOUR])
-def test_a_clock_set_ahead_for_good_is_followed(log: Log, clocks: Clocks, ahead_us: int) -> None:
-    """A virtual machine that was suspended. Until then, only rows from beyond `ahead` are put
-    aside."""
+def test_a_clock_stepped_ahead_permanently_is_followed(
+    log: Log, clocks: Clocks, ahead_us: int
+) -> None:
+    """As after the suspension of a virtual machine. Until then, only rows beyond `ahead` are
+    excluded."""
     source = make(log, clocks)
     live(source, clocks, 5)
     clocks.wall += ahead_us
     live(source, clocks, 30)
     assert 0 <= clocks.wall - closed_us(log) <= S
-    told = source.status()
-    assert told["late_rows"] == 0
-    assert told["future_rows"] == (0 if ahead_us < MIN else 20)
+    status = source.status()
+    assert status["late_rows"] == 0
+    assert status["future_rows"] == (0 if ahead_us < MIN else 20)
 
 
 @pytest.mark.parametrize("back_us", [10 * MIN, HOUR])
-def test_a_clock_set_back_does_not_stop_buckets_from_closing(
+def test_a_clock_stepped_back_does_not_stop_buckets_from_closing(
     log: Log, clocks: Clocks, back_us: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make(log, clocks)
@@ -389,9 +393,9 @@ def test_a_clock_set_back_does_not_stop_buckets_from_closing(
     for seconds in range(0, 60, 2):
         live(source, clocks, 2)
         assert closed_us(log) - before >= seconds * S // 2
-    told = source.status()
-    assert told["clock_steps"] == 1 and told["clock_apart_ms"] > 0
-    assert told["late_rows"] == told["dead_letter_rows"] == 120
+    status = source.status()
+    assert status["clock_steps"] == 1 and status["clock_apart_ms"] > 0
+    assert status["late_rows"] == status["dead_letter_rows"] == 120
     assert any(f"stepped back by {back_us / S:.1f} s" in text for text in warnings(caplog))
     while source.status()["clock_apart_ms"]:
         clocks.passes(MIN)
@@ -402,7 +406,7 @@ def test_a_clock_set_back_does_not_stop_buckets_from_closing(
     assert source.status()["late_rows"] == late
 
 
-def test_a_restart_with_a_clock_behind_the_log_goes_on_closing(
+def test_a_source_restarted_with_a_clock_behind_the_log_continues_to_close_buckets(
     tmp_path: Path, log: Log, clocks: Clocks
 ) -> None:
     source = make(log, clocks)
@@ -419,7 +423,7 @@ def test_a_restart_with_a_clock_behind_the_log_goes_on_closing(
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"late": "reject"}, "late='reject' is not one of 'dead-letter', 'restamp'"),
         ({"clock": "manual", "grace": "1s"}, "grace='1s' has no effect with clock='manual'"),
@@ -427,12 +431,12 @@ def test_a_restart_with_a_clock_behind_the_log_goes_on_closing(
         ({"grace": "soon"}, "grace: 'soon' is not a duration"),
     ],
 )
-def test_options_that_do_nothing_are_refused(how: dict[str, object], message: str) -> None:
+def test_options_without_effect_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        operator(**how)
+        operator(**options)
 
 
-def test_grace_and_idle_have_defaults_and_can_be_turned_off() -> None:
+def test_grace_and_idle_have_defaults_and_can_be_disabled() -> None:
     assert (operator().grace_us, operator(clock="manual").grace_us) == (S // 5, 0)
     assert (operator(clock="data").grace_us, operator(clock="data").idle_us) == (S, 10 * S)
     assert operator(grace="0s").grace_us == 0

@@ -1,4 +1,4 @@
-"""The edges: sources that log before they send, clients that deliver once. No JVM."""
+"""Sources log rows before consumers read them; clients deliver each bucket once. No JVM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ WIDTH = 1_000
 SCHEMA = "ts timestamp, key string, value double"
 
 
-def make(log: Log, **how: object) -> Source:
-    op = SourceOperator(name="s", schema=SCHEMA, time="ts", **{"clock": "manual", **how})
+def make(log: Log, **options: object) -> Source:
+    op = SourceOperator(name="s", schema=SCHEMA, time="ts", **{"clock": "manual", **options})
     return Source(op, log, WIDTH)
 
 
@@ -48,13 +48,15 @@ def row(time_us: int, key: str = "a", value: float = 1.0) -> dict[str, object]:
 
 
 def logged(log: Log, stream: str = "s") -> dict[int, int]:
-    found: dict[int, int] = {}
+    rows_by_bucket: dict[int, int] = {}
     for segment in log.segments(stream, -(2**62), 2**62):
-        found[segment.id.bucket] = found.get(segment.id.bucket, 0) + log.read(segment).num_rows
-    return found
+        rows_by_bucket[segment.id.bucket] = (
+            rows_by_bucket.get(segment.id.bucket, 0) + log.read(segment).num_rows
+        )
+    return rows_by_bucket
 
 
-def test_rows_of_any_kind_are_taken(log: Log) -> None:
+def test_a_source_takes_rows_of_every_supported_type(log: Log) -> None:
     source = make(log)
     source.start(0)
     at = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,7 +69,7 @@ def test_rows_of_any_kind_are_taken(log: Log) -> None:
     assert logged(log) == {0: 8}
 
 
-def test_idle_sources_close_empty_buckets(log: Log) -> None:
+def test_an_idle_source_closes_empty_buckets(log: Log) -> None:
     source = make(log)
     source.start(0)
     source.advance(50 * WIDTH)
@@ -75,7 +77,7 @@ def test_idle_sources_close_empty_buckets(log: Log) -> None:
     assert logged(log) == {}
 
 
-def test_negative_times_have_their_buckets(log: Log) -> None:
+def test_times_before_1970_have_their_own_buckets(log: Log) -> None:
     source = make(log)
     source.start(-10 * WIDTH)
     source.push([row(-1), row(-WIDTH), row(-WIDTH - 1)])
@@ -88,28 +90,28 @@ def test_negative_times_have_their_buckets(log: Log) -> None:
     [
         ([{"ts": datetime(2020, 1, 1, tzinfo=UTC), "key": "a"}], "missing column value"),
         ([{**row(0), "extra": 1}], "unknown column extra"),
-        ({"ts": ["yesterday"], "key": ["a"], "value": [1.0]}, "do not fit"),
-        ({"ts": [0], "key": ["a"], "value": ["x"]}, "do not fit"),
-        (17, "not a table"),
+        ({"ts": ["yesterday"], "key": ["a"], "value": [1.0]}, "cannot convert the rows"),
+        ({"ts": [0], "key": ["a"], "value": ["x"]}, "cannot convert the rows"),
+        (17, "expected an Arrow table, .* found int"),
         ([(0, "a")], r"tuples of 3 values \(ts, key, value\), found tuple"),
         (["a"], "expected rows as dicts, or as tuples"),
         ([row(0), 5], "found int 5"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_with_the_column(
+def test_rows_that_do_not_fit_the_schema_are_refused_with_the_reason(
     log: Log, rows: object, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         make(log).push(rows)
 
 
-def test_flushed_rows_survive_a_crash_and_unflushed_are_not_acknowledged(tmp_path: Path) -> None:
+def test_flushed_rows_survive_a_crash_and_the_token_covers_no_unflushed_row(tmp_path: Path) -> None:
     log = Log.open(tmp_path / "s", "s", fsync="never")
     source = make(log)
     source.start(0)
     source.push([row(1), row(2)], token="batch-1", flush=True)
     source.push([row(3)], token="batch-2")
-    log.close()  # what was not flushed is gone with the process
+    log.close()  # a crash: rows that were not flushed are lost
     log = Log.open(tmp_path / "s", "s", fsync="never")
     source = make(log)
     assert source.token == "batch-1"
@@ -120,7 +122,7 @@ def test_flushed_rows_survive_a_crash_and_unflushed_are_not_acknowledged(tmp_pat
     log.close()
 
 
-def test_rows_in_open_buckets_are_durable_once_the_run_is_stopped(tmp_path: Path) -> None:
+def test_stopping_a_run_makes_the_rows_of_open_buckets_durable(tmp_path: Path) -> None:
     log = Log.open(tmp_path / "s", "s", fsync="never")
     source = make(log)
     source.push([row(1), row(2)], token="batch-1")
@@ -133,13 +135,13 @@ def test_rows_in_open_buckets_are_durable_once_the_run_is_stopped(tmp_path: Path
     assert logged(log) == {0: 2}
 
 
-def test_rows_that_a_full_disk_does_not_take_are_counted_when_the_run_is_stopped() -> None:
+def test_stopping_a_run_on_a_full_disk_reports_the_number_of_rows_not_durable() -> None:
     disk = MemoryDisk(random.Random(1))
     source = make(Log.open("/s", "s", fsync="always", disk=disk))
     source.start(0)
     source.push([row(1), row(WIDTH), {**row(2), "ts": None}])
     disk.full = True
-    with pytest.raises(RowsNotDurable, match=r"source 's': 3 rows .* push them again"):
+    with pytest.raises(RowsNotDurable, match=r"source 's': 3 pushed rows .* push them again"):
         source.close()
 
 
@@ -148,7 +150,7 @@ def test_rows_that_a_full_disk_does_not_take_are_counted_when_the_run_is_stopped
     [lambda s: s.push([row(2)]), lambda s: s.flush(), lambda s: s.end(), lambda s: s.advance(5)],
     ids=["push", "flush", "end", "advance"],
 )
-def test_a_source_of_a_run_that_was_stopped_says_so(
+def test_a_source_of_a_stopped_run_refuses_every_call(
     log: Log, act: Callable[[Source], object]
 ) -> None:
     source = make(log)
@@ -158,7 +160,7 @@ def test_a_source_of_a_run_that_was_stopped_says_so(
         act(source)
 
 
-def test_an_ended_source_takes_no_more(log: Log) -> None:
+def test_an_ended_source_takes_no_more_rows(log: Log) -> None:
     source = make(log)
     source.push([row(1)])
     source.end()
@@ -192,7 +194,7 @@ def test_files_are_replayed_bucket_by_bucket(log: Log, tmp_path: Path, kind: str
     assert log.info("s").ended
 
 
-def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_a_client_delivers_each_bucket_once_and_continues_after_a_restart(tmp_path: Path) -> None:
     log = Log.open(tmp_path / "s", "s", fsync="never")
     source = make(log)
     service = Service(logs={"s": log})
@@ -209,13 +211,13 @@ def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Pa
     for _, info in client:
         seen.append(info.bucket)
         if info.bucket == 1:
-            break  # the application dies while it has bucket 1 in its hands
+            break  # the application crashes while it processes bucket 1
     receipts.close()
     receipts = Log.open(tmp_path / "c", "client-s", fsync="never", archive=True)
     client = Client("s", {"s": connect}, WIDTH, log=receipts)
     source.end()
     client.foreach_bucket(lambda table, info: seen.append(info.bucket))
-    # Bucket 1 was not confirmed, so it comes again: to the application once per life.
+    # Bucket 1 was not confirmed, so the client delivers it again after the restart.
     assert seen == [0, 1, 1, 2, 3]
     assert logged(receipts) == {0: 1, 1: 1, 2: 1, 3: 1}
     assert receipts.info("s").ended
@@ -223,7 +225,9 @@ def test_clients_deliver_each_bucket_once_and_go_on_after_a_restart(tmp_path: Pa
     log.close()
 
 
-def test_the_parquet_sink_writes_a_bucket_once_however_often_it_comes(tmp_path: Path) -> None:
+def test_the_parquet_sink_keeps_one_file_for_a_bucket_that_is_delivered_repeatedly(
+    tmp_path: Path,
+) -> None:
     from holdfast.edge.client import BucketInfo
     from holdfast.types import Stability
 
@@ -236,8 +240,8 @@ def test_the_parquet_sink_writes_a_bucket_once_however_often_it_comes(tmp_path: 
     assert pa.parquet.read_table(files[0]).num_rows == 2
 
 
-def test_a_token_is_durable_with_all_its_rows_or_not_at_all(log: Log, tmp_path: Path) -> None:
-    """Rows of a push may lie in a bucket that is still open when its token is written."""
+def test_a_token_becomes_durable_together_with_all_its_rows(log: Log, tmp_path: Path) -> None:
+    """Rows of a push may be in a bucket that is still open when the token is written."""
     source = make(log)
     source.push([row(500), row(1_500)], token="1")
     source.advance(WIDTH)
@@ -249,26 +253,26 @@ def test_a_token_is_durable_with_all_its_rows_or_not_at_all(log: Log, tmp_path: 
     assert logged(log) == {0: 1, 1: 1}
 
 
-def test_a_push_that_is_repeated_with_its_token_is_taken_once(log: Log) -> None:
+def test_a_push_repeated_with_the_same_token_is_taken_once(log: Log) -> None:
     source = make(log)
     source.push([row(10)], token="1")
-    source.push([row(10)], token="1")  # the first was not answered
+    source.push([row(10)], token="1")  # the first push got no reply
     source.advance(WIDTH)
-    source.push([row(10)], token="1")  # nor the second
+    source.push([row(10)], token="1")  # nor did the second
     source.push([row(1_010)], token="2")
     source.advance(2 * WIDTH)
     assert logged(log) == {0: 1, 1: 1}
     assert source.token == "2"
 
 
-def test_a_source_that_nobody_can_read_says_so_to_whoever_pushes(log: Log) -> None:
+def test_a_push_raises_the_failure_of_a_source_without_consumers(log: Log) -> None:
     source = make(log)
     source.push([row(1)])
-    source.failure = NodeFailed("nothing that reads it is left")
+    source.failure = NodeFailed("no consumer is left")
     for _ in range(2):
-        with pytest.raises(NodeFailed, match="is left") as told:
+        with pytest.raises(NodeFailed, match="is left") as raised:
             source.push([row(2)])
-        assert len(told.traceback) < 10  # a retry adds nothing to it
+        assert len(raised.traceback) < 10  # a retry does not extend the traceback
     source.failure = None
     source.push([row(3)])
     source.advance(WIDTH)
@@ -276,10 +280,10 @@ def test_a_source_that_nobody_can_read_says_so_to_whoever_pushes(log: Log) -> No
 
 
 @pytest.mark.parametrize("upto", [2, 0, None])
-def test_a_client_whose_output_failed_raises_after_what_it_can_still_read(
+def test_a_client_of_a_failed_output_raises_after_the_last_readable_bucket(
     log: Log, upto: int | None
 ) -> None:
-    """Bucket 2 is complete, and has no rows."""
+    """Bucket 2 is complete and has no rows."""
     source, service = make(log), Service(logs={"s": log}, heartbeat_s=60.0)
     source.push([row(1)])
     source.advance(3 * WIDTH)
@@ -293,8 +297,8 @@ def test_a_client_whose_output_failed_raises_after_what_it_can_still_read(
     assert client.closed
 
 
-def test_a_client_that_has_all_there_is_hears_of_a_failure_at_once(log: Log) -> None:
-    """It waits for news of a silent stream."""
+def test_a_client_that_has_caught_up_raises_a_failure_at_once(log: Log) -> None:
+    """The client is waiting for a delivery of an idle stream."""
     source, service = make(log), Service(logs={"s": log}, heartbeat_s=0.01)
     source.push([row(1)])
     source.advance(WIDTH)
@@ -313,7 +317,7 @@ def test_a_client_that_has_all_there_is_hears_of_a_failure_at_once(log: Log) -> 
     assert str(errors.get(timeout=10)) == "node 'main' failed"
 
 
-def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log: Log) -> None:
+def test_a_client_that_has_read_an_output_to_its_end_ignores_a_failure(log: Log) -> None:
     source = make(log)
     source.push([row(1)])
     source.end()
@@ -323,8 +327,8 @@ def test_a_client_that_has_read_an_output_to_its_end_does_not_mind_a_failure(log
     assert list(client) == []
 
 
-def test_a_client_that_waits_for_a_node_that_never_came_up_is_told(log: Log) -> None:
-    """The stream is not open, so nothing is delivered, not even a sign of life."""
+def test_a_client_that_waits_for_a_node_that_never_started_raises_its_failure(log: Log) -> None:
+    """The stream is not open, so nothing is delivered, not even a heartbeat."""
     service = Service(logs={"s": log}, heartbeat_s=0.01)
     waiting = threading.Event()
 
@@ -347,8 +351,8 @@ def test_a_client_that_waits_for_a_node_that_never_came_up_is_told(log: Log) -> 
     assert str(errors.get(timeout=10)) == "node 'main' failed"
 
 
-def test_iterating_again_goes_on_where_it_was(log: Log) -> None:
-    """As files do. Only a new process, or a function that raised, gets a bucket again."""
+def test_iterating_again_continues_from_the_same_position(log: Log) -> None:
+    """A bucket is delivered again only to a new process or after a function that raised."""
     source = make(log)
     source.push([row(bucket * WIDTH) for bucket in range(6)])
     source.end()
@@ -369,35 +373,35 @@ def test_iterating_again_goes_on_where_it_was(log: Log) -> None:
     assert repr(client) == "<Client of output 's', at bucket 5>"
 
 
-def test_a_source_at_the_bound_of_its_buffer_takes_no_rows(log: Log) -> None:
-    """docs/availability.md, Retention: nothing piles up in memory, and nothing is dropped."""
+def test_a_source_at_its_buffer_limit_takes_no_rows(log: Log) -> None:
+    """docs/availability.md, Retention: memory stays bounded, and no row is dropped."""
     op = SourceOperator(name="s", schema=SCHEMA, time="ts", clock="manual")
-    had = -1
-    source = Source(op, log, WIDTH, buffer_buckets=3, received=lambda: had)
+    received_upto = -1
+    source = Source(op, log, WIDTH, buffer_buckets=3, received=lambda: received_upto)
     source.start(0)
     for bucket in range(3):
         source.push([row(bucket * WIDTH)])
         source.advance((bucket + 1) * WIDTH)
     source.push([row(3 * WIDTH)], token="3")
-    with pytest.raises(StorageFull, match="holds 3 buckets"):
+    with pytest.raises(StorageFull, match="has not received the last 3 closed buckets"):
         source.advance(4 * WIDTH)
-    for again in range(3):
+    for retry in range(3):
         with pytest.raises(StorageFull, match="takes no more rows"):
-            source.push([row(4 * WIDTH)], token=str(4 + again))
-    source.push([row(3 * WIDTH)], token="3")  # it is here already
-    had = 0
+            source.push([row(4 * WIDTH)], token=str(4 + retry))
+    source.push([row(3 * WIDTH)], token="3")  # the source already has this row
+    received_upto = 0
     source.push([row(4 * WIDTH)], token="4")
     source.advance(4 * WIDTH)
     assert logged(log) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_a_retired_source_ends_for_good(tmp_path: Path, log: Log) -> None:
+def test_a_retired_source_ends_permanently(tmp_path: Path, log: Log) -> None:
     source = make(log)
     source.start(0)
     source.push([row(1)])
     source.advance(WIDTH)
     source.push([row(WIDTH + 1)])
-    assert source.retire("sold") == 2, "what was pushed is kept"
+    assert source.retire("sold") == 2, "pushed rows are retained"
     with pytest.raises(InputError, match=r"was retired \(sold\); it takes no more rows"):
         source.push([row(2 * WIDTH)])
     log.close()
@@ -419,6 +423,6 @@ def test_iterating_a_closed_client_raises(log: Log) -> None:
         seen.append(info.bucket)
         client.close()
     assert seen == [0]
-    for again in (lambda: list(client), lambda: client.foreach_bucket(lambda *_: None)):
-        with pytest.raises(InputError, match=r"client of 's' was closed; .* run\.client\('s'\)"):
-            again()
+    for iterate in (lambda: list(client), lambda: client.foreach_bucket(lambda *_: None)):
+        with pytest.raises(InputError, match=r"client of 's' is closed; .* run\.client\('s'\)"):
+            iterate()

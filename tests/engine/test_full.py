@@ -1,6 +1,6 @@
-"""A full disk under the engine is told as such, so that the step is run again. No JVM.
+"""The engine reports a full disk as StorageFull, so that the step is retried. No JVM.
 
-The disk is a limit on the size of files, which the system takes as seriously.
+The full disk is simulated by a limit on the size of files.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def told(text: str) -> Exception:
     return error_of_step(PySparkException(text), PATH, 3, 4, STATE)
 
 
-def test_files_put_together_on_a_full_disk_leave_nothing_behind(tmp_path: Path) -> None:
+def test_a_merge_of_files_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
     for file in files:
         write_rows(ROWS, file)
-    into = str(tmp_path / "together.tmp")
+    target = str(tmp_path / "together.tmp")
     with full(), pytest.raises(StorageFull, match=r"together\.tmp"):
-        put_together(files, into)
+        put_together(files, target)
     assert files_below(str(tmp_path)) == {"a.parquet", "b.parquet"}
-    put_together(files, into)
-    assert pq.read_metadata(into).num_rows == 20_000
+    put_together(files, target)
+    assert pq.read_metadata(target).num_rows == 20_000
 
 
-def test_state_that_is_copied_to_a_full_disk(tmp_path: Path) -> None:
+def test_an_export_of_state_to_a_full_disk_raises_storage_full(tmp_path: Path) -> None:
     write_rows(ROWS, str(tmp_path / "p/a.parquet"))
     version = Version("p", 1, panes={"w": (Chunk("p/a.parquet", 1, 1, 10_000),)})
     with full(), pytest.raises(StorageFull, match="moved"):
@@ -79,18 +79,18 @@ def test_state_that_is_copied_to_a_full_disk(tmp_path: Path) -> None:
     ],
     ids=["Spark's own files", "our files"],
 )
-def test_a_full_disk_at_an_executor_is_no_fault_of_the_rows(text: str) -> None:
+def test_a_full_disk_at_an_executor_raises_storage_full(text: str) -> None:
     err = told(text)
     assert isinstance(err, StorageFull)
     assert "path 'top', buckets 3 to 4" in str(err)
 
 
-def test_a_full_disk_on_the_driver_is_told_by_its_number() -> None:
+def test_a_full_disk_on_the_driver_is_recognized_by_its_errno() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert isinstance(error_of_step(full, PATH, 3, 4, STATE), StorageFull)
 
 
-def test_whatever_else_fails_in_spark_is_about_the_rows() -> None:
+def test_other_spark_errors_raise_input_error() -> None:
     err = told("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
     assert type(err) is InputError
     assert str(err) == "path 'top', buckets 3 to 4: Division by zero."
@@ -112,18 +112,18 @@ def test_whatever_else_fails_in_spark_is_about_the_rows() -> None:
          "holdfast.errors.LogCorrupted: /state/x: 7 bytes", LogCorrupted),
     ],
 )  # fmt: skip
-def test_storage_that_is_gone_is_no_fault_of_the_query(text: str, kind: type) -> None:
+def test_lost_storage_raises_a_storage_error(text: str, kind: type) -> None:
     err = told(text)
     assert type(err) is kind
     assert "path 'top', buckets 3 to 4" in str(err)
 
 
-def test_a_function_that_reads_a_file_of_its_own_fails_as_a_function() -> None:
+def test_a_user_function_that_cannot_read_its_file_raises_user_function_error() -> None:
     trace = 'Traceback (most recent call last):\n  File "/app/mine.py", line 3, in price\n'
     err = told(f"Python worker failed\n{trace}FileNotFoundError: {STATE}/../prices.csv")
     assert isinstance(err, UserFunctionError) and err.location == "/app/mine.py:3 in price"
 
 
-def test_errors_of_other_files_are_handed_on() -> None:
+def test_errors_of_other_files_are_passed_on() -> None:
     for err in (FileNotFoundError(errno.ENOENT, "gone", "/etc/hosts"), HoldfastError("ours")):
         assert error_of_step(err, PATH, 3, 4, STATE) is err

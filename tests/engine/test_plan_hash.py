@@ -1,4 +1,4 @@
-"""State is read only by the query that made it: its code is part of the plan. No JVM."""
+"""State is read only by the query that wrote it: the plan hash covers its code. No JVM."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ def plan_hash(build: Build, *, bucket: str = "500ms") -> str:
     net = hf.Network("n", bucket=bucket)
     tap = net.source("tap", "ts timestamp, src string, n long", time="ts")
     net.output("out", build(tap))
-    run = physical(net)
+    expanded = physical(net)
     engine = Engine.__new__(Engine)
-    engine.network = run
-    engine.compiled = SimpleNamespace(schema={op.name: "same" for op in run.operators})  # type: ignore[assignment]
-    return engine.plan_hash(fragments(run)[-1].paths[0])
+    engine.network = expanded
+    engine.compiled = SimpleNamespace(schema={op.name: "same" for op in expanded.operators})  # type: ignore[assignment]
+    return engine.plan_hash(fragments(expanded)[-1].paths[0])
 
 
 def stateful(fn: Any) -> Build:
     return lambda tap: tap.stateful(fn, key="src", state="src string, n long", out="ts timestamp")
 
 
-def test_another_function_is_another_plan() -> None:
-    one = plan_hash(stateful(lambda state, rows, info: (rows, state)))
-    assert plan_hash(stateful(lambda state, rows, info: (state, rows))) != one
-    assert plan_hash(stateful(lambda state, rows, info: (rows, state))) == one
+def test_another_function_changes_the_plan_hash() -> None:
+    original = plan_hash(stateful(lambda state, rows, info: (rows, state)))
+    assert plan_hash(stateful(lambda state, rows, info: (state, rows))) != original
+    assert plan_hash(stateful(lambda state, rows, info: (rows, state))) == original
 
 
-def test_another_condition_is_another_plan() -> None:
-    one = plan_hash(lambda tap: tap.filter("n > 0"))
-    assert plan_hash(lambda tap: tap.filter("n > 1000")) != one
-    assert plan_hash(lambda tap: tap.filter("n > 0")) == one
+def test_another_condition_changes_the_plan_hash() -> None:
+    original = plan_hash(lambda tap: tap.filter("n > 0"))
+    assert plan_hash(lambda tap: tap.filter("n > 1000")) != original
+    assert plan_hash(lambda tap: tap.filter("n > 0")) == original
 
 
-def test_other_keys_of_an_exchange_are_another_plan() -> None:
+def test_other_keys_of_an_exchange_change_the_plan_hash() -> None:
     def split(by: str) -> Build:
         def build(tap: hf.Stream) -> hf.Stream:
             split = tap.on("split", by=by, partitions=2)

@@ -34,53 +34,55 @@ def version(folder: Path, bucket: int, *files: str) -> Version:
     )  # fmt: skip
 
 
-def test_a_version_survives_the_manifest(tmp_path: Path) -> None:
-    made = version(tmp_path, 5, "p/a.parquet", "p/b.parquet")
-    assert Version.of("p", 5, made.body()) == made
+def test_a_version_is_restored_from_the_manifest(tmp_path: Path) -> None:
+    original = version(tmp_path, 5, "p/a.parquet", "p/b.parquet")
+    assert Version.of("p", 5, original.body()) == original
 
 
 @pytest.mark.parametrize("change", [{"panes": {"w": [["x"]]}}, {"shards": {"k": {"a": []}}}])
-def test_state_of_another_version_is_told(tmp_path: Path, change: dict[str, object]) -> None:
-    """C14: fields that are missing, or that this version does not know."""
+def test_state_of_another_holdfast_version_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """C14: fields are missing or have another format."""
     body = version(tmp_path, 5, "p/a.parquet", "p/b.parquet").body()
     for other in ({k: v for k, v in body.items() if k != "needs_from"}, body | change):
         with pytest.raises(LogCorrupted, match="start this storage with the version that wrote it"):
             Version.of("p", 5, other)
 
 
-def test_files_go_when_no_kept_version_refers_to_them(tmp_path: Path) -> None:
+def test_release_deletes_files_of_versions_that_are_not_retained(tmp_path: Path) -> None:
     old = version(tmp_path, 1, "p/a.parquet", "p/step.1/shard.parquet")
     new = version(tmp_path, 2, "p/a.parquet", "p/step.2/shard.parquet")
-    made = set(old.files()) | set(new.files())
-    release(str(tmp_path), [new], made)
-    assert made == files_below(str(tmp_path)) == set(new.files())
+    files = set(old.files()) | set(new.files())
+    release(str(tmp_path), [new], files)
+    assert files == files_below(str(tmp_path)) == set(new.files())
     assert not (tmp_path / "p" / "step.1").exists()
 
 
-def test_what_a_killed_step_left_behind_goes_at_recovery(tmp_path: Path) -> None:
-    kept = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
+def test_recovery_deletes_files_of_killed_steps(tmp_path: Path) -> None:
+    retained = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
     for orphan in ("p/half.parquet", "p.1234.tmp", "p/step.9/shard-0.parquet"):
         write_rows(TABLE, str(tmp_path / orphan))
-    release(str(tmp_path), [kept], files_below(str(tmp_path)))
-    assert files_below(str(tmp_path)) == set(kept.files())
+    release(str(tmp_path), [retained], files_below(str(tmp_path)))
+    assert files_below(str(tmp_path)) == set(retained.files())
 
 
-def test_a_missing_or_short_file_is_noticed(tmp_path: Path) -> None:
-    made = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
-    check_files(made, str(tmp_path))
+def test_a_missing_or_short_file_is_detected(tmp_path: Path) -> None:
+    complete = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
+    check_files(complete, str(tmp_path))
     write_rows(TABLE.slice(0, 1), str(tmp_path / "p/a.parquet"))
     with pytest.raises(LogCorrupted, match="1 rows instead of 3"):
-        check_files(made, str(tmp_path))
+        check_files(complete, str(tmp_path))
     (tmp_path / "p/a.parquet").unlink()
     with pytest.raises(LogCorrupted, match="cannot be read"):
-        check_files(made, str(tmp_path))
+        check_files(complete, str(tmp_path))
 
 
-def test_state_of_another_query_is_not_imported(tmp_path: Path) -> None:
-    made = version(tmp_path / "here", 1, "p/a.parquet", "p/b.parquet")
-    exported = export_version(made, str(tmp_path / "here"), str(tmp_path / "moved"))
-    moved, there = str(tmp_path / "moved"), str(tmp_path / "there")
+def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
+    original = version(tmp_path / "here", 1, "p/a.parquet", "p/b.parquet")
+    exported = export_version(original, str(tmp_path / "here"), str(tmp_path / "moved"))
+    moved, target = str(tmp_path / "moved"), str(tmp_path / "there")
     with pytest.raises(InputError, match="another query"):
-        import_version(exported, moved, there, "other plan")
-    assert import_version(exported, moved, there, "plan") == made
-    check_files(made, there)
+        import_version(exported, moved, target, "other plan")
+    assert import_version(exported, moved, target, "plan") == original
+    check_files(original, target)

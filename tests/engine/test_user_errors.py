@@ -1,4 +1,4 @@
-"""Of an error only the user's own line helps the user. Texts as Spark 4 gives them; no JVM."""
+"""Errors are located at the user's own line. The texts are those of Spark 4; no JVM."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ holdfast.errors.InputError: stateful-1: the function must return (out, state), t
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "raised"),
+    ("text", "location", "exception"),
     [
         (
             WORKER, "/srv/my app/app.py:26 in sessions",
@@ -73,37 +73,39 @@ holdfast.errors.InputError: stateful-1: the function must return (out, state), t
     ],
     ids=["worker", "chained", "expression", "ours", "message", "nothing"],
 )  # fmt: skip
-def test_the_line_and_the_words_are_found(text: str, where: str | None, raised: str | None) -> None:
-    assert location_in(text) == where
-    assert raised_in(text) == raised
+def test_the_location_and_the_exception_are_extracted_from_an_error_text(
+    text: str, location: str | None, exception: str | None
+) -> None:
+    assert location_in(text) == location
+    assert raised_in(text) == exception
 
 
-def test_an_exception_of_this_process_is_followed_to_the_users_line() -> None:
+def test_an_exception_in_this_process_is_located_at_the_users_line() -> None:
     def users(text: str) -> Any:
-        return json.loads(text)  # the library below it is not to blame
+        return json.loads(text)  # the library frame below is skipped
 
     line = users.__code__.co_firstlineno + 1
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as raised:
         users("{")
-    assert location_of(told.value) == f"{__file__}:{line} in users"
-    above = RuntimeError("raised by code that is not the user's")
-    above.__cause__ = told.value
-    assert location_of(above) == f"{__file__}:{line} in users"
+    assert location_of(raised.value) == f"{__file__}:{line} in users"
+    wrapper = RuntimeError("raised by code that is not the user's")
+    wrapper.__cause__ = raised.value
+    assert location_of(wrapper) == f"{__file__}:{line} in users"
 
 
-def test_a_function_is_named_only_if_there_is_no_other() -> None:
+def test_a_function_is_located_only_if_it_is_the_only_one() -> None:
     def one(df: Any) -> Any: ...
 
     def two(df: Any) -> Any: ...
 
-    ours: Callable[..., Any] = location_of  # `filter` and `map` are made by us
-    where = f"{__file__}:{one.__code__.co_firstlineno} in one"
-    assert location_of_functions([one, ours, one]) == where
+    ours: Callable[..., Any] = location_of  # like the functions of `filter` and `map`
+    location = f"{__file__}:{one.__code__.co_firstlineno} in one"
+    assert location_of_functions([one, ours, one]) == location
     assert location_of_functions([one, two]) is None
     assert location_of_functions([ours]) is None
 
 
-def test_notebooks_and_examples_are_the_users_and_libraries_are_not() -> None:
+def test_notebooks_and_examples_are_user_code_and_libraries_are_not() -> None:
     example = sys.modules["holdfast"].__file__ or ""
     assert is_users("<ipython-input-3>")
     assert is_users(example.replace("__init__.py", "examples/netmon.py"))

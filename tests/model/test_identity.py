@@ -1,4 +1,4 @@
-"""What is part of the identity of a run, and what is not. No JVM."""
+"""The parts of a run's identity: query, functions, libraries and protection. No JVM."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fn(df, *, more=10):
 
 @pytest.fixture
 def made(tmp_path: Path) -> Any:
-    """An application of some code, loaded as `holdfast run` does."""
+    """Write an application with the given code, and load it like `holdfast run`."""
     number = 0
 
     def make(code: str, *, name: str | None = None) -> Identity:
@@ -85,7 +85,7 @@ def made(tmp_path: Path) -> Any:
     return make
 
 
-def test_the_same_code_is_the_same_in_another_file(made: Any) -> None:
+def test_the_identity_does_not_depend_on_the_file_name(made: Any) -> None:
     assert made(FUNCTION) == made(FUNCTION, name="moved.py")
 
 
@@ -103,7 +103,7 @@ COSMETIC = {
 
 
 @pytest.mark.parametrize("change", COSMETIC)
-def test_what_changes_nothing_does_not_count(change: str, made: Any) -> None:
+def test_cosmetic_changes_keep_the_identity(change: str, made: Any) -> None:
     old, new = COSMETIC[change]
     assert old in FUNCTION
     assert query_differences(made(FUNCTION), made(FUNCTION.replace(old, new))) == []
@@ -126,36 +126,36 @@ CODE = {
 
 
 @pytest.mark.parametrize("change", CODE)
-def test_all_that_a_function_refers_to_counts(change: str, made: Any) -> None:
-    """B6: function bodies, and everything they use."""
-    old, new, told = CODE[change]
+def test_the_identity_covers_everything_a_function_refers_to(change: str, made: Any) -> None:
+    """B6: function bodies, and everything that they use."""
+    old, new, expected = CODE[change]
     assert old in FUNCTION
-    found = query_differences(made(FUNCTION), made(FUNCTION.replace(old, new)))
-    assert f"apply-1: {told}" in found[-1], found
+    changes = query_differences(made(FUNCTION), made(FUNCTION.replace(old, new)))
+    assert f"apply-1: {expected}" in changes[-1], changes
 
 
-def test_functions_of_the_applications_modules_count(
+def test_the_identity_covers_functions_of_application_modules(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "rules_of_test_identity.py"
 
-    def at(body: str, use: str) -> Identity:
+    def identity_with(body: str, use: str) -> Identity:
         module.write_text(f"def keep(df):\n    {body}\n\ndef drop(df):\n    return df\n")
         sys.modules.pop(module.stem, None)
-        made_by: Identity = made(f"import holdfast as hf\n{use}\n")
-        return made_by
+        identity: Identity = made(f"import holdfast as hf\n{use}\n")
+        return identity
 
-    for use, told in (
+    for use, name in (
         (f"import {module.stem} as m\ndef fn(df): return m.keep(df)", "m.keep"),
         (f"from {module.stem} import keep\ndef fn(df): return keep(df)", "keep"),
         (f"def fn(df):\n from {module.stem} import keep\n return keep(df)", "keep"),
         (f"def fn(df):\n import {module.stem} as m\n return m.keep(df)", module.stem),
     ):
-        before = at("return df.distinct()", use)
-        assert at("return  df.distinct() # the same", use) == before
-        (found,) = query_differences(before, at("return df.limit(1)", use))
-        assert found.startswith("apply-1: the code of ") and told in found
+        before = identity_with("return df.distinct()", use)
+        assert identity_with("return  df.distinct() # the same", use) == before
+        (change,) = query_differences(before, identity_with("return df.limit(1)", use))
+        assert change.startswith("apply-1: the code of ") and name in change
 
 
 PRINT = """
@@ -175,51 +175,56 @@ if __name__ == "__main__":
 """
 
 
-def test_every_process_finds_the_same(tmp_path: Path) -> None:
-    """Whatever the hash seed, and whether the code was compiled now or is cached."""
+def test_every_process_computes_the_same_identity(tmp_path: Path) -> None:
+    """For any hash seed, and for code that is compiled now or cached."""
     (tmp_path / "lib_of_test_identity.py").write_text(FUNCTION)
     app = tmp_path / "app.py"
     app.write_text("import holdfast as hf\nfrom lib_of_test_identity import fn\n" + QUERY)
-    found = set()
+    printed = set()
     for seed in ("0", "1", "2"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", PRINT, str(app), str(tmp_path)], capture_output=True, text=True,
             env={**os.environ, "PYTHONHASHSEED": seed}, timeout=60, check=True,
         )  # fmt: skip
-        found.add(done.stdout)
-    app.write_text(FUNCTION + QUERY)  # now all of it in the file that is run
+        printed.add(process.stdout)
+    app.write_text(FUNCTION + QUERY)  # now all code is in the file that is run
     loaded = identity_of(load(str(app))).body()
     app.write_text(f"{FUNCTION}{QUERY}\n{PRINTS_ITSELF}")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(app)], capture_output=True, text=True, timeout=60, check=True
     )
-    assert len(found) == 1 and json.loads(done.stdout) == json.loads(found.pop()) == loaded
+    assert len(printed) == 1 and json.loads(process.stdout) == json.loads(printed.pop()) == loaded
 
 
-def test_code_without_a_source_counts_too() -> None:
-    def at(text: str) -> Identity:
+def test_the_identity_covers_code_without_source() -> None:
+    def identity_with(text: str) -> Identity:
         space: dict[str, Any] = {"hf": hf}
         exec(f"{text}\n{QUERY}", space)
         return identity_of(space["net"])
 
-    one = at("def fn(df):\n    'a'\n    return df.filter('n > 0') if df else None")
-    assert at("\n\ndef fn(df):\n    'b'\n    return df.filter('n > 0') if df else None") == one
-    (found,) = query_differences(one, at("def fn(df):\n    return df.filter('n > 1')"))
-    assert found == "apply-1: the code of fn changed"
+    identity = identity_with("def fn(df):\n    'a'\n    return df.filter('n > 0') if df else None")
+    assert (
+        identity_with("\n\ndef fn(df):\n    'b'\n    return df.filter('n > 0') if df else None")
+        == identity
+    )
+    (change,) = query_differences(
+        identity, identity_with("def fn(df):\n    return df.filter('n > 1')")
+    )
+    assert change == "apply-1: the code of fn changed"
 
 
-def test_lambdas_on_one_line_are_told_apart() -> None:
-    def at(fn: Any) -> Identity:
+def test_lambdas_on_one_line_have_different_identities() -> None:
+    def identity_with(fn: Any) -> Identity:
         net = hf.Network("net")
         net.output("out", net.source("tap", "ts timestamp", time="ts").apply(fn))
         return identity_of(net)
 
     one, two, three = (lambda df: df.a), (lambda df: df.b), (lambda df: lambda df: df.a)
-    assert len({at(fn).digest for fn in (one, two, three, three(None))}) == 3
-    assert at(one) == at(three(None))
+    assert len({identity_with(fn).digest for fn in (one, two, three, three(None))}) == 3
+    assert identity_with(one) == identity_with(three(None))
 
 
-def test_a_cache_that_fills_is_not_another_function() -> None:
+def test_a_filled_cache_keeps_the_identity_of_its_function() -> None:
     cache: dict[str, int] = {}
     net = hf.Network("net")
     tap = net.source("tap", "ts timestamp", time="ts")
@@ -230,7 +235,7 @@ def test_a_cache_that_fills_is_not_another_function() -> None:
     assert identity_of(physical(net)) == before
 
 
-def test_a_network_that_grows_is_another_query() -> None:
+def test_an_added_output_changes_the_query() -> None:
     net = hf.Network("net")
     tap = net.source("tap", "ts timestamp", time="ts")
     net.output("out", tap.filter("true"))
@@ -239,7 +244,7 @@ def test_a_network_that_grows_is_another_query() -> None:
     assert query_differences(before, identity_of(net)) == ["filter-3: added", "more: added"]
 
 
-def test_versions_of_the_libraries_are_part_of_it() -> None:
+def test_the_identity_contains_library_versions() -> None:
     import psutil
 
     net = hf.Network("net")
@@ -251,19 +256,19 @@ def test_versions_of_the_libraries_are_part_of_it() -> None:
     assert libraries["psutil"] == psutil.__version__
 
 
-def test_protection_is_equal_in_a_run_but_no_part_of_the_query() -> None:
-    def at(**how: Any) -> Identity:
+def test_protection_is_part_of_the_identity_but_not_of_the_query() -> None:
+    def identity_with(**protection: Any) -> Identity:
         net = hf.Network("net")
         net.output("out", net.source("tap", "ts timestamp", time="ts").filter("true"))
-        net.protect(**how)
+        net.protect(**protection)
         return identity_of(net)
 
-    one, two = at(replicas=2), at(replicas=3)
+    one, two = identity_with(replicas=2), identity_with(replicas=3)
     assert one.digest == two.digest
     assert differences(one, two) == ["main: replicas 2 -> 3"]
 
 
-def test_what_others_wrote_is_checked() -> None:
+def test_a_malformed_identity_is_refused() -> None:
     net = hf.Network("net")
     net.output("out", net.source("tap", "ts timestamp", time="ts").filter("true"))
     body = identity_of(net).body()

@@ -1,4 +1,4 @@
-"""Finding the network of an application."""
+"""Loading the network of an application."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.model.network import Network
 NETWORK = 'import holdfast as hf\n{name} = hf.Network("one")\n'
 
 
-def test_a_file_with_one_network(tmp_path: Path) -> None:
+def test_a_file_with_one_network_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "one.py"
     path.write_text(NETWORK.format(name="net"))
     assert load(str(path)).name == "one"
@@ -31,21 +31,21 @@ def test_a_file_with_one_network(tmp_path: Path) -> None:
         ("def f(:\n", "cannot be imported: SyntaxError"),
     ],
 )
-def test_what_is_not_an_application_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_application_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "app.py"
     path.write_text(text)
     with pytest.raises(SetupError, match=message):
         load(str(path))
 
 
-def test_errors_of_the_network_itself_come_through(tmp_path: Path) -> None:
+def test_errors_of_the_network_are_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "app.py"
     path.write_text('import holdfast as hf\nnet = hf.Network("n", bucket="half a second")\n')
     with pytest.raises(InputError, match="bucket: 'half a second' is not a duration"):
         load(str(path))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_or_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="there is no application file"):
         load(str(tmp_path / "nope.py"))
     with pytest.raises(SetupError, match=r"'nope' is not a hf\.Network"):
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ('s.window("1s").groupBy("x")', r"a window has no 'groupBy'; write instead: \.group_by"),
     ],
 )
-def test_names_of_dataframes_are_told_with_what_to_write_and_where(
+def test_dataframe_methods_are_refused_with_a_replacement_and_a_location(
     tmp_path: Path, code: str, instead: str
 ) -> None:
     path = tmp_path / "app.py"
@@ -74,7 +74,7 @@ def test_names_of_dataframes_are_told_with_what_to_write_and_where(
         load(str(path))
 
 
-def test_attributes_that_are_looked_for_are_not_there() -> None:
+def test_missing_attributes_of_a_stream_raise_attribute_error() -> None:
     stream = Network("net").source("s", "ts timestamp", time="ts")
     assert not hasattr(stream, "select") and not hasattr(stream, "__arrow_array__")
     assert copy.copy(stream).op is stream.op

@@ -1,4 +1,4 @@
-"""Partitioned fragments as what is run: Flux section 4.1 (Exchange) and figure 6."""
+"""Rewriting of partitioned fragments: Flux section 4.1 (Exchange) and figure 6."""
 
 from __future__ import annotations
 
@@ -25,63 +25,63 @@ def sessions(first: int = 2, second: int = 3) -> hf.Network:
     return net
 
 
-def test_every_partition_is_a_fragment_of_its_own() -> None:
+def test_every_partition_becomes_a_fragment() -> None:
     net = sessions()
     net.check()
-    made = physical(net)
-    made.check()
-    parts = {part.name: part for part in fragments(made)}
-    assert list(parts) == [
+    expanded = physical(net)
+    expanded.check()
+    by_name = {fragment.name: fragment for fragment in fragments(expanded)}
+    assert list(by_name) == [
         "ingress", "sessions.0", "sessions.1", "stats.0", "stats.1", "stats.2", "egress",
     ]  # fmt: skip
     assert partitions_of(net) == {"sessions": 2, "stats": 3}
-    assert parts["ingress"].inputs == ("packets",)
-    assert parts["ingress"].outputs == ("packets.to-sessions.0", "packets.to-sessions.1")
-    assert parts["sessions.1"].inputs == ("packets.to-sessions.1",)
-    assert len(parts["sessions.1"].outputs) == 3
-    assert len(parts["sessions.1"].paths) == 1
-    assert len(parts["stats.2"].inputs) == 2  # from every partition before it
-    assert parts["egress"].outputs == ("stats",)
-    assert [made.protection(f"sessions.{n}").replicas for n in (0, 1)] == [2, 2]
-    producers, readers = producers_of(made), readers_of(made)
+    assert by_name["ingress"].inputs == ("packets",)
+    assert by_name["ingress"].outputs == ("packets.to-sessions.0", "packets.to-sessions.1")
+    assert by_name["sessions.1"].inputs == ("packets.to-sessions.1",)
+    assert len(by_name["sessions.1"].outputs) == 3
+    assert len(by_name["sessions.1"].paths) == 1
+    assert len(by_name["stats.2"].inputs) == 2  # one from every upstream partition
+    assert by_name["egress"].outputs == ("stats",)
+    assert [expanded.protection(f"sessions.{n}").replicas for n in (0, 1)] == [2, 2]
+    producers, readers = producers_of(expanded), readers_of(expanded)
     assert producers["packets.to-sessions.0"] == ("ingress",)
     assert readers["packets.to-sessions.0"] == ["sessions.0", "sessions.0@2"]
     assert readers["stats"] == ["client-stats"]
 
 
-def test_without_partitions_nothing_changes() -> None:
+def test_a_network_without_partitions_is_unchanged() -> None:
     net = hf.Network("plain")
     net.output("out", net.source("s", SCHEMA, time="ts").filter("bytes > 0"))
     assert physical(net) is net
 
 
-def test_a_fragment_that_is_not_split_reads_all_partitions() -> None:
+def test_an_unpartitioned_fragment_reads_all_partitions() -> None:
     net = hf.Network("back")
     split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
-    kept = split.filter("bytes > 0")
-    net.output("out", kept.on("whole").window("1s").agg(n=hf.count()))
-    made = physical(net)
-    made.check()
-    whole = next(part for part in fragments(made) if part.name == "whole")
+    filtered = split.filter("bytes > 0")
+    net.output("out", filtered.on("whole").window("1s").agg(n=hf.count()))
+    expanded = physical(net)
+    expanded.check()
+    whole = next(fragment for fragment in fragments(expanded) if fragment.name == "whole")
     assert len(whole.inputs) == 2 and whole.outputs == ("out",)
 
 
-def test_one_partition_is_a_partition_too() -> None:
-    made = physical(sessions(1, 1))
-    made.check()
-    parts = [op for op in made.operators if isinstance(op, ops.Part)]
+def test_a_single_partition_is_expanded_like_several() -> None:
+    expanded = physical(sessions(1, 1))
+    expanded.check()
+    parts = [op for op in expanded.operators if isinstance(op, ops.Part)]
     assert [(op.number, op.of) for op in parts] == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("arguments", [{"by": "src"}, {"partitions": 2}])
-def test_keys_and_number_are_given_together(arguments: dict[str, object]) -> None:
+def test_by_and_partitions_require_each_other(arguments: dict[str, object]) -> None:
     net = hf.Network("half")
     with pytest.raises(InputError, match="together"):
         net.source("s", SCHEMA, time="ts").on("split", **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, 1.5])
-def test_the_number_of_partitions_has_bounds(number: int) -> None:
+def test_the_number_of_partitions_is_bounded(number: int) -> None:
     net = hf.Network("many")
     with pytest.raises(InputError, match="from 1 to 64"):
         net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=number)
@@ -94,40 +94,40 @@ def refused(net: hf.Network, *words: str) -> None:
         assert word in str(err.value)
 
 
-def test_rows_that_belong_together_must_meet() -> None:
+def test_a_window_over_coarser_keys_than_the_partitions_is_refused() -> None:
     net = hf.Network("apart")
     split = net.source("s", SCHEMA, time="ts").on("split", by=["src", "dst"], partitions=2)
     net.output("out", split.window("1s").group_by("src").agg(n=hf.count()))
     refused(net, "different partitions", "split by dst, src", "its keys are src")
 
 
-def test_a_window_without_keys_has_no_place_in_a_partition() -> None:
+def test_a_window_without_keys_in_a_partition_is_refused() -> None:
     net = hf.Network("whole")
     split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
     net.output("out", split.window("1s").agg(n=hf.count()))
     refused(net, "it has no keys", "another fragment")
 
 
-def test_more_keys_than_it_is_split_by_are_welcome() -> None:
+def test_a_window_over_finer_keys_than_the_partitions_is_allowed() -> None:
     net = hf.Network("finer")
     split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
     net.output("out", split.window("1s").group_by("src", "dst").agg(n=hf.count()))
     net.check()
 
 
-def test_a_join_meets_in_one_partition() -> None:
+def test_a_join_reads_both_sides_in_one_partition() -> None:
     net = hf.Network("joined")
     left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
     right = net.source("r", "ts timestamp, src string, n long", time="ts")
     net.output("out", left.join(right.on("split", by="src", partitions=2), on=["src"], within="1s"))
     net.check()
-    made = physical(net)
-    made.check()
-    part = next(p for p in fragments(made) if p.name == "split.1")
-    assert part.inputs == ("l.to-split.1", "r.to-split.1")
+    expanded = physical(net)
+    expanded.check()
+    fragment = next(p for p in fragments(expanded) if p.name == "split.1")
+    assert fragment.inputs == ("l.to-split.1", "r.to-split.1")
 
 
-def test_two_numbers_for_one_fragment() -> None:
+def test_different_partition_counts_for_one_fragment_are_refused() -> None:
     net = hf.Network("two")
     left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
     right = net.source("r", SCHEMA, time="ts").on("split", by="src", partitions=3)
@@ -135,16 +135,16 @@ def test_two_numbers_for_one_fragment() -> None:
     refused(net, "into 3 partitions here and into 2 elsewhere")
 
 
-def test_whoever_enters_says_where_its_rows_belong() -> None:
+def test_a_stream_without_keys_into_a_partitioned_fragment_is_refused() -> None:
     net = hf.Network("entered")
     split = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
     other = net.source("r", SCHEMA, time="ts").on("split")
     net.output("out", net.union(split, other).filter("bytes > 0"))
-    refused(net, "without saying where its rows belong", "by=..., partitions=2")
+    refused(net, "without keys that route its rows", "by=..., partitions=2")
 
 
-def test_names_of_the_way_in_and_out_are_taken() -> None:
+def test_the_fragment_names_ingress_and_egress_are_reserved() -> None:
     net = hf.Network("taken")
     first = net.source("s", SCHEMA, time="ts").on("ingress")
     net.output("out", first.on("split", by="src", partitions=2).filter("bytes > 0"))
-    refused(net, "'ingress'", "take another")
+    refused(net, "'ingress'", "choose another name")

@@ -1,5 +1,5 @@
-"""How a fragment is protected, refused where it is written or when the network is checked; and how
-the delay an output promises is divided among the fragments (Borealis sections 2.3 and 3.5)."""
+"""Protection of a fragment, validated in the call or when the network is checked; and the division
+of an output's `within` among the fragments (Borealis sections 2.3 and 3.5)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def within(text: str) -> hf.Contract:
 
 
 def violation(net: hf.Network) -> str:
-    with pytest.raises(NetworkError) as told:
+    with pytest.raises(NetworkError) as raised:
         net.check()
-    (message,) = told.value.violations
+    (message,) = raised.value.violations
     return message
 
 
-# -- what is said of a fragment --------------------------------------------------------------------
+# -- options of a fragment -------------------------------------------------------------------------
 
 
-def test_a_fragment_nobody_protects_runs_once_and_waits() -> None:
+def test_an_unprotected_fragment_has_one_replica_and_blocks() -> None:
     protection = hf.Network("net").protection("main")
     assert protection == hf.Protection()
     assert (protection.replicas, protection.on_failure, protection.max_delay_us) == (
@@ -46,7 +46,7 @@ def test_a_fragment_nobody_protects_runs_once_and_waits() -> None:
     )
 
 
-def test_what_was_said_is_kept() -> None:
+def test_protect_stores_its_options() -> None:
     net = hf.Network("net")
     net.protect(replicas=2, on_failure="process", max_delay="2s")
     net.protect(
@@ -58,7 +58,7 @@ def test_what_was_said_is_kept() -> None:
     assert list(net.protections) == ["main", "second"]
 
 
-def test_a_fragment_is_protected_once() -> None:
+def test_a_second_protect_of_a_fragment_is_refused() -> None:
     net = hf.Network("net")
     net.protect(replicas=2)
     with pytest.raises(InputError, match="fragment 'main' is already protected; put all"):
@@ -67,7 +67,7 @@ def test_a_fragment_is_protected_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"replicas": 0}, "protect: replicas=0: expected an integer >= 1"),
         ({"replicas": 1.5}, "protect: replicas=1.5: expected an integer >= 1"),
@@ -86,15 +86,15 @@ def test_a_fragment_is_protected_once() -> None:
         ({"max_delay": "0s"}, "protect: max_delay: '0s' must be a positive whole number"),
     ],
 )  # fmt: skip
-def test_mistakes_are_refused_where_they_are_written(how: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_by_protect(options: dict[str, Any], message: str) -> None:
     net = hf.Network("net")
-    with pytest.raises(InputError) as told:
-        net.protect(**how)
-    assert str(told.value).startswith(message)
+    with pytest.raises(InputError) as raised:
+        net.protect(**options)
+    assert str(raised.value).startswith(message)
     assert net.protections == {}
 
 
-def test_a_fragment_recovers_its_own_way() -> None:
+def test_a_fragment_overrides_the_recovery_of_the_options() -> None:
     net = two_fragments()
     net.protect("second", recovery="checkpoint")
     assert recovery_of(net, "first", hf.Options()) == "replay"
@@ -102,18 +102,18 @@ def test_a_fragment_recovers_its_own_way() -> None:
     assert recovery_of(net, "first", hf.Options(recovery="checkpoint")) == "checkpoint"
 
 
-def test_checkpoints_that_are_never_written_are_no_recovery() -> None:
+def test_recovery_from_disabled_checkpoints_is_refused() -> None:
     net = two_fragments()
-    never = hf.Options(checkpoint_buckets=0)
-    check_recovery(net, never)
+    disabled = hf.Options(checkpoint_buckets=0)
+    check_recovery(net, disabled)
     with pytest.raises(InputError, match="of fragment 'first' needs checkpoint_buckets >= 1"):
         check_recovery(net, hf.Options(checkpoint_buckets=0, recovery="checkpoint"))
     net.protect("second", recovery="checkpoint")
     with pytest.raises(InputError, match="of fragment 'second' needs checkpoint_buckets >= 1"):
-        hf.run(net, options=never)
+        hf.run(net, options=disabled)
 
 
-# -- what only the whole network can tell ----------------------------------------------------------
+# -- checks of the whole network -------------------------------------------------------------------
 
 
 def two_fragments(contract: hf.Contract | None = None) -> hf.Network:
@@ -130,16 +130,16 @@ def test_a_protected_network_is_well_formed() -> None:
     net.check()
 
 
-def test_a_fragment_in_which_nothing_runs() -> None:
+def test_protection_of_a_fragment_without_operators_is_refused() -> None:
     net = two_fragments()
-    net.protect(replicas=2)  # the source belongs to no fragment, so nothing is left in `main`
+    net.protect(replicas=2)  # the source belongs to no fragment, so `main` is empty
     assert violation(net) == (
-        "protect('main'): no operator runs in this fragment; name another (there are: first, "
-        "second), or move a stream to it with .on('main')"
+        "protect('main'): no operator runs in this fragment; name another one (the fragments are: "
+        "first, second), or move a stream to it with .on('main')"
     )
 
 
-def test_to_go_on_after_a_while_needs_a_promise_downstream() -> None:
+def test_on_failure_delay_requires_a_contract_downstream() -> None:
     net = two_fragments()
     net.protect("first", on_failure="delay")
     message = violation(net)
@@ -147,7 +147,7 @@ def test_to_go_on_after_a_while_needs_a_promise_downstream() -> None:
     assert "Contract(within='5s')" in message and "max_delay='2s'" in message
 
 
-def test_a_promise_beside_the_fragment_does_not_help() -> None:
+def test_a_contract_of_another_branch_is_not_sufficient() -> None:
     net = two_fragments()
     beside = hf.Stream(net, net.named("a")).apply(same)
     net.output("beside", beside, contract=within("4s"))
@@ -155,13 +155,13 @@ def test_a_promise_beside_the_fragment_does_not_help() -> None:
     assert violation(net).startswith("protect('second'): on_failure='process'")
 
 
-def test_an_x_by_hand_needs_no_promise() -> None:
+def test_an_explicit_max_delay_needs_no_contract() -> None:
     net = two_fragments()
     net.protect("first", on_failure="delay", max_delay="1s")
     net.check()
 
 
-def test_a_cycle_is_still_told_when_a_fragment_is_protected() -> None:
+def test_a_cycle_is_reported_in_a_protected_network() -> None:
     net = hf.Network("net")
     port = net.port("back", SCHEMA, time="ts")
     both = net.source("a", SCHEMA, time="ts").union(port, name="both")
@@ -171,7 +171,7 @@ def test_a_cycle_is_still_told_when_a_fragment_is_protected() -> None:
     assert "the cycle back -> both -> back has no delay" in violation(net)
 
 
-# -- dividing X ------------------------------------------------------------------------------------
+# -- division of `within` into max_delay (X) -------------------------------------------------------
 
 
 def protect(net: hf.Network, *names: str) -> None:
@@ -180,8 +180,8 @@ def protect(net: hf.Network, *names: str) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-def test_a_chain_shares_the_promise_equally(length: int) -> None:
-    """Property 1: k SUnions on the way, X each, kX at the client."""
+def test_a_chain_divides_within_equally(length: int) -> None:
+    """Property 1: k SUnions on the route with X each add up to kX at the client."""
     net = hf.Network("net")
     stream = net.source("a", SCHEMA, time="ts")
     names = [f"f{number}" for number in range(1, length + 1)]
@@ -197,7 +197,7 @@ def test_a_chain_shares_the_promise_equally(length: int) -> None:
 
 
 def diamond() -> hf.Network:
-    """One side of the diamond is longer than the other, and the end reads a source of its own too:
+    """One side of the diamond is longer than the other; `end` also reads a source directly:
 
     a -> start -> short ---------> end -> out
            `----> long1 -> long2 --'
@@ -213,7 +213,7 @@ def diamond() -> hf.Network:
     return net
 
 
-def test_a_diamond_is_divided_by_its_longer_side() -> None:
+def test_a_diamond_divides_within_by_its_longer_side() -> None:
     net = diamond()
     protect(net, "start", "short", "long1", "long2", "end")
     assert patience(net) == {
@@ -221,12 +221,12 @@ def test_a_diamond_is_divided_by_its_longer_side() -> None:
         "short": Patience(2 * SECOND, 4 * SECOND),
         "long1": Patience(2 * SECOND, 4 * SECOND),
         "long2": Patience(2 * SECOND, 6 * SECOND),
-        # Rows of `b` may be held for all that the longer side may take.
+        # Rows of `b` may be held for the total delay of the longer side.
         "end": Patience(2 * SECOND, 8 * SECOND),
     }
 
 
-def test_those_that_block_have_no_x_and_add_nothing_to_it() -> None:
+def test_blocking_fragments_have_no_max_delay_and_add_none() -> None:
     net = diamond()
     protect(net, "start", "short", "end")
     assert patience(net) == {
@@ -238,26 +238,26 @@ def test_those_that_block_have_no_x_and_add_nothing_to_it() -> None:
     }
 
 
-def test_an_x_by_hand_goes_before_the_division() -> None:
+def test_an_explicit_max_delay_overrides_the_division() -> None:
     net = diamond()
     protect(net, "start", "long1", "long2", "end")
     net.protect("short", on_failure="process", max_delay="5s")
-    found = patience(net)
-    assert found["short"] == Patience(5 * SECOND, 7 * SECOND)
-    assert found["long2"] == Patience(2 * SECOND, 6 * SECOND)
-    # Now the way that may take longest is the one with fewer fragments.
-    assert found["end"] == Patience(2 * SECOND, 9 * SECOND)
+    delays = patience(net)
+    assert delays["short"] == Patience(5 * SECOND, 7 * SECOND)
+    assert delays["long2"] == Patience(2 * SECOND, 6 * SECOND)
+    # Now the route with the longest delay is the one with fewer fragments.
+    assert delays["end"] == Patience(2 * SECOND, 9 * SECOND)
 
 
-def test_an_x_by_hand_does_not_unblock() -> None:
+def test_an_explicit_max_delay_does_not_change_on_failure_block() -> None:
     net = two_fragments()
     net.protect("first", max_delay="1s")
     assert patience(net) == {"first": None, "second": None}
 
 
-def test_a_fragment_serves_the_hastiest_of_its_outputs() -> None:
-    """`shared` lies on the way to both outputs, each of two fragments: 3s / 2 is less than 8s / 2.
-    What only the slower one needs keeps the larger share."""
+def test_a_fragment_takes_the_smallest_share_of_its_outputs() -> None:
+    """`shared` is on the route to both outputs, each of two fragments: 3s / 2 is less than 8s / 2.
+    A fragment that only the slower output needs gets the larger share."""
     net = hf.Network("net")
     shared = net.source("a", SCHEMA, time="ts").on("shared")
     net.output("slow", shared.on("deep"), contract=within("8s"))
@@ -273,7 +273,7 @@ def test_a_fragment_serves_the_hastiest_of_its_outputs() -> None:
     }
 
 
-def test_a_longer_promise_over_more_fragments_can_be_the_tighter_one() -> None:
+def test_a_longer_within_over_more_fragments_can_give_the_smaller_share() -> None:
     net = hf.Network("net")
     shared = net.source("a", SCHEMA, time="ts").on("shared")
     net.output("near", shared.apply(same), contract=within("3s"))
@@ -282,10 +282,10 @@ def test_a_longer_promise_over_more_fragments_can_be_the_tighter_one() -> None:
     assert patience(net)["shared"] == Patience(2 * SECOND, 2 * SECOND)
 
 
-def test_a_way_that_comes_back_to_a_fragment_waits_there_twice() -> None:
+def test_a_route_that_reenters_a_fragment_counts_it_twice() -> None:
     net = hf.Network("net")
-    there = net.source("a", SCHEMA, time="ts").on("home").on("away")
-    net.output("out", there.on("home"), contract=within("6s"))
+    away = net.source("a", SCHEMA, time="ts").on("home").on("away")
+    net.output("out", away.on("home"), contract=within("6s"))
     protect(net, "home", "away")
     assert patience(net) == {
         "home": Patience(2 * SECOND, 6 * SECOND),
@@ -293,7 +293,7 @@ def test_a_way_that_comes_back_to_a_fragment_waits_there_twice() -> None:
     }
 
 
-def test_rows_that_were_fed_back_do_not_lengthen_a_way() -> None:
+def test_feedback_edges_do_not_lengthen_a_route() -> None:
     net = hf.Network("net")
     port = net.port("back", SCHEMA, time="ts")
     loop = net.source("a", SCHEMA, time="ts").on("loop").union(port)
@@ -301,43 +301,45 @@ def test_rows_that_were_fed_back_do_not_lengthen_a_way() -> None:
     net.output("out", loop, contract=within("2s"))
     protect(net, "loop")
     assert patience(net) == {
-        "main": None,  # where ports are
+        "main": None,  # the fragment of ports
         "loop": Patience(2 * SECOND, 2 * SECOND),
         "later": None,
     }
 
 
 @given(st.data())
-def test_no_way_adds_up_to_more_than_is_promised(data: st.DataObject) -> None:
-    """Property 1, for any network of fragments that read any of those before them."""
+def test_the_delays_of_a_route_never_exceed_within(data: st.DataObject) -> None:
+    """Property 1, for any acyclic network of fragments."""
     net = hf.Network("net")
-    made = [net.source("a", SCHEMA, time="ts")]
+    streams = [net.source("a", SCHEMA, time="ts")]
     for number in range(1, data.draw(st.integers(1, 7)) + 1):
-        read = data.draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
+        upstream = data.draw(st.lists(st.sampled_from(streams), min_size=1, max_size=3))
         name = f"f{number}"
-        made.append(net.union(*(stream.on(name) for stream in read)))
+        streams.append(net.union(*(stream.on(name) for stream in upstream)))
         if data.draw(st.booleans()):
             net.protect(name, on_failure=data.draw(st.sampled_from(["block", "delay", "process"])))
         if data.draw(st.booleans()):
             contract = within(f"{data.draw(st.integers(1, 60))}s")
-            net.output(f"o{number}", made[-1], contract=contract)
-    found = patience(net)
+            net.output(f"o{number}", streams[-1], contract=contract)
+    delays = patience(net)
     for output in net.outputs:
-        mine = found[output.fragment]
-        assert mine is None or mine.own_us <= mine.total_us <= (output.contract.within_us or 0)
+        delay = delays[output.fragment]
+        assert delay is None or delay.own_us <= delay.total_us <= (output.contract.within_us or 0)
 
 
-@pytest.mark.parametrize("x", ["100ms", "500ms", "800ms"])
-def test_an_x_that_would_turn_results_tentative_without_a_failure_is_refused(x: str) -> None:
+@pytest.mark.parametrize("max_delay", ["100ms", "500ms", "800ms"])
+def test_a_max_delay_that_makes_results_tentative_without_a_failure_is_refused(
+    max_delay: str,
+) -> None:
     net = hf.Network("n", bucket="500ms")
     net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
-    net.protect("main", on_failure="process", max_delay=x)
-    with pytest.raises(hf.NetworkError, match=r"the smallest that works is 834ms") as refused:
+    net.protect("main", on_failure="process", max_delay=max_delay)
+    with pytest.raises(hf.NetworkError, match=r"the smallest max_delay is 834ms") as raised:
         net.check()
-    assert "a max_delay of " in str(refused.value)
+    assert "a max_delay of " in str(raised.value)
 
 
-def test_the_smallest_x_that_is_named_works() -> None:
+def test_the_smallest_max_delay_in_the_message_is_accepted() -> None:
     net = hf.Network("n", bucket="500ms")
     net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
     net.protect("main", on_failure="process", max_delay="834ms")

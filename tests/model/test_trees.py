@@ -1,4 +1,4 @@
-"""Which results go on when inputs are missing (Borealis section 3.5)."""
+"""Results that continue while inputs are missing (Borealis section 3.5)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def join(left: hf.Stream, right: hf.Stream, name: str | None = None) -> hf.Strea
 
 
 def figure_6(on_failure: Any = "delay") -> hf.Network:
-    """s1 and s2 are united by U, its rows joined by J with s3, for the client c; each operator has
-    two replicas."""
+    """U unites s1 and s2, J joins the result with s3, and client c reads it. U and J have two
+    replicas each."""
     net = hf.Network("figure-6")
     s1, s2, s3 = sources(net, "s1", "s2", "s3")
     united = s1.on("U").union(s2)
@@ -50,24 +50,30 @@ def figure_6(on_failure: Any = "delay") -> hf.Network:
     ("available", "running", "expected"),
     [
         ("s1 s2 s3", "U U' J J'", STABLE),
-        ("s1 s2 s3", "U' J", STABLE),  # any replica will do, as long as there is one
-        ("s2 s3", "U U' J J'", TENTATIVE),  # the Union goes on without s1 ...
+        ("s1 s2 s3", "U' J", STABLE),  # any running replica is sufficient
+        ("s2 s3", "U U' J J'", TENTATIVE),  # the Union continues without s1 ...
         ("s1 s3", "U J'", TENTATIVE),
-        ("s1 s2", "U U' J J'", BLOCKING),  # ... the Join not without s3
+        ("s1 s2", "U U' J J'", BLOCKING),  # ... but the Join does not continue without s3
         ("s3", "U U' J J'", BLOCKING),
         ("", "U U' J J'", BLOCKING),
-        ("s1 s2 s3", "J J'", BLOCKING),  # both replicas of U are gone: the Join lacks a side
+        (
+            "s1 s2 s3",
+            "J J'",
+            BLOCKING,
+        ),  # both replicas of U are down: one side of the Join is missing
         ("s1 s2 s3", "U U'", BLOCKING),
     ],
 )
-def test_section_3_5_figure_6(available: str, running: str, expected: Kind) -> None:
-    """The stable, the tentative and the blocking tree. The fourth of the figure, which takes one
-    replica of J for U's rows and the other for s3, cannot be drawn: a fragment is read whole."""
+def test_section_3_5_figure_6_trees_are_stable_tentative_or_blocking(
+    available: str, running: str, expected: Kind
+) -> None:
+    """The stable, the tentative and the blocking tree. The fourth tree of the figure, with one
+    replica of J for U's rows and the other for s3, cannot occur: a fragment is up or down."""
     nodes_up = {replica.rstrip("'") for replica in running.split()}
     assert kind(figure_6(), "c", available.split(), nodes_up) is expected
 
 
-def test_figure_6_as_the_join_sees_it() -> None:
+def test_figure_6_trees_per_fragment() -> None:
     net = figure_6()
     upper, lower = fragments(net)
     assert tree_of(upper.paths[0], upper.outputs[0], net) == AnyOf(("s1", "s2"))
@@ -75,10 +81,10 @@ def test_figure_6_as_the_join_sees_it() -> None:
     assert tree_of(lower.paths[0], "c", net) == AllOf((from_u, s3))
 
 
-# -- a whole network -------------------------------------------------------------------------------
+# -- networks --------------------------------------------------------------------------------------
 
 
-def test_a_network_that_blocks_gives_nothing_tentative() -> None:
+def test_a_blocking_network_gives_no_tentative_results() -> None:
     net = figure_6(on_failure="block")
     assert kind(net, "c", ["s1", "s2", "s3"]) is STABLE
     assert kind(net, "c", ["s1", "s3"]) is BLOCKING
@@ -98,39 +104,39 @@ def two_sites(**failure: str) -> hf.Network:
     return net
 
 
-def test_a_site_that_blocks_is_missing_as_a_whole() -> None:
-    """`east` lacks a tap and blocks; the center goes on with what `west` sends."""
+def test_a_blocking_fragment_is_missing_downstream() -> None:
+    """A tap of `east` is missing, so `east` blocks; the center continues with rows of `west`."""
     net = two_sites(west="delay", center="delay")
     assert kind(net, "east-only", "bcd") is BLOCKING
     assert kind(net, "all", "bcd") is TENTATIVE
     assert kind(net, "all", "b") is BLOCKING
 
 
-def test_tentative_rows_block_a_center_that_blocks() -> None:
+def test_tentative_inputs_block_a_blocking_fragment() -> None:
     net = two_sites(east="process", west="process")
     assert kind(net, "east-only", "bcd") is TENTATIVE
     assert kind(net, "all", "bcd") is BLOCKING
 
 
-def test_a_node_without_a_replica_is_done_without() -> None:
+def test_a_union_continues_without_a_fragment_that_is_down() -> None:
     net = two_sites(east="delay", west="delay", center="delay")
     assert kind(net, "all", "abcd", ["center", "west"]) is TENTATIVE
     assert kind(net, "east-only", "abcd", ["center", "west"]) is BLOCKING
     assert kind(net, "all", "abcd", ["center"]) is BLOCKING
 
 
-def test_what_does_not_contribute_is_not_missed() -> None:
+def test_an_unrelated_failure_keeps_results_stable() -> None:
     net = two_sites()
     assert kind(net, "east-only", "ab", ["east"]) is STABLE
 
 
-def test_a_result_that_is_not_there() -> None:
+def test_the_kind_of_an_unknown_output_is_refused() -> None:
     with pytest.raises(InputError, match="no operator 'nope'"):
         kind(two_sites(), "nope", "abcd")
 
 
 def fed_back() -> hf.Network:
-    """A union and a join with their own results of a bucket ago."""
+    """A union and a join with their own results of the previous bucket."""
     net = hf.Network("loop")
     (a,) = sources(net, "a")
     port = net.port("back", SCHEMA, time="ts")
@@ -140,7 +146,7 @@ def fed_back() -> hf.Network:
     return net
 
 
-def test_rows_that_were_fed_back_are_never_missing() -> None:
+def test_feedback_inputs_are_never_missing() -> None:
     net = fed_back()
     ((path,),) = (fragment.paths for fragment in fragments(net))
     assert tree_of(path, "out", net) == "a"
@@ -158,14 +164,14 @@ def grown(net: hf.Network, stream: hf.Stream) -> Tree:
     return tree_of(path, "out", net)
 
 
-def test_operators_with_one_input_pass_on() -> None:
+def test_operators_with_one_input_keep_the_tree() -> None:
     net = hf.Network("net")
     (a,) = sources(net, "a")
     counted = a.filter("x > 0").window("1s").group_by("k").agg(n=hf.count())
     assert grown(net, counted.apply(same).count_window(2, by="k").agg(s=hf.sum("n"))) == "a"
 
 
-def test_nodes_of_one_kind_become_one() -> None:
+def test_nested_nodes_of_one_class_are_merged() -> None:
     net = hf.Network("net")
     a, b, c, d = sources(net, "a", "b", "c", "d")
     assert grown(net, a.union(b).filter("x > 0").union(join(join(c, d), a), b.union(c))) == AnyOf(
@@ -173,7 +179,7 @@ def test_nodes_of_one_kind_become_one() -> None:
     )
 
 
-def test_a_stream_with_itself_is_one_part() -> None:
+def test_equal_parts_of_a_tree_are_merged() -> None:
     net = hf.Network("net")
     a, b = sources(net, "a", "b")
     assert grown(net, join(a.union(a), a.filter("x > 0"))) == "a"
@@ -182,13 +188,13 @@ def test_a_stream_with_itself_is_one_part() -> None:
     assert grown(net, join(a.union(b), b.union(a))) == AllOf((AnyOf(("a", "b")), AnyOf(("b", "a"))))
 
 
-def test_a_union_of_one_stream_needs_it() -> None:
+def test_a_union_of_one_stream_is_a_leaf() -> None:
     net = hf.Network("net")
     (a,) = sources(net, "a")
     assert grown(net, net.union(a)) == "a"
 
 
-def test_outputs_of_one_path_have_trees_of_their_own() -> None:
+def test_outputs_of_one_path_have_separate_trees() -> None:
     net = hf.Network("net")
     a, b = sources(net, "a", "b")
     net.output("either", a.union(b))
@@ -198,7 +204,7 @@ def test_outputs_of_one_path_have_trees_of_their_own() -> None:
     assert tree_of(path, "both", net) == AllOf(("a", "b"))
 
 
-# -- how far it reaches ----------------------------------------------------------------------------
+# -- reach of a tree -------------------------------------------------------------------------------
 
 FIGURE_6 = AllOf((AnyOf(("s1", "s2")), "s3"))
 
@@ -221,14 +227,14 @@ FIGURE_6 = AllOf((AnyOf(("s1", "s2")), "s3"))
         (FIGURE_6, {"s1": 0, "s2": None, "s3": 0}, 0),
     ],
 )
-def test_how_far_a_tree_reaches(
+def test_reach_is_the_last_computable_bucket_in_examples(
     tree: Tree, upto: dict[str, int | None], expected: int | None
 ) -> None:
     assert reach(tree, upto) == expected
 
 
 def goes_on(tree: Tree, present: Collection[str]) -> bool:
-    """The tree as a formula, of one bucket."""
+    """Evaluate the tree as a Boolean formula for one bucket."""
     match tree:
         case str():
             return tree in present
@@ -249,7 +255,7 @@ UPTO = st.dictionaries(st.sampled_from(LEAVES), st.none() | st.integers(-3, 6))
 
 
 @given(TREES, UPTO)
-def test_it_reaches_the_last_bucket_for_which_something_can_be_computed(
+def test_reach_is_the_last_computable_bucket_of_any_tree(
     tree: Tree, upto: dict[str, int | None]
 ) -> None:
     def present(bucket: int) -> list[str]:
@@ -260,18 +266,18 @@ def test_it_reaches_the_last_bucket_for_which_something_can_be_computed(
 
 
 @given(st.data())
-def test_the_tree_of_a_path_and_the_oracle_agree(data: st.DataObject) -> None:
-    """One fragment that goes on, of any unions and joins: nothing is reached when it blocks."""
+def test_the_tree_of_a_path_agrees_with_the_oracle(data: st.DataObject) -> None:
+    """One non-blocking fragment with any unions and joins: no bucket is reached if it blocks."""
     net = hf.Network("net")
-    made = sources(net, *LEAVES)
+    streams = sources(net, *LEAVES)
     for _ in range(data.draw(st.integers(1, 8))):
-        left, right = data.draw(st.sampled_from(made)), data.draw(st.sampled_from(made))
-        made.append(left.union(right) if data.draw(st.booleans()) else join(left, right))
-    net.output("out", made[-1])
+        left, right = data.draw(st.sampled_from(streams)), data.draw(st.sampled_from(streams))
+        streams.append(left.union(right) if data.draw(st.booleans()) else join(left, right))
+    net.output("out", streams[-1])
     net.protect(on_failure="process", max_delay="1s")
     ((path,),) = (fragment.paths for fragment in fragments(net))
     available = data.draw(st.lists(st.sampled_from(LEAVES), unique=True))
     reached = reach(tree_of(path, "out", net), dict.fromkeys(available, 5))
-    found = kind(net, "out", available)
-    assert reached == (None if found is BLOCKING else 5)
-    assert (found is STABLE) == (set(path.inputs) <= set(available))
+    expected = kind(net, "out", available)
+    assert reached == (None if expected is BLOCKING else 5)
+    assert (expected is STABLE) == (set(path.inputs) <= set(available))

@@ -1,5 +1,5 @@
-"""ECOC's well-formedness (section 2.3), as far as no Spark is needed to see it: each violation is
-one message that names the operator and says what to do."""
+"""Well-formedness (ECOC section 2.3), without Spark: each violation is one message that names the
+operator and the remedy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def network() -> tuple[hf.Network, hf.Stream]:
 
 
 def violations(net: hf.Network) -> tuple[str, ...]:
-    with pytest.raises(NetworkError) as told:
+    with pytest.raises(NetworkError) as raised:
         net.check()
-    for message in told.value.violations:
+    for message in raised.value.violations:
         assert "\n" not in message
-        assert message in str(told.value)
-    return told.value.violations
+        assert message in str(raised.value)
+    return raised.value.violations
 
 
 def violation(net: hf.Network) -> str:
@@ -57,30 +57,31 @@ def test_a_network_with_every_operator_is_well_formed() -> None:
     net.check()
 
 
-# -- rule 1: every input port is fed exactly once --------------------------------------------------
+# -- rule 1: every input port is connected exactly once --------------------------------------------
 
 
-def test_an_input_port_without_a_feed() -> None:
+def test_an_unconnected_input_port_is_refused() -> None:
     net, a = network()
     net.output("out", a.union(net.port("open", SCHEMA, time="ts")))
     message = violation(net)
-    assert message.startswith("open, input port 0: nothing feeds it")
+    assert message.startswith("open, input port 0: no stream feeds it")
     assert "net.connect(" in message
 
 
-def test_an_input_port_fed_twice() -> None:
+def test_an_input_port_connected_twice_is_refused() -> None:
     net, a = network()
     port = net.port("twice", SCHEMA, time="ts")
     net.connect(a.filter("x > 0", name="up"), port)
     net.connect(a.filter("x < 0", name="down"), port)
     net.output("out", port.apply(same))
-    found = [text for text in violations(net) if text.startswith("twice")]
-    assert found == [
-        "twice, input port 0: fed 2 times (up, down); unite them first with net.union(...)"
+    messages = [text for text in violations(net) if text.startswith("twice")]
+    assert messages == [
+        "twice, input port 0: expected one stream, found 2 (up, down); unite them first with "
+        "net.union(...)"
     ]
 
 
-def test_only_ports_can_be_connected() -> None:
+def test_a_connection_to_a_stream_that_is_not_a_port_is_refused() -> None:
     net, a = network()
     with pytest.raises(InputError, match="'a' is not a port"):
         net.connect(a.apply(same), a)
@@ -98,45 +99,45 @@ def cycle(feedback: int) -> hf.Network:
     return net
 
 
-def test_a_cycle_without_delay() -> None:
+def test_a_cycle_without_delay_is_refused() -> None:
     message = violation(cycle(feedback=0))
     assert "the cycle back -> both -> back has no delay" in message
     assert "feedback=1" in message
 
 
-def test_a_cycle_with_delay_is_checked_but_not_run_yet() -> None:
+def test_a_cycle_with_delay_is_checked_but_cannot_run_yet() -> None:
     message = violation(cycle(feedback=1))
-    assert message.startswith("back: feedback edges are checked but not yet run")
+    assert message.startswith("back: feedback edges are checked but cannot run yet")
 
 
-# -- rules 2 and 4: every output port is used, and never straight from a source --------------------
+# -- rules 2 and 4: every output port is used; no source feeds an output directly ------------------
 
 
-def test_a_stream_that_nothing_reads() -> None:
+def test_an_unread_stream_is_refused() -> None:
     net, a = network()
     net.output("out", a.apply(same))
     a.filter("x > 0", name="lost").window("1s", name="unread").agg(n=hf.count())
     message = violation(net)
-    assert message.startswith("unread, output port 0: nothing reads it")
+    assert message.startswith("unread, output port 0: no operator reads it")
 
 
-def test_a_source_that_nothing_reads() -> None:
+def test_an_unread_source_is_refused() -> None:
     net, a = network()
     net.output("out", a.apply(same))
     net.source("idle", SCHEMA, time="ts")
-    assert violation(net).startswith("idle, output port 0: nothing reads it")
+    assert violation(net).startswith("idle, output port 0: no operator reads it")
 
 
-def test_a_source_straight_to_an_output() -> None:
+def test_a_source_connected_directly_to_an_output_is_refused() -> None:
     net, a = network()
     net.output("out", a)
     message = violation(net)
-    assert message.startswith("out, input port 0: it is fed by source a directly")
+    assert message.startswith("out, input port 0: source a feeds it directly")
 
 
-def test_a_network_without_anything() -> None:
-    found = violations(hf.Network("empty"))
-    assert [text.split(":")[0] for text in found] == [
+def test_an_empty_network_is_refused() -> None:
+    messages = violations(hf.Network("empty"))
+    assert [text.split(":")[0] for text in messages] == [
         "network 'empty' has no source",
         "network 'empty' has no output",
     ]
@@ -146,9 +147,9 @@ def test_a_network_without_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "time", "part"),
+    ("schema", "time", "fragment"),
     [
-        (SCHEMA, "at", "there is no time column 'at' among ts, k, x"),
+        (SCHEMA, "at", "no time column 'at' among the columns ts, k, x"),
         (SCHEMA, "k", "time column 'k' is string; it must be a timestamp"),
         ("d date, k string", "d", "time column 'd' is date"),
         ("ts timestamp_ntz", "ts", "use timestamp"),
@@ -164,46 +165,46 @@ def test_a_network_without_anything() -> None:
         ("ts timestamp, x decimal(a,b)", "ts", "'a'"),
         ("ts timestamp, x decimal(39,0)", "ts", "decimal(39,0)"),
         ("ts timestamp, x decimal(4,5)", "ts", "decimal(4,5)"),
-        ("ts timestamp, x long, x long", "ts", "column x stands twice"),
-        ("ts timestamp, x long, X long", "ts", "stands twice"),
+        ("ts timestamp, x long, x long", "ts", "column x occurs twice"),
+        ("ts timestamp, x long, X long", "ts", "occurs twice"),
     ],
 )
-def test_the_schema_of_a_source(schema: str, time: str, part: str) -> None:
+def test_invalid_schemas_of_sources_are_refused(schema: str, time: str, fragment: str) -> None:
     net = hf.Network("net")
     net.output("out", net.source("a", schema, time=time).apply(same))
     message = violation(net)
     assert message.startswith("a")
-    assert part in message
+    assert fragment in message
 
 
 @pytest.mark.parametrize(
-    ("change", "part"),
+    ("change", "fragment"),
     [
         ({"state": "k strin"}, "keyed, state: "),
         ({"out": "ts timestamp,"}, "keyed, out: "),
-        ({"timer": "due"}, "keyed, timer: there is no time column 'due'"),
+        ({"timer": "due"}, "keyed, timer: no time column 'due'"),
         ({"timer": "n"}, "keyed, timer: time column 'n' is bigint"),
     ],
 )
-def test_the_schemas_of_stateful(change: dict[str, str], part: str) -> None:
+def test_invalid_schemas_of_stateful_are_refused(change: dict[str, str], fragment: str) -> None:
     net, a = network()
-    wanted = {"state": "k string, n long", "out": SCHEMA} | change
-    net.output("out", a.stateful(nothing, key="k", name="keyed", **wanted))
-    assert part in violation(net)
+    schemas = {"state": "k string, n long", "out": SCHEMA} | change
+    net.output("out", a.stateful(nothing, key="k", name="keyed", **schemas))
+    assert fragment in violation(net)
 
 
 # -- rule 5: delays --------------------------------------------------------------------------------
 
 
-def test_a_promise_shorter_than_a_bucket() -> None:
+def test_a_within_shorter_than_a_bucket_is_refused() -> None:
     net, a = network()
     net.output("out", a.apply(same), contract=hf.Contract(within="400ms"))
     message = violation(net)
-    assert message.startswith("out: it promises results within 400ms")
+    assert message.startswith("out: its contract promises results within 400ms")
     assert "500ms" in message
 
 
-def test_a_promise_shorter_than_a_bucket_and_its_grace() -> None:
+def test_a_within_shorter_than_a_bucket_and_its_grace_is_refused() -> None:
     net = hf.Network("net", bucket="500ms")
     late = net.source("late", SCHEMA, time="ts", grace="4s").filter("x > 0")
     net.output("out", late, contract=hf.Contract(within="3s"))
@@ -211,7 +212,7 @@ def test_a_promise_shorter_than_a_bucket_and_its_grace() -> None:
     assert "buckets of 500ms of source late are closed 4s after their end" in message
 
 
-def test_all_violations_are_told_at_once() -> None:
+def test_all_violations_are_reported_together() -> None:
     net = hf.Network("many", bucket="1s")
     a = net.source("a", SCHEMA, time="at")
     net.output("out", a, contract=hf.Contract(within="1ms"))
@@ -219,7 +220,7 @@ def test_all_violations_are_told_at_once() -> None:
     assert len(violations(net)) == 6
 
 
-# -- refused where it is written -------------------------------------------------------------------
+# -- mistakes that are refused by the call ---------------------------------------------------------
 
 
 WRITTEN: dict[str, tuple[Callable[[hf.Network, hf.Stream], Any], str]] = {
@@ -232,10 +233,11 @@ WRITTEN: dict[str, tuple[Callable[[hf.Network, hf.Stream], Any], str]] = {
     "no partitions": (lambda net, a: hf.Network("n", partitions=0), "partitions=0"),
     "a network name with a space": (lambda net, a: hf.Network("my net"), "'my net'"),
     "a source name with a dot": (lambda net, a: net.source("a.b", SCHEMA, time="ts"), "'a.b'"),
-    "a name used twice": (lambda net, a: net.source("a", SCHEMA, time="ts"), "the name is taken"),
-    "an output named like a source": (lambda net, a: net.output("a", a.apply(same)), "is taken"),
-    "an operator named like a source": (lambda net, a: a.filter("x > 0", name="a"), "is taken"),
-    "an unknown way to be late": (
+    "a name used twice": (lambda net, a: net.source("a", SCHEMA, time="ts"), "is already used"),
+    "an output named like a source": (
+        lambda net, a: net.output("a", a.apply(same)), "is already used"),
+    "an operator named like a source": (lambda net, a: a.filter("x > 0", name="a"), "already used"),
+    "an unknown late policy": (
         lambda net, a: net.source("b", SCHEMA, time="ts", late="drop"), "late='drop'"),
     "an unknown clock": (
         lambda net, a: net.source("b", SCHEMA, time="ts", clock="sun"), "clock='sun'"),
@@ -247,7 +249,7 @@ WRITTEN: dict[str, tuple[Callable[[hf.Network, hf.Stream], Any], str]] = {
         lambda net, a: net.output("out", a.window("1s")), "finish the window"),
     "a grouped window function": (
         lambda net, a: a.window("1s").group_by("k").apply(same), "group inside the function"),
-    "group_by of nothing": (lambda net, a: a.window("1s").group_by(), "name at least one column"),
+    "group_by of nothing": (lambda net, a: a.window("1s").group_by(), "at least one column name"),
     "a count window of nothing": (lambda net, a: a.count_window(0, by="k"), "slide=0"),
     "a count window that skips": (lambda net, a: a.count_window(2, slide=3, by="k"), "slide=3"),
     "a count window by nothing": (lambda net, a: a.count_window(2, by=[]), "at least one column"),
@@ -264,26 +266,26 @@ WRITTEN: dict[str, tuple[Callable[[hf.Network, hf.Stream], Any], str]] = {
     "a contract within words": (lambda net, a: hf.Contract(within="fast"), "contract within"),
     "a contract that loses all": (lambda net, a: hf.Contract(loss=1.0), "loss=1.0"),
     "a contract with an unknown order": (lambda net, a: hf.Contract(order="total"), "'total'"),
-    "an operator that is not there": (lambda net, a: net.named("nope"), "no operator 'nope'"),
+    "an unknown operator": (lambda net, a: net.named("nope"), "no operator 'nope'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_mistakes_are_refused_where_they_are_written(case: str) -> None:
-    build, part = WRITTEN[case]
+def test_mistakes_are_refused_by_the_call(case: str) -> None:
+    build, fragment = WRITTEN[case]
     net, a = network()
-    with pytest.raises(HoldfastError) as told:
+    with pytest.raises(HoldfastError) as raised:
         build(net, a)
-    assert isinstance(told.value, InputError)
-    assert part in str(told.value)
-    assert "\n" not in str(told.value)
+    assert isinstance(raised.value, InputError)
+    assert fragment in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-# -- what is only called when it runs is looked at before ------------------------------------------
+# -- feeds and sinks are checked before the run ----------------------------------------------------
 
 
 @pytest.mark.parametrize("feed", [(n for n in range(3)), lambda: [], "rows.csv", [{"x": 1}]])
-def test_a_feed_that_cannot_feed(feed: Any) -> None:
+def test_an_invalid_feed_is_refused(feed: Any) -> None:
     net = hf.Network("net", bucket="500ms")
     net.output("out", net.source("a", SCHEMA, time="ts", feed=feed).filter("x > 0"))
     message = violation(net)
@@ -292,7 +294,7 @@ def test_a_feed_that_cannot_feed(feed: Any) -> None:
 
 
 @pytest.mark.parametrize("sink", ["out", 7, {"folder": "out"}])
-def test_a_sink_that_takes_nothing(sink: Any) -> None:
+def test_an_invalid_sink_is_refused(sink: Any) -> None:
     net, a = network()
     net.output("out", a.filter("x > 0"), sink=sink)
     message = violation(net)
@@ -300,14 +302,14 @@ def test_a_sink_that_takes_nothing(sink: Any) -> None:
     assert message.endswith(f"found {sink!r}")
 
 
-def test_functions_and_sinks_are_fine() -> None:
+def test_functions_and_sink_objects_are_accepted() -> None:
     for sink in (None, print, hf.ParquetSink("folder"), hf.CorrectedTable("folder")):
         net, a = network()
         net.output("out", a.filter("x > 0"), sink=sink)
         net.check()
 
 
-# -- schemas in all the forms that people have them in ---------------------------------------------
+# -- forms of a schema -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_functions_and_sinks_are_fine() -> None:
     ],
     ids=["dict", "arrow", "spark"],
 )  # fmt: skip
-def test_a_schema_may_be_written_in_any_form(schema: Any) -> None:
+def test_a_schema_is_accepted_in_every_form(schema: Any) -> None:
     net = hf.Network("net")
     op = net.source("a", schema, time="ts").op
     assert isinstance(op, Source) and op.schema == SCHEMA
@@ -329,7 +331,7 @@ def test_a_schema_may_be_written_in_any_form(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", [{"ts": int}, ["ts", "k"], None, {}, 5])
-def test_what_is_no_schema_is_refused_at_once(schema: Any) -> None:
+def test_an_invalid_schema_is_refused_by_the_call(schema: Any) -> None:
     with pytest.raises(
         InputError, match="source 'a': expected a schema as text such as 'ts timest"
     ):

@@ -1,4 +1,4 @@
-"""What another process asks of a node never ends it, and its loop (no JVM: the engine's twin)."""
+"""Requests of other processes never stop a node; the loop of a node (no JVM: the engine's twin)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.verify.sim.simulated_engine import EngineTwin
 
 
 class Served:
-    """A node that runs, its server, and a peer that asks."""
+    """A running node, its server, and a peer that calls the node."""
 
     def __init__(
         self, folder: Path, *, clock: Callable[[], int] | None = None, start: bool = True
@@ -67,22 +67,25 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("request_", "message"),
     [
-        (Postpone("nope", "main@2", 1, 5, True, False), r"expected one of paths out, found 'nope'"),
+        (
+            Postpone("nope", "main@2", 1, 5, True, False),
+            r"expected one of its paths \(out\), found 'nope'",
+        ),
         (
             Postpone("out", "stranger", 1, 5, True, False),
-            r"expected one of its replicas \(main@2\), found 'stranger'",
+            r"expected one of its peers \(main@2\), found 'stranger'",
         ),
-        (GetState("stranger"), r"expected one of its replicas \(main@2\), found 'stranger'"),
+        (GetState("stranger"), r"expected one of its peers \(main@2\), found 'stranger'"),
     ],
 )
-def test_a_request_that_names_what_is_not_here_is_refused_and_ends_nothing(
-    served: Served, request_: Request[Any], says: str
+def test_a_request_with_unknown_names_is_refused_and_does_not_stop_the_node(
+    served: Served, request_: Request[Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         served.peer.call(request_)
-    # The loop answers: nothing came in yet.
+    # The loop still answers; no input has arrived yet.
     assert served.peer.call(GetState("main@2")).answer == "began-empty"
     assert served.node.failure is None
 
@@ -95,7 +98,7 @@ def test_a_request_with_known_names_is_answered(served: Served) -> None:
 # -- the loop -------------------------------------------------------------------------------------
 
 
-def test_what_is_due_is_taken_in_its_time(tmp_path: Path) -> None:
+def test_timed_events_are_taken_in_order_of_their_due_times(tmp_path: Path) -> None:
     now = 0
     served = Served(tmp_path, clock=lambda: now, start=False)
     try:
@@ -110,7 +113,7 @@ def test_what_is_due_is_taken_in_its_time(tmp_path: Path) -> None:
         served.end()
 
 
-def test_a_loop_that_waits_is_woken_by_its_timer(tmp_path: Path) -> None:
+def test_a_timer_wakes_the_waiting_loop(tmp_path: Path) -> None:
     served = Served(tmp_path, start=False)
     try:
         served.node.post(StateRenewed("soon"), 0.02)

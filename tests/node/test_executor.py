@@ -1,5 +1,6 @@
-"""What a node does with the core's decisions: on a log, an engine and inputs in memory, in virtual
-time. The engine is the simulator's twin; its tentative steps fail when the story says so."""
+"""A node carries out the decisions of the core: on a log, an engine and inputs in memory, in
+virtual time. The engine is the simulator's twin; its tentative steps fail when the scenario says
+so."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from holdfast.verify.sim.tables import Rows, RowSegments
 
 MS = 1_000
 SCHEMA = "ts timestamp, key long, value long"
-#: A bucket is as old as it is wide when it comes; X is a second.
+#: A bucket is one bucket width old when it arrives; `max_delay` (X in Borealis) is one second.
 HELD = 900 * MS
 
 
@@ -46,7 +47,7 @@ def union() -> Network:
 
 
 class Failing(EngineTwin):
-    """The error of every tentative step, while there is one."""
+    """Raises `error` in every tentative step while `error` is set."""
 
     error: Exception | None = None
 
@@ -58,7 +59,7 @@ class Failing(EngineTwin):
 
 
 class Node:
-    """A performer, and what carries for it: everything is done when time passes."""
+    """A performer and its carrier. All work is done when virtual time passes."""
 
     def __init__(self, disk: MemoryDisk, *, checkpoint_buckets: int = 0) -> None:
         self.disk, self.now = disk, 0
@@ -86,7 +87,7 @@ class Node:
         self.log.close()
         self.start()
 
-    # -- carrying -------------------------------------------------------------------------------
+    # -- carrier --------------------------------------------------------------------------------
 
     def run(self, work: Work, version: Version) -> None:
         self.runs.append(work)
@@ -101,11 +102,11 @@ class Node:
     def post(self, event: Event, after_s: float = 0.0) -> None:
         self._posted.append((self.now + round(1e6 * after_s), event))
 
-    # -- the words of a story -------------------------------------------------------------------
+    # -- steps of a scenario --------------------------------------------------------------------
 
     def gets(self, stream: str, upto: int, spent_us: int = 0) -> None:
-        """One row in each bucket: its value is the bucket. The first delivery says what the
-        stream is, and begins where the performer wants it."""
+        """Deliver one row per bucket; its value is the bucket. The first delivery describes the
+        stream, and starts at the bucket that the performer needs."""
         wanted = self.performer.wanted(stream)
         first = stream not in self._told
         since = (0 if wanted is None else wanted) if first else self._told[stream] + 1
@@ -124,7 +125,7 @@ class Node:
         self.settle()
 
     def settle(self) -> None:
-        """All that is due, steps included."""
+        """Handle everything that is due, including steps."""
         while self._works or any(at <= self.now for at, _ in self._posted):
             due = [event for at, event in self._posted if at <= self.now]
             self._posted = [(at, event) for at, event in self._posted if at > self.now]
@@ -141,14 +142,14 @@ class Node:
             return Finished(work, None, error=err)
 
     def passes(self, us: int) -> None:
-        until = self.now + us
-        while (at := min((at for at, _ in self._posted), default=until + 1)) <= until:
+        end_us = self.now + us
+        while (at := min((at for at, _ in self._posted), default=end_us + 1)) <= end_us:
             self.now = max(self.now, at)
             self.settle()
-        self.now = until
+        self.now = end_us
 
     def holds(self) -> dict[int, tuple[str, int]]:
-        """By bucket: how sure, and how many rows."""
+        """Stability and number of rows, by bucket."""
         stable = self.log.segments("merged", self.log.info("merged").starts_at, 10**6)
         return {s.id.bucket: (s.stability.value, s.rows)
                 for s in [*stable, *self.log.tentative("merged")[0]]}  # fmt: skip
@@ -163,7 +164,7 @@ class Node:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """STABLE up to bucket 4; s1 goes on to 9, and s2 does not."""
+    """STABLE up to bucket 4; s1 continues up to bucket 9, s2 does not."""
     node = Node(MemoryDisk(random.Random(1)))
     for stream in ("s1", "s2"):
         node.gets(stream, 4)
@@ -181,7 +182,7 @@ def tentative(since: int, until: int) -> dict[int, tuple[str, int]]:
     return dict.fromkeys(range(since, until), ("TENTATIVE", 1))
 
 
-def test_a_failure_and_its_correction(node: Node) -> None:
+def test_a_failure_leads_to_tentative_buckets_and_their_correction(node: Node) -> None:
     node.passes(HELD)
     assert node.state is OutputState.UP_FAILURE
     assert node.holds() == stable(5) | tentative(5, 10)
@@ -196,10 +197,10 @@ def test_a_failure_and_its_correction(node: Node) -> None:
 
 
 class Crash(Exception):
-    """Of a user's function, say."""
+    """For example an error of a user function."""
 
 
-def test_a_tentative_step_that_fails_is_tried_again_and_the_node_goes_on(node: Node) -> None:
+def test_a_failed_tentative_step_is_retried_and_the_node_continues(node: Node) -> None:
     node.engine.error = Crash("division by zero")
     node.passes(HELD)
     assert node.state is OutputState.UP_FAILURE
@@ -213,13 +214,13 @@ def test_a_tentative_step_that_fails_is_tried_again_and_the_node_goes_on(node: N
     assert node.performer.trouble is None
 
 
-def test_tentative_steps_that_fail_for_an_hour_are_few(node: Node) -> None:
+def test_tentative_steps_that_fail_for_an_hour_are_retried_rarely(node: Node) -> None:
     node.engine.error = Crash("division by zero")
     node.passes(3_600_000 * MS)
     assert len(node.guesses()) <= 10 + 3_600_000 * MS // RETRY_US_MAX
 
 
-def test_tentative_steps_that_fail_never_stop_the_stable_line(node: Node) -> None:
+def test_failing_tentative_steps_never_stop_the_stable_line(node: Node) -> None:
     node.engine.error = Crash("division by zero")
     for bucket in range(10, 60):
         node.passes(100 * MS)
@@ -233,7 +234,7 @@ def test_tentative_steps_that_fail_never_stop_the_stable_line(node: Node) -> Non
     assert node.state is OutputState.STABLE
 
 
-def test_a_tentative_step_that_breaks_the_protocol_is_our_bug_and_stops_the_node(
+def test_a_protocol_violation_in_a_tentative_step_stops_the_node(
     node: Node,
 ) -> None:
     node.engine.error = ProtocolViolation("a bucket twice")
@@ -241,17 +242,17 @@ def test_a_tentative_step_that_breaks_the_protocol_is_our_bug_and_stops_the_node
         node.passes(HELD)
 
 
-def test_a_tentative_step_without_space_is_tried_again(node: Node) -> None:
+def test_a_tentative_step_without_disk_space_is_retried(node: Node) -> None:
     node.engine.error = StorageFull("no space left")
     node.passes(HELD)
     assert node.performer.trouble == "no space left"
-    assert node.performer.tentative_failures == 0, "the step is not to blame"
+    assert node.performer.tentative_failures == 0, "a full disk is no failure of the step"
     node.engine.error = None
     node.passes(1_000 * MS + RETRY_US)
     assert node.holds()[9] == ("TENTATIVE", 1)
 
 
-def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> None:
+def test_consumers_receive_the_delay_spent_upstream_and_in_the_node(node: Node) -> None:
     node.passes(400 * MS)
     node.gets("s2", 9)
     assert node.service.spent_us["merged"] == 400 * MS
@@ -263,7 +264,7 @@ def test_what_was_spent_upstream_and_here_is_told_to_consumers(node: Node) -> No
     assert node.service.spent_us["merged"] == 400 * MS
 
 
-def test_a_peer_that_asks_is_answered(node: Node) -> None:
+def test_postponement_requests_of_a_peer_are_answered(node: Node) -> None:
     replies: list[Postponement] = []
     for done in (False, True):
         node.performer.take(Asked(Postpone("merged", "main@2", 1, 4, True, done), replies.append))
@@ -274,7 +275,7 @@ def test_a_peer_that_asks_is_answered(node: Node) -> None:
 
 
 def restarted(*, checkpoint_buckets: int) -> Node:
-    """STABLE up to bucket 9, then killed; nobody is there when it comes back."""
+    """STABLE up to bucket 9, then restarted; no input is available after the restart."""
     node = Node(MemoryDisk(random.Random(1)), checkpoint_buckets=checkpoint_buckets)
     for stream in ("s1", "s2"):
         node.gets(stream, 9)
@@ -282,7 +283,7 @@ def restarted(*, checkpoint_buckets: int) -> Node:
     return node
 
 
-def test_a_node_restarted_while_an_input_is_away_goes_on_within_x_from_its_checkpoint() -> None:
+def test_a_node_restarted_without_one_input_resumes_its_checkpoint_within_max_delay() -> None:
     node = restarted(checkpoint_buckets=5)
     assert node.state is OutputState.STABILIZATION
     node.gets("s1", 14)
@@ -304,7 +305,7 @@ def test_a_node_restarted_without_a_checkpoint_waits_for_its_inputs() -> None:
     node.log.close()
 
 
-def test_killed_in_a_failure_it_begins_from_what_is_stable(node: Node) -> None:
+def test_a_node_killed_during_a_failure_restarts_from_its_stable_results(node: Node) -> None:
     node.passes(HELD)
     assert node.holds()[9] == ("TENTATIVE", 1)
     node.restarts()

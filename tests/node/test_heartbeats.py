@@ -1,5 +1,5 @@
-"""What the controller says is taken by the thread that sends heartbeats, so it waits for no disk
-(Flux section 3.2.1)."""
+"""The thread that sends heartbeats also handles the replies of the controller, so it must never
+wait for a disk (Flux section 3.2.1)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class _Hanging:
 
 
 def away() -> NoReturn:
-    raise TransportError("nobody there")
+    raise TransportError("the producer is away")
 
 
-def test_a_disk_that_hangs_does_not_hold_up_the_heartbeat(tmp_path: Path) -> None:
+def test_a_hung_disk_does_not_delay_heartbeats(tmp_path: Path) -> None:
     network, disk, service = pairs(1, 1), HangingDisk(), Service()
-    part = next(part for part in fragments(network) if part.name == "lower.0")
-    (output,) = part.outputs
+    fragment = next(fragment for fragment in fragments(network) if fragment.name == "lower.0")
+    (output,) = fragment.outputs
     log = Log.open(tmp_path, "lower.0", fsync="always", disk=disk)
     log.open_stream(output, "ts timestamp, key long, total long", "ts", 0)
     log.append(Boundary(output, 9))
@@ -66,18 +66,18 @@ def test_a_disk_that_hangs_does_not_hold_up_the_heartbeat(tmp_path: Path) -> Non
     service.acknowledge(output, "upper.0", 9, 9, 1)
     service.acknowledge(output, "upper.0@2", 5, 5, 1)
     engine = EngineTwin(network, OS_DISK, str(tmp_path / "state"))
-    upstream = {stream: {"ingress": away} for stream in part.inputs}
-    node = Node("lower.0", part, engine, log, service, upstream, Options())  # type: ignore[arg-type]
+    upstream = {stream: {"ingress": away} for stream in fragment.inputs}
+    node = Node("lower.0", fragment, engine, log, service, upstream, Options())  # type: ignore[arg-type]
     node.start()
     disk.works.clear()
     standings = {"upper.0@2": Standing(epoch=3, dead=3, released=3)}
-    telling = threading.Thread(target=node.heard, args=(standings,), daemon=True)
+    heartbeat = threading.Thread(target=node.heard, args=(standings,), daemon=True)
     try:
-        telling.start()
-        telling.join(timeout=LIMIT_S / 2)
-        assert not telling.is_alive(), "the heartbeat waits for the disk"
+        heartbeat.start()
+        heartbeat.join(timeout=LIMIT_S / 2)
+        assert not heartbeat.is_alive(), "the heartbeat waits for the disk"
         disk.works.set()
-        with log.changed:  # it is given up as soon as the disk works
+        with log.changed:  # the dead consumer is dropped as soon as the disk works
             assert log.changed.wait_for(lambda: log.trimmable(output) == 9, LIMIT_S)
     finally:
         disk.works.set()

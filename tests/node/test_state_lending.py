@@ -1,5 +1,5 @@
-"""What a copy gives to another one that is caught up, in virtual time: the production executor, log
-and service on a network that goes on meanwhile."""
+"""The files that a replica lends to a peer that is rebuilt, in virtual time: the production
+executor, log and service on a network that keeps running."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Running:
 
     @property
     def node(self) -> NodeProcess:
-        found = self.sim.cast.by_name["lower.0"]
-        assert isinstance(found, NodeProcess)
-        return found
+        process = self.sim.cast.by_name["lower.0"]
+        assert isinstance(process, NodeProcess)
+        return process
 
     def lend(self) -> list[str]:
-        """What is listed for the newcomer."""
+        """Names of the files that are offered to the newcomer."""
         answers: list[Any] = []
         self.node.performer.take(StateAsked(NEWCOMER, answers.append))
         (lent,) = answers
@@ -49,7 +49,7 @@ class Running:
         return [self.node.disk.exists(f"/lower.0/{name}") for name in names]
 
 
-def test_what_was_listed_stays_while_consumers_acknowledge_it() -> None:
+def test_lent_files_are_retained_although_consumers_acknowledge_them() -> None:
     running = Running()
     node = running.node
     names = running.lend()
@@ -65,7 +65,7 @@ def test_what_was_listed_stays_while_consumers_acknowledge_it() -> None:
     assert not any(running.there(names)) and not node.service.offered
 
 
-def test_a_newcomer_that_died_does_not_pin_anything_for_ever() -> None:
+def test_a_dead_newcomer_does_not_pin_files_forever() -> None:
     running = Running()
     names = running.lend()
     running.until(8 + LEASE_US / S - 1)

@@ -1,5 +1,5 @@
-"""A peer describes the state that it gives; nothing else than that state is written here, and it
-replaces what was there in one step."""
+"""A peer describes the state that it offers. Only this state is written to the disk of the
+newcomer, and it replaces the old storage in one step."""
 
 from __future__ import annotations
 
@@ -63,30 +63,30 @@ def moving(tmp_path: Path) -> Moving:
     log = Log.open(tmp_path / "log", "main", fsync="never")
     log.open_stream("out", "ts timestamp", "ts", 0)
     version = Version("out", 3, panes={"w": (Chunk("out/a", 1, 3, 7, (1, 3)),)})
-    found = describe(log, version, ["out"])
+    moving = describe(log, version, ["out"])
     log.close()
-    return found
+    return moving
 
 
 def offer(moving: Moving) -> OfferedState:
     return OfferedState("state", (moving,), tuple(StateFile(f, 1, "0f") for f in moving.files))
 
 
-def test_what_a_replica_describes_is_taken(moving: Moving) -> None:
+def test_the_described_state_of_a_replica_is_accepted(moving: Moving) -> None:
     check_offer(offer(moving), PATHS)
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_is_no_state_of_this_node_is_refused(moving: Moving, lie: str) -> None:
-    with pytest.raises(TransportError, match=r"a state to rebuild from: expected .*found"):
+def test_an_offer_that_is_no_state_of_this_node_is_refused(moving: Moving, lie: str) -> None:
+    with pytest.raises(TransportError, match=r"the peer offered unusable state: expected .*found"):
         check_offer(offer(LIES[lie](moving)), PATHS)
 
 
 @pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "out of the folder"])
-def test_a_replica_that_offers_files_of_others_gets_nothing_written(
+def test_an_offered_file_outside_the_folder_is_never_written(
     moving: Moving, tmp_path: Path, absolute: bool
 ) -> None:
-    """Over Flight, from a server of ours whose handler was made to lie."""
+    """Over Flight, from a Holdfast server with a malicious handler."""
     payload, target = tmp_path / "payload", tmp_path / "victim"
     payload.write_text("echo pwned\n")
     folder = tmp_path / "node" / "state"
@@ -106,7 +106,7 @@ def test_a_replica_that_offers_files_of_others_gets_nothing_written(
         server.stop()
 
 
-# -- in one step ----------------------------------------------------------------------------------
+# -- replacing the storage ------------------------------------------------------------------------
 
 
 def memory_log(disk: MemoryDisk, folder: str) -> Log:
@@ -124,7 +124,7 @@ def write(log: Log, bucket: int, value: int) -> None:
 
 
 def peer_state(disk: MemoryDisk) -> tuple[OfferedState, dict[str, bytes]]:
-    """Of a copy that has done three buckets, deleted the first, and has a file of state."""
+    """State of a replica that computed three buckets, trimmed the first, and has one state file."""
     log = memory_log(disk, "/peer")
     log.open_stream("out", "ts timestamp", "ts", 0)
     for bucket in range(3):
@@ -157,12 +157,12 @@ def with_own_log(disk: MemoryDisk) -> Log:
     return own
 
 
-def test_what_is_fetched_becomes_the_storage_of_the_copy() -> None:
+def test_fetched_files_become_the_storage_of_the_replica() -> None:
     disk = MemoryDisk(Random(1))
     own, (offered, files) = with_own_log(disk), peer_state(disk)
     move(disk, own, offered, files)
     log = memory_log(disk, "/main")
-    assert log.epoch == 5, "that of the instance which was caught up"
+    assert log.epoch == 5, "the epoch of the instance that was caught up"
     assert rows_of(log) == [((1, 11),), ((2, 12),)]
     assert log.info("out").trimmed_upto == 0
     assert [bucket for bucket, _ in log.states("out")] == [2]
@@ -171,10 +171,10 @@ def test_what_is_fetched_becomes_the_storage_of_the_copy() -> None:
 
 
 @pytest.mark.parametrize("name", ["state/x", "segments"])
-def test_a_piece_that_came_damaged_is_not_taken(name: str) -> None:
+def test_a_damaged_piece_is_refused(name: str) -> None:
     disk = MemoryDisk(Random(1))
     offered, files = peer_state(disk)
-    damaged = next(found for found in files if found.startswith(name))
+    damaged = next(file for file in files if file.startswith(name))
     files[damaged] = files[damaged][:-1] + b"?"
     with pytest.raises(LogCorrupted):
         move(disk, with_own_log(disk), offered, files)
@@ -188,7 +188,7 @@ def crashed(disk: MemoryDisk, *, power: bool) -> MemoryDisk:
 
 
 def test_a_crash_at_any_moment_leaves_the_old_storage_or_the_new_one() -> None:
-    found = []
+    contents = []
     for number in range(1, 200):
         disk = MemoryDisk(Random(number))
         own, (offered, files) = with_own_log(disk), peer_state(disk)
@@ -197,12 +197,12 @@ def test_a_crash_at_any_moment_leaves_the_old_storage_or_the_new_one() -> None:
             move(disk, own, offered, files)
         except Crashed:
             log = memory_log(crashed(disk, power=True), "/main")
-            found.append(rows_of(log))
+            contents.append(rows_of(log))
             assert not disk.exists("/main.new") and not disk.exists("/main.old")
-            if len(found[-1]) == 2:
+            if len(contents[-1]) == 2:
                 assert disk.files("/main/state") == {"x": 5}
         else:
             break
     old, new = [((0, 77),)], [((1, 11),), ((2, 12),)]
-    assert number > 10 and all(rows in (old, new) for rows in found)
-    assert found[0] == old and found[-1] == new
+    assert number > 10 and all(rows in (old, new) for rows in contents)
+    assert contents[0] == old and contents[-1] == new

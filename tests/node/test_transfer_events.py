@@ -1,4 +1,4 @@
-"""What the recording of catch-ups does not show (`test_two_catch_up_drivers`)."""
+"""Translations that the recorded catch-ups do not cover (`test_two_catch_up_drivers`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def event(happened: Happening) -> core.Event:
         (TransportError("away"), core.Unreachable("away")),
     ],
 )
-def test_what_a_producer_replies(reply: Holding, answer: core.HoldAnswer) -> None:
+def test_replies_of_a_producer_become_hold_answers(reply: Holding, answer: core.HoldAnswer) -> None:
     assert event(HoldReplied(HOLD, reply)) == core.HoldAnswered(7, 3, "s", "p", answer)
 
 
@@ -48,7 +48,9 @@ def test_what_a_producer_replies(reply: Holding, answer: core.HoldAnswer) -> Non
         (OfferedState("waits", own=False), core.Waits(False)),
     ],
 )
-def test_what_a_peer_replies(reply: OfferedState, answer: core.PeerAnswer) -> None:
+def test_replies_of_a_peer_become_peer_answers(
+    reply: OfferedState, answer: core.PeerAnswer
+) -> None:
     assert event(StateReplied(ASK, reply)) == core.PeerAnswered(7, 3, answer)
 
 
@@ -59,11 +61,13 @@ def test_what_a_peer_replies(reply: OfferedState, answer: core.PeerAnswer) -> No
         (Broke(ValueError("odd")), ValueError),
     ],
 )
-def test_what_ends_the_attempt(happened: Happening, error: type[Exception]) -> None:
+def test_errors_that_end_the_attempt_are_raised(
+    happened: Happening, error: type[Exception]
+) -> None:
     with pytest.raises(error, match="odd"):
         event(happened)
 
 
-def test_why_a_copy_stops() -> None:
+def test_a_replica_stops_with_stale_epoch_or_state_lost() -> None:
     assert isinstance(reason_to_stop(core.GiveUp("x", replaced=True)), StaleEpoch)
     assert isinstance(reason_to_stop(core.GiveUp("x")), StateLost)

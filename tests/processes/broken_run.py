@@ -1,4 +1,4 @@
-"""A run on real processes that is fed all the time, while one node of it is broken."""
+"""A run on real processes with continuous input, while one of its nodes is broken."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.processes import kill_app
 from tests.processes.test_kill import push
 
 LIMIT_S = 180.0
-#: So far everything goes on while the bad part is looked at.
+#: Buckets by which the outputs must advance while a component is broken.
 FURTHER = 10
 DISK_MB = 64
 
 
-def mount(*what: object) -> None:
-    subprocess.run(["mount", *map(str, what)], check=True, capture_output=True)
+def mount(*arguments: object) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
 
 
 def may_mount(folder: Path) -> bool:
-    """A disk can only be filled or made read-only by who may mount one."""
+    """Whether this process may mount disks: tests fill them and make them read-only."""
     try:
         mount("-t", "tmpfs", "holdfast-test", folder)
     except (OSError, subprocess.CalledProcessError):
@@ -43,7 +43,7 @@ def may_mount(folder: Path) -> bool:
 
 
 def fill(ballast: Path) -> bool:
-    """Take whatever is left of a disk."""
+    """Fill a disk; True when the disk is full."""
     try:
         with ballast.open("ab", buffering=0) as file:
             while file.write(bytes(1 << 12)):
@@ -54,20 +54,20 @@ def fill(ballast: Path) -> bool:
 
 
 def delete(folder: Path) -> None:
-    """At once, while a node writes there."""
-    gone = folder.with_name(f"{folder.name}.gone")
-    folder.rename(gone)
-    while gone.exists():
-        shutil.rmtree(gone, ignore_errors=True)
+    """Delete a folder in one step, while a node writes to it."""
+    renamed = folder.with_name(f"{folder.name}.gone")
+    folder.rename(renamed)
+    while renamed.exists():
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 class BrokenRun:
-    """`bad` is the node that is broken, and `host` runs it."""
+    """`bad` is the broken node, and `host` runs this node."""
 
-    def __init__(self, storage: Path, network: str, bad: str, host: str, **more: Any) -> None:
+    def __init__(self, storage: Path, network: str, bad: str, host: str, **extra: Any) -> None:
         self.storage, self.bad, self.host = storage, bad, host
         options = Options(
-            memory="1g", checkpoint_buckets=10, java_options="-XX:TieredStopAtLevel=1", **more
+            memory="1g", checkpoint_buckets=10, java_options="-XX:TieredStopAtLevel=1", **extra
         )
         app = f"{Path(kill_app.__file__)}:{network}"
         self.network = getattr(kill_app, network)
@@ -80,7 +80,7 @@ class BrokenRun:
         )
         nodes = storage / "nodes"
         self.folder = nodes / bad if bad == host else nodes / host / bad
-        #: What has a disk of its own.
+        #: Folder that `own_disk` mounts a separate disk on.
         self.disk = nodes / host
         self._stop = threading.Event()
 
@@ -99,7 +99,7 @@ class BrokenRun:
         self.until("both replicas to work", lambda: self.position(self.bad) > 5)
 
     def judge(self, sessions: Sessions) -> None:
-        """Nothing was lost, doubled or changed."""
+        """Check that no row was lost, duplicated or changed."""
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=LIMIT_S)
@@ -108,22 +108,22 @@ class BrokenRun:
         report = audit(self.network, str(self.storage), sessions.large)
         assert report.ok, report.text()
 
-    def until(self, what: str, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-        until = time.monotonic() + limit_s
+    def until(self, event: str, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        deadline_s = time.monotonic() + limit_s
         while not test():
-            assert time.monotonic() < until, f"{what}: not within {limit_s} s; {self.told()}"
+            assert time.monotonic() < deadline_s, f"{event}: not within {limit_s} s; {self.told()}"
             time.sleep(0.05)
 
     def told(self) -> list[dict[str, Any]]:
-        """What the run says of its bad parts."""
+        """Status of the unhealthy components, as reported by the run."""
         self.run.raise_failure()
         assert self.run.status()["stopped"] == {}
         return self.run.parts.status()
 
     def position(self, node: str) -> int:
         paths = node_status(self.run, node).get("paths", {})
-        found = [path["position"] for path in paths.values()]
-        return -1 if not found or None in found else min(found)
+        positions = [path["position"] for path in paths.values()]
+        return -1 if not positions or None in positions else min(positions)
 
     def given(self) -> int:
         return min(-1 if client.position is None else client.position for client in self.clients)
@@ -139,29 +139,29 @@ class BrokenRun:
 
     def goes_on(self) -> None:
         before = self.given()
-        self.until("outputs to go on", lambda: self.given() > before + FURTHER)
+        self.until("outputs to continue", lambda: self.given() > before + FURTHER)
 
     def heals(self) -> None:
         at = self.given()
-        self.until("it to heal", lambda: not self.told() and self.position(self.bad) > at)
+        self.until("the node to recover", lambda: not self.told() and self.position(self.bad) > at)
 
     def stop(self) -> None:
         self.run.stop()
         self.proxies.close()
 
     def stand_still(self) -> None:
-        """SIGSTOP, for longer than silence is taken for death."""
+        """Suspend the host (SIGSTOP) until its missing heartbeats are reported."""
         process = self.run.processes[self.host]
         process.pause()
-        self.until("it to be named", lambda: "failure" in self._status())
+        self.until("the node to be reported", lambda: "failure" in self._status())
         self.goes_on()
         process.resume()
         self.heals()
 
     def be_cut_off(self) -> None:
-        """From everybody it reads and from everybody who reads it."""
-        mine = set(self.run.controller.assigned(self.host))
-        links = [one for one in self.proxies.all() if mine & {one.producer, one.reader}]
+        """Cut all links of the host to producers and consumers."""
+        node_names = set(self.run.controller.assigned(self.host))
+        links = [one for one in self.proxies.all() if node_names & {one.producer, one.reader}]
         assert links
         for link in links:
             link.cut()
@@ -171,19 +171,19 @@ class BrokenRun:
         self.heals()
 
     def _status(self) -> dict[str, Any]:
-        (mine,) = [one for one in self.run.status()["nodes"] if one["node"] == self.bad]
-        return mine
+        (status,) = [one for one in self.run.status()["nodes"] if one["node"] == self.bad]
+        return status
 
     def damage_manifest(self) -> None:
-        """In its first record: the last one would be taken for torn, and cut."""
+        """Damage the first record: a damaged last record would be taken for torn, and cut off."""
         manifest = self.folder / "manifest"
         data = bytearray(manifest.read_bytes())
         data[len(HEADER) + 12] ^= 0xFF
         manifest.write_bytes(data)
 
     def lose_segment(self, harm: str) -> None:
-        """The newest one, since whoever reads is about to need it; the process is killed. It stands
-        still meanwhile, so that nothing is trimmed."""
+        """Damage the newest segment, which consumers are about to read, and kill the process. The
+        process is suspended meanwhile, so that nothing is trimmed."""
         process = self.run.processes[self.host]
 
         def harmed() -> bool:
@@ -204,14 +204,14 @@ class BrokenRun:
 
     @contextmanager
     def own_disk(self) -> Iterator[None]:
-        """The folder of the host is a small file system of its own meanwhile."""
+        """Mount a separate small file system on the folder of the host."""
 
         def move(change: Callable[[], object]) -> None:
-            kept = self.disk.with_name("kept")
-            shutil.copytree(self.disk, kept)
+            backup = self.disk.with_name("kept")
+            shutil.copytree(self.disk, backup)
             change()
-            shutil.copytree(kept, self.disk, dirs_exist_ok=True)
-            shutil.rmtree(kept)
+            shutil.copytree(backup, self.disk, dirs_exist_ok=True)
+            shutil.rmtree(backup)
 
         options = ["-t", "tmpfs", "-o", f"size={DISK_MB}m", "holdfast-test"]
         self.kill(lambda: move(lambda: mount(*options, self.disk)))
@@ -221,12 +221,12 @@ class BrokenRun:
         finally:
             mount("-o", "remount,rw", self.disk)
             self.kill(lambda: move(lambda: subprocess.run(["umount", self.disk], check=True)))
-            self.until("the disk to be gone", lambda: not self.disk.is_mount())
+            self.until("the disk to be unmounted", lambda: not self.disk.is_mount())
         self.heals()
 
     def full_and_read_only(self) -> None:
-        """A disk that is full, and then one that is read-only: the node is named, waits, and goes
-        on by itself."""
+        """A full disk, then a read-only one: the node is reported, waits, and continues
+        automatically."""
         ballast = self.disk / "ballast"
         with self.own_disk():
             self.until("its disk to be full", lambda: fill(ballast) and self.lacks_space())
@@ -234,15 +234,17 @@ class BrokenRun:
             ballast.unlink()
             self.heals()
             self.kill(lambda: mount("-o", "remount,ro", self.disk))
-            self.until("it to be quarantined", self.is_named(kind="storage", state="quarantined"))
+            self.until(
+                "the node to be quarantined", self.is_named(kind="storage", state="quarantined")
+            )
             self.goes_on()
             mount("-o", "remount,rw", self.disk)
             self.heals()
 
     def lacks_space(self) -> bool:
-        """The run says so, by whatever way it learnt of it."""
-        said = [*self.run.status()["failures"], *self.told()]
-        return any("No space left" in str(one) and self.bad in str(one) for one in said)
+        """Whether the run reports the full disk of the node, as a failure or as a status."""
+        reports = [*self.run.status()["failures"], *self.told()]
+        return any("No space left" in str(one) and self.bad in str(one) for one in reports)
 
     def kill(self, before_restart: Callable[[], None]) -> None:
         self.run.processes[self.host].kill(before_restart=before_restart)

@@ -1,4 +1,5 @@
-"""Run the killed network over fixed rows on a given master; print the digest of every output."""
+"""Run the network of `kill_app` over fixed rows on a given master; print the digest of every
+output."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ BUCKETS = 25
 
 
 def main(master: str, storage: str) -> None:
-    found: dict[str, list[pa.Table]] = {op.name: [] for op in net.outputs}
+    tables_of: dict[str, list[pa.Table]] = {op.name: [] for op in net.outputs}
     with Run(net, storage=storage, options=Options(master=master, memory="1g")) as run:
-        readers = []
-        for name in found:
+        threads = []
+        for name in tables_of:
             client = run.client(name)
-            take = found[name]
-            readers.append(
+            take = tables_of[name]
+            threads.append(
                 threading.Thread(
                     target=client.foreach_bucket,
                     args=(lambda table, info, take=take: take.append(table),),
                 )
             )
-            readers[-1].start()
+            threads[-1].start()
         for number, source in enumerate(run.sources.values()):
             source.start(0)
             for bucket in range(BUCKETS):
@@ -45,19 +46,19 @@ def main(master: str, storage: str) -> None:
                 source.advance((bucket + 1) * 100_000)
         for source in run.sources.values():
             source.end()
-        until = time.monotonic() + 240
-        while any(reader.is_alive() for reader in readers) and time.monotonic() < until:
+        deadline_s = time.monotonic() + 240
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline_s:
             run.raise_failure()
             time.sleep(0.05)
         executors = 0
         if master.startswith("spark://"):
             context = SparkContext.getOrCreate()
             executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1
-    told = {
+    digests = {
         name: [sum(t.num_rows for t in tables), digest(pa.concat_tables(tables))]
-        for name, tables in found.items()
+        for name, tables in tables_of.items()
     }
-    print(json.dumps({"outputs": told, "executors": executors}), flush=True)
+    print(json.dumps({"outputs": digests, "executors": executors}), flush=True)
 
 
 if __name__ == "__main__":

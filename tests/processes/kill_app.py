@@ -10,7 +10,7 @@ import holdfast as hf
 
 
 def totals(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """Running number of rows per key, told for the keys that moved."""
+    """Running number of rows per key, emitted for the keys that changed."""
     fresh = rows.group_by("key").aggregate([("key", "count")]).rename_columns(["key", "total"])
     both = pa.concat_tables([state, fresh]).group_by("key").aggregate([("total", "sum")])
     state = both.rename_columns(["key", "total"])
@@ -20,23 +20,23 @@ def totals(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Tab
 
 
 def network(name: str, partitions: int | None = None) -> hf.Network:
-    made = hf.Network(name, bucket="100ms")
+    net = hf.Network(name, bucket="100ms")
     taps = [
-        made.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
+        net.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
         for i in range(3)
     ]
     if partitions is not None:
         taps = [tap.on("main", by="key", partitions=partitions) for tap in taps]
-    both = made.union(*taps).filter("x >= 0")
+    both = net.union(*taps).filter("x >= 0")
     windows = both.window("1s", slide="300ms").group_by("key")
-    made.output("windows", windows.agg(n=hf.count(), x=hf.sum("x")))
-    made.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
-    made.output(
+    net.output("windows", windows.agg(n=hf.count(), x=hf.sum("x")))
+    net.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
+    net.output(
         "totals",
         both.stateful(totals, key="key", state="key string, total long",
                       out="key string, total long, ts timestamp"),
     )  # fmt: skip
-    return made
+    return net
 
 
 net = network("kill")

@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 
 
 class Started:
-    """A Spark daemon, ended with its whole process group."""
+    """A Spark daemon; `end` terminates its complete process group."""
 
     def __init__(self, folder: Path, name: str, *command: str) -> None:
         self.log = folder / f"{name}.log"
@@ -36,14 +36,14 @@ class Started:
             )  # fmt: skip
 
     def said(self, pattern: str) -> str:
-        until = time.monotonic() + LIMIT_S
-        while time.monotonic() < until:
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
             match = re.search(pattern, self.log.read_text(errors="replace"))
             if match:
                 return match[1]
             assert self.process.poll() is None, self.log.read_text()[-2_000:]
             time.sleep(0.05)
-        raise AssertionError(f"{pattern!r} not said: {self.log.read_text()[-2_000:]}")
+        raise AssertionError(f"{pattern!r} not found in the log: {self.log.read_text()[-2_000:]}")
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -82,8 +82,8 @@ def outputs(master: str, storage: Path) -> dict[str, Any]:
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr[-3_000:]
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
 
 
 @pytest.mark.processes
@@ -91,6 +91,6 @@ def outputs(master: str, storage: Path) -> dict[str, Any]:
 def test_a_cluster_gives_the_same_bits_as_one_process(master: str, tmp_path: Path) -> None:
     on_cluster = outputs(master, tmp_path / "cluster")
     assert on_cluster["executors"] == 2
-    here = outputs("local[2]", tmp_path / "local")
-    assert on_cluster["outputs"] == here["outputs"]
-    assert all(rows > 0 for rows, _ in here["outputs"].values())
+    local = outputs("local[2]", tmp_path / "local")
+    assert on_cluster["outputs"] == local["outputs"]
+    assert all(rows > 0 for rows, _ in local["outputs"].values())

@@ -34,11 +34,11 @@ def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
     )
     try:
         described = tmp_path / "holdfast-data" / "netmon" / "run.json"
-        until = time.monotonic() + LIMIT_S
+        deadline_s = time.monotonic() + LIMIT_S
         tail = None
-        while tail is None or tail.returncode:  # it says what is missing until it is up
+        while tail is None or tail.returncode:  # `tail` fails until the run has started
             assert running.poll() is None, running.stderr.read()  # type: ignore[union-attr]
-            assert time.monotonic() < until, tail and tail.stderr
+            assert time.monotonic() < deadline_s, tail and tail.stderr
             time.sleep(0.5)
             tail = holdfast("tail", "top_talkers", "-n", "1", "--json", cwd=tmp_path)
             assert "Traceback" not in tail.stderr
@@ -46,10 +46,10 @@ def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
         assert set(row) == {"bucket", "src", "bytes", "flows", "window_start", "ts", "stability"}
         status = holdfast("status", "--json", cwd=tmp_path)
         assert status.returncode == 0, status.stderr
-        told = json.loads(status.stdout)
-        assert told["network"] == "netmon"
-        assert told["sources"]["tap0"]["rows"] > 0
-        assert told["nodes"][0]["paths"]["top_talkers"]["convergent"] is True
+        report = json.loads(status.stdout)
+        assert report["network"] == "netmon"
+        assert report["sources"]["tap0"]["rows"] > 0
+        assert report["nodes"][0]["paths"]["top_talkers"]["convergent"] is True
         restart = holdfast("restart", cwd=tmp_path)
         assert restart.returncode == 0, restart.stderr
         assert "host main is back after" in restart.stdout
@@ -60,20 +60,20 @@ def test_run_status_tail_restart_and_audit(tmp_path: Path) -> None:
         out, err = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()
-    # Nobody stood in for the only host, so the audit finds all rows there and the promise broken.
+    # The only host had no replacement, so the audit finds all rows, but a violated contract.
     assert running.returncode == 1, (out, err)
     for output in ("top_talkers", "port_scans"):
-        found = re.search(rf"^{output} +(?:ok|failed) .*", out, re.MULTILINE)
-        assert found, out
-        ideal, received, missing, wrong, duplicated = found[0].split()[3:8]
+        match = re.search(rf"^{output} +(?:ok|failed) .*", out, re.MULTILINE)
+        assert match, out
+        ideal, received, missing, wrong, duplicated = match[0].split()[3:8]
         assert ideal == received and (missing, wrong, duplicated) == ("0", "0", "0"), out
-    assert "promised was within 3s" in out
+    assert "promised within 3s" in out
     assert "Traceback" not in err
     assert not described.exists()
 
 
 @pytest.mark.processes
-def test_check_tells_what_is_wrong_without_a_stack_trace(tmp_path: Path) -> None:
+def test_check_reports_errors_without_a_stack_trace(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(
         "import holdfast as hf\n"

@@ -1,4 +1,4 @@
-"""A function that raises on every replica: nobody waits for its results, whatever runs where."""
+"""A function that raises on every replica: no client waits for its results, in any deployment."""
 
 from __future__ import annotations
 
@@ -46,26 +46,28 @@ def app(tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_the_command_goes_on_with_the_rest_and_ends_with_the_users_line(app: Path) -> None:
+def test_holdfast_run_continues_with_other_outputs_and_exits_with_the_line_of_the_user_error(
+    app: Path,
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "holdfast.cli.main", "run", app.name, "--seconds", "15"],
         capture_output=True, text=True, cwd=app.parent, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 1, (done.stdout, done.stderr)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    for part in (
+    for text in (
         "output 'pages' gives no more results", "node 'main' failed",
         "ValueError: a page that is bad", f"{app}:{LINE} in count", "start the run again",
     ):  # fmt: skip
-        assert part in error
+        assert text in error
     assert "Traceback" not in done.stderr
     shown = done.stdout.splitlines()
     failed = next(number for number, line in enumerate(shown) if "node 'main' failed" in line)
-    assert any(" other bucket " in line for line in shown[failed:])  # the rest goes on
+    assert any(" other bucket " in line for line in shown[failed:])  # `other` continues
 
 
 @pytest.mark.processes
-def test_with_processes_an_output_stops_with_its_last_replica(app: Path) -> None:
+def test_an_output_stops_with_its_last_replica_in_a_run_with_processes(app: Path) -> None:
     options = hf.Options(memory="512m", java_options="-XX:TieredStopAtLevel=1")
     net = load(str(app))
     with hf.run(net, deployment="processes", app=str(app), options=options) as run:
@@ -82,5 +84,5 @@ def test_with_processes_an_output_stops_with_its_last_replica(app: Path) -> None
         assert f"{app}:{LINE} in count" in str(error)
         assert sorted(failure["node"] for failure in run.status()["failures"]) == ["main", "main@2"]
         last = run.client("other")
-        assert next(iter(last))[0].num_rows  # the rest goes on
-        run.source("clicks").push([])  # and takes rows
+        assert next(iter(last))[0].num_rows  # `other` continues
+        run.source("clicks").push([])  # and its source accepts rows

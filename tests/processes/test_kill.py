@@ -43,16 +43,16 @@ def push(run: Run, stop: threading.Event) -> None:
         source.end()
 
 
-def wait_for(what: str, test: object, limit_s: float = LIMIT_S) -> None:
-    until = time.monotonic() + limit_s
+def wait_for(event: str, test: object, limit_s: float = LIMIT_S) -> None:
+    deadline_s = time.monotonic() + limit_s
     while not test():  # type: ignore[operator]
-        assert time.monotonic() < until, f"{what}: not within {limit_s} s"
+        assert time.monotonic() < deadline_s, f"{event}: not within {limit_s} s"
         time.sleep(0.02)
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sessions) -> None:
+def test_kills_lose_duplicate_or_change_no_rows(tmp_path: Path, sessions: Sessions) -> None:
     rng = random.Random(20)
     storage = str(tmp_path / "storage")
     options = Options(memory="1g", checkpoint_buckets=10, java_options="-XX:TieredStopAtLevel=1")
@@ -60,12 +60,12 @@ def test_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sessions
     pids: set[int] = set()
     with run:
         clients = [run.client(output.name) for output in kill_app.net.outputs]
-        readers = [
+        client_threads = [
             threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
             for client in clients
         ]
-        for reader in readers:
-            reader.start()
+        for thread in client_threads:
+            thread.start()
         stop = threading.Event()
         pusher = threading.Thread(target=push, args=(run, stop))
         pusher.start()
@@ -79,14 +79,14 @@ def test_kills_lose_double_and_change_nothing(tmp_path: Path, sessions: Sessions
             )
             time.sleep(rng.random())
             pids.add(process.pid or 0)
-            gone = kill % 2 == 1
-            process.kill(before_restart=partial(shutil.rmtree, folder) if gone else None)
+            wipe = kill % 2 == 1
+            process.kill(before_restart=partial(shutil.rmtree, folder) if wipe else None)
             wait_for("restart", lambda kill=kill: process.restarts == kill + 1)
         stop.set()
         pusher.join()
-        for reader in readers:
-            reader.join(timeout=LIMIT_S)
-            assert not reader.is_alive()
+        for thread in client_threads:
+            thread.join(timeout=LIMIT_S)
+            assert not thread.is_alive()
         run.raise_failure()
         pids.add(process.pid or 0)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]

@@ -1,5 +1,5 @@
 """The storage of one host of pairs is broken: its nodes are rebuilt from their peers (Flux section
-3.3), the rest goes on."""
+3.3), and the other nodes continue."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ BAD, HOST = "main.0", "host-1"
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenRun]:
-    made = BrokenRun(tmp_path_factory.mktemp("bad") / "storage", "paired", BAD, HOST, hosts=2)
+    story = BrokenRun(tmp_path_factory.mktemp("bad") / "storage", "paired", BAD, HOST, hosts=2)
     try:
-        made.begin()
-        yield made
+        story.begin()
+        yield story
     finally:
-        made.stop()
+        story.stop()
 
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-def test_one_that_stands_still_is_waited_for_by_nobody(story: BrokenRun) -> None:
+def test_outputs_continue_while_a_host_is_suspended(story: BrokenRun) -> None:
     story.stand_still()
 
 
-def test_one_that_is_cut_off_is_waited_for_by_nobody(story: BrokenRun) -> None:
+def test_outputs_continue_while_a_host_is_cut_off(story: BrokenRun) -> None:
     story.be_cut_off()
 
 
 def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -> None:
     delete(story.folder.parent)
-    story.until("it to be named", lambda: bool(story.told()))
+    story.until("the node to be reported", lambda: bool(story.told()))
     story.goes_on()
     story.heals()
 
 
-def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
+def test_storage_with_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
     story.kill(story.damage_manifest)
-    story.until("it to be named", story.is_named(kind="damaged"))
+    story.until("the node to be reported", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()
     assert list(story.folder.parent.glob(f"{BAD}.damaged-*"))
@@ -54,28 +54,30 @@ def test_a_damaged_manifest_is_moved_aside(story: BrokenRun) -> None:
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
 def test_a_lost_segment_is_rebuilt_from_the_peer(story: BrokenRun, harm: str) -> None:
     story.lose_segment(harm)
-    story.until("it to be named", story.is_named(kind="damaged"))
+    story.until("the node to be reported", story.is_named(kind="damaged"))
     story.goes_on()
     story.heals()
 
 
-def test_storage_that_cannot_be_written_is_waited_for_beside_the_others(story: BrokenRun) -> None:
+def test_a_node_waits_for_unwritable_storage_while_the_other_node_of_its_host_works(
+    story: BrokenRun,
+) -> None:
     away = story.folder.with_name("away")
     story.folder.rename(away)
     story.folder.touch()
-    story.until("it to be quarantined", story.is_named(kind="storage", state="quarantined"))
+    story.until("the node to be quarantined", story.is_named(kind="storage", state="quarantined"))
     story.goes_on()
-    assert [told["part"] for told in story.told()] == [BAD], "the other node of the host works"
+    assert [status["part"] for status in story.told()] == [BAD], "the other node of the host works"
     story.folder.unlink()
     shutil.rmtree(away)
     story.heals()
 
 
-def test_a_full_and_a_read_only_disk_are_waited_for(story: BrokenRun, tmp_path: Path) -> None:
+def test_a_node_waits_while_its_disk_is_full_or_read_only(story: BrokenRun, tmp_path: Path) -> None:
     if not may_mount(tmp_path):
         pytest.skip("only root may mount a small disk")
     story.full_and_read_only()
 
 
-def test_nothing_was_lost_doubled_or_changed(story: BrokenRun, sessions: Sessions) -> None:
+def test_no_row_was_lost_duplicated_or_changed(story: BrokenRun, sessions: Sessions) -> None:
     story.judge(sessions)

@@ -1,4 +1,4 @@
-"""A replica that comes back with other code, after an edit of the application (B6)."""
+"""A replica that is restarted with other code, after an edit of the application (B6)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = Options(memory="768m", java_options="-XX:TieredStopAtLevel=1", master=
 
 @contextmanager
 def flowing(run: Run, taken: list[int]) -> Iterator[Client]:
-    """A row per bucket goes in, and what comes out is noted."""
+    """Push one row per bucket, and record the results in `taken`."""
     client, stop = run.client("out"), threading.Event()
 
     def push() -> None:
@@ -57,7 +57,9 @@ def flowing(run: Run, taken: list[int]) -> Iterator[Client]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_replica_with_other_code_is_refused_and_the_other_goes_on(tmp_path: Path) -> None:
+def test_a_replica_with_other_code_is_refused_and_the_other_replica_continues(
+    tmp_path: Path,
+) -> None:
     app, storage, taken = tmp_path / "app.py", tmp_path / "storage", list[int]()
     app.write_text(APP)
     run = Run(load(str(app)), storage=str(storage), deployment="processes", options=OPTIONS,
@@ -80,16 +82,19 @@ def test_a_replica_with_other_code_is_refused_and_the_other_goes_on(tmp_path: Pa
 
         run.processes["main@2"].kill()
         wait_for("refusal", lambda: run.controller.refused("main@2") is not None)
-        told = run.controller.refused("main@2") or ""
-        assert "host 'main@2'" in told and "apply-1: the code of <lambda> changed" in told
+        message = run.controller.refused("main@2") or ""
+        assert "host 'main@2'" in message and "apply-1: the code of <lambda> changed" in message
         before = client.position or 0
-        wait_for("results of the other", lambda: (client.position or 0) > before + 10)
-        assert run.controller.epoch(process) == epoch, "it never registered"
+        wait_for("results of the other replica", lambda: (client.position or 0) > before + 10)
+        assert run.controller.epoch(process) == epoch, "the refused process never registered"
         assert run.processes["main"].pid == pids["main"]
-        wait_for("its end", lambda: run.processes["main@2"].exits[-1].last_words == told)
+        wait_for(
+            "exit of the refused process",
+            lambda: run.processes["main@2"].exits[-1].last_words == message,
+        )
 
         app.write_text(APP)
         run.processes["main@2"].replace()
-        wait_for("its return", lambda: run.controller.epoch("main@2") > epoch)
+        wait_for("restart of the replica", lambda: run.controller.epoch("main@2") > epoch)
         assert run.controller.refused("main@2") is None
     assert taken == list(range(len(taken)))

@@ -1,5 +1,5 @@
-"""Several clients of one output: each has a name and a position of its own. No JVM: a script that
-sends the heartbeats of a host stands for it."""
+"""Several clients of one output: each has its own name and position. No JVM: a script replaces the
+host and sends its heartbeats."""
 
 from __future__ import annotations
 
@@ -45,34 +45,34 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hf.Run]:
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     storage = str(tmp_path / "data")
-    with hf.run(load(str(app)), storage=storage, deployment="processes", app=str(app)) as made:
-        yield made
+    with hf.run(load(str(app)), storage=storage, deployment="processes", app=str(app)) as started:
+        yield started
 
 
-def test_named_clients_are_apart(run: hf.Run) -> None:
+def test_named_clients_have_separate_folders_and_statuses(run: hf.Run) -> None:
     clients = [run.client("pages"), run.client("pages", name="bob")]
     assert [client.name for client in clients] == ["client-pages", "client-pages+bob"]
-    found = sorted(path.name for path in Path(run.storage, "clients").iterdir())
-    assert found == ["pages", "pages+bob"]
+    folders = sorted(path.name for path in Path(run.storage, "clients").iterdir())
+    assert folders == ["pages", "pages+bob"]
     assert list(run.status()["clients"]) == ["pages", "pages+bob"]
 
 
-def test_a_second_client_of_the_same_name_is_refused_with_what_to_do(run: hf.Run) -> None:
+def test_a_second_client_of_the_same_name_is_refused_with_the_remedy(run: hf.Run) -> None:
     run.client("pages")
     bob = run.client("pages", name="bob")
-    with pytest.raises(InputError, match=r"already has a reader of 'pages'; .* a name= of its own"):
+    with pytest.raises(InputError, match=r"already has a client of 'pages'; .* its own name="):
         run.client("pages")
-    with pytest.raises(InputError, match="already has a reader of 'pages' with name='bob'"):
+    with pytest.raises(InputError, match="already has a client of 'pages' with name='bob'"):
         run.client("pages", name="bob")
     bob.close()
     assert run.client("pages", name="bob").name == bob.name
 
 
-def test_clients_of_which_nothing_is_kept_need_no_name(run: hf.Run) -> None:
+def test_clients_that_are_not_durable_need_no_name(run: hf.Run) -> None:
     names = [run.client("pages", durable=False).name for _ in range(3)]
     assert names == ["client-pages", "client-pages#2", "client-pages#3"]
 
 
-def test_names_that_are_no_names_of_files_are_refused(run: hf.Run) -> None:
+def test_client_names_that_are_not_valid_file_names_are_refused(run: hf.Run) -> None:
     with pytest.raises(InputError, match="expected letters, digits"):
         run.client("pages", name="../bob")

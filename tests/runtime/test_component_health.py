@@ -1,4 +1,4 @@
-"""What a run tells of hosts and nodes that are not healthy: in its status and in its metrics."""
+"""Unhealthy hosts and nodes in the status and in the metrics of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def status(kind: Kind, reason: str, failures: int = 1) -> PartStatus:
 
 
 class Story:
-    """Every node on a host of its own, as it tells of itself."""
+    """Every node on its own host, with the health that the host reports."""
 
     def __init__(self, folder: Path) -> None:
         self.net, self.told = network(), dict[str, dict[str, PartStatus]]()
@@ -51,25 +51,31 @@ class Story:
             self.net, processes, lambda host: [host], lambda host: self.told.get(host, {}),
             lambda: self.differs,
         )  # fmt: skip
-        watching = Monitor(self.net, fragments(self.net), {}, {}, [], [])
-        self.metrics = Metrics(watching, {}, {}, {}, self.parts)
+        monitor = Monitor(self.net, fragments(self.net), {}, {}, [], [])
+        self.metrics = Metrics(monitor, {}, {}, {}, self.parts)
 
     def is_out(self, node: str, kind: Kind = "refused") -> None:
         self.told[node] = {node: status(kind, f"{node} holds another query", failures=20)}
 
 
-def test_a_bad_replica_is_named_with_what_to_do_and_stops_no_output(tmp_path: Path) -> None:
+def test_an_unhealthy_replica_is_reported_with_its_remedy_and_stops_no_output(
+    tmp_path: Path,
+) -> None:
     story = Story(tmp_path)
     story.is_out("first@2")
-    (told,) = story.parts.status()
-    assert (told["part"], told["what"], told["host"]) == ("first@2", "node", "first@2")
-    assert told["state"] == "quarantined" and told["kind"] == "refused"
-    assert "another query" in told["reason"] and "holdfast restart" in told["remedy"]
+    (component,) = story.parts.status()
+    assert (component["part"], component["what"], component["host"]) == (
+        "first@2",
+        "node",
+        "first@2",
+    )
+    assert component["state"] == "quarantined" and component["kind"] == "refused"
+    assert "another query" in component["reason"] and "holdfast restart" in component["remedy"]
     assert story.parts.stopped() == {}
     assert story.parts.settled("first@2") and not story.parts.settled("first")
 
 
-def test_only_the_output_without_a_replica_stops_and_says_why(tmp_path: Path) -> None:
+def test_only_the_output_without_a_replica_stops_with_the_reason(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.is_out("second")
     assert list(story.parts.stopped()) == ["far"]
@@ -78,10 +84,12 @@ def test_only_the_output_without_a_replica_stops_and_says_why(tmp_path: Path) ->
     for node in ("first", "first@2"):
         story.is_out(node, "storage")
     assert sorted(story.parts.stopped()) == ["far", "near"]
-    assert list(story.parts.gone(final=True)) == ["second"], "storage may be repaired"
+    assert list(story.parts.gone(final=True)) == ["second"], (
+        "a storage failure is not final: the storage may be repaired"
+    )
 
 
-def test_metrics_tell_of_bad_parts_and_stopped_outputs(tmp_path: Path) -> None:
+def test_metrics_report_unhealthy_components_and_stopped_outputs(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.is_out("second", "storage")
     sample = story.metrics.registry.get_sample_value
@@ -93,28 +101,28 @@ def test_metrics_tell_of_bad_parts_and_stopped_outputs(tmp_path: Path) -> None:
     assert sample("holdfast_output_stopped", {"output": "near"}) == 0
 
 
-def test_replicas_that_differ_are_counted(tmp_path: Path) -> None:
+def test_metrics_count_replicas_that_differ(tmp_path: Path) -> None:
     story = Story(tmp_path)
     assert story.metrics.registry.get_sample_value("holdfast_replica_differs") is None
-    story.differs["first@2"] = ["bucket 7 of 'near' was made otherwise"]
-    told = story.metrics.registry.get_sample_value("holdfast_replica_differs", {"node": "first@2"})
-    assert told == 1
+    story.differs["first@2"] = ["bucket 7 of 'near' has different digests"]
+    count = story.metrics.registry.get_sample_value("holdfast_replica_differs", {"node": "first@2"})
+    assert count == 1
 
 
-def test_in_one_process_a_failed_node_is_named_and_stops_the_outputs_of_its_fragment() -> None:
+def test_in_one_process_a_failed_node_is_reported_and_stops_the_outputs_of_its_fragment() -> None:
     net = network()
     failures = Failures(net, local=True)
     parts = Parts(net, {}, lambda host: [], lambda host: {}, failures=failures)
     assert parts.status() == [] and parts.stopped() == {}
     failures.report("second", UserFunctionError("ValueError: negative, at app.py:7 in f"))
-    (told,) = parts.status()
-    assert (told["part"], told["what"], told["host"]) == ("second", "node", "local")
-    assert told["out"] and told["final"] and told["state"] == "quarantined"
-    assert "app.py:7" in told["reason"] and "start the run again" in told["remedy"]
-    (why,) = (parts.stopped()["far"],)
-    assert list(parts.stopped()) == ["far"] and "node 'second' failed: ValueError" in why
-    watching = Monitor(net, fragments(net), {}, {}, [], [])
-    registry = Metrics(watching, {}, {}, {}, parts).registry
-    gone = {o: registry.get_sample_value("holdfast_output_stopped", {"output": o})
+    (component,) = parts.status()
+    assert (component["part"], component["what"], component["host"]) == ("second", "node", "local")
+    assert component["out"] and component["final"] and component["state"] == "quarantined"
+    assert "app.py:7" in component["reason"] and "start the run again" in component["remedy"]
+    (reason,) = (parts.stopped()["far"],)
+    assert list(parts.stopped()) == ["far"] and "node 'second' failed: ValueError" in reason
+    monitor = Monitor(net, fragments(net), {}, {}, [], [])
+    registry = Metrics(monitor, {}, {}, {}, parts).registry
+    stopped = {o: registry.get_sample_value("holdfast_output_stopped", {"output": o})
             for o in ("near", "far")}  # fmt: skip
-    assert gone == {"near": 0.0, "far": 1.0}
+    assert stopped == {"near": 0.0, "far": 1.0}

@@ -1,4 +1,4 @@
-"""Which outputs a failure stops: those of which no replica of something they need is left."""
+"""Which outputs a failure stops: those that need a component without a replica left."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def chain(**second: object) -> hf.Network:
     return net
 
 
-def told(failures: Failures, output: str, **how: bool) -> str:
-    return str(failures.lost(output, **how) or "")
+def told(failures: Failures, output: str, **options: bool) -> str:
+    return str(failures.lost(output, **options) or "")
 
 
-def test_an_output_stops_with_the_last_replica_of_what_it_needs() -> None:
+def test_an_output_stops_with_the_last_replica_of_a_fragment_that_it_needs() -> None:
     failures = Failures(chain(), local=False)
     failures.report("first", InputError("a refused plan"))
     assert failures.lost("deep") is None
     failures.report("first@2", InputError("a full disk"))
-    assert "node 'first@2' failed: a full disk. Settle that" in told(failures, "deep")
+    assert "node 'first@2' failed: a full disk. Resolve this problem" in told(failures, "deep")
     assert failures.lost("apart") is None
     assert [(f.node, f.outputs) for f in failures.all()] == [
         ("first", ("deep",)), ("first@2", ("deep",))
@@ -56,11 +56,11 @@ def test_in_one_process_there_are_no_replicas() -> None:
     assert told(failures, "deep").startswith("output 'deep' gives no more results: node 'first' f")
 
 
-def test_what_is_tried_again_stops_nothing() -> None:
+def test_a_failure_that_is_retried_stops_no_output() -> None:
     failures = Failures(chain(), local=True)
     failure = failures.report("first", InputError("a full disk"), permanent=False)
     assert failures.lost("deep") is None
-    assert failure.text() == "node 'first' has trouble and tries again: a full disk"
+    assert failure.text() == "node 'first' failed and is retried: a full disk"
 
 
 def test_a_failure_ends_when_a_newer_instance_has_registered() -> None:
@@ -73,8 +73,8 @@ def test_a_failure_ends_when_a_newer_instance_has_registered() -> None:
     assert failures.all() == []
 
 
-def test_copies_that_do_not_know_each_other_fail_as_a_whole() -> None:
-    """`clusters`: a copy of the dataflow with a lost node is useless."""
+def test_each_replica_of_a_clusters_replication_fails_as_a_unit() -> None:
+    """`clusters`: a replica of the dataflow that has lost a node is useless."""
     net = hf.Network("clusters", bucket="1s")
     rows = net.source("a", SCHEMA, time="ts").on("one").filter("x > 0")
     net.output("out", rows.on("two").filter("x > 1"))
@@ -87,16 +87,16 @@ def test_copies_that_do_not_know_each_other_fail_as_a_whole() -> None:
     assert failures.lost("out") is not None
 
 
-def test_a_fragment_that_goes_on_without_an_input_serves_whoever_takes_tentative_results() -> None:
+def test_a_fragment_that_continues_without_an_input_serves_clients_of_tentative_results() -> None:
     failures = Failures(chain(on_failure="process"), local=True)
     failures.report("first", InputError("gone"))
     assert failures.lost("deep", tentative=True) is None
     assert failures.lost("deep") is not None
-    failures.report("source b", InputError("gone"))  # now nothing is left to go on with
+    failures.report("source b", InputError("gone"))  # now no input is left
     assert failures.lost("deep", tentative=True) is not None
 
 
-def test_a_source_takes_no_rows_that_nobody_would_read() -> None:
+def test_a_source_refuses_rows_that_no_consumer_would_read() -> None:
     failures = Failures(chain(), local=True)
     failures.report("second", InputError("gone"))
     assert "source 'a' takes no more rows" in str(failures.unread("a"))
@@ -105,42 +105,42 @@ def test_a_source_takes_no_rows_that_nobody_would_read() -> None:
     assert failures.unread("b") is not None
 
 
-def test_a_feed_that_failed_stops_what_depends_on_it() -> None:
+def test_a_failed_feed_stops_the_outputs_that_depend_on_it() -> None:
     failures = Failures(chain(), local=False)
     failures.report("source a", ValueError("no such file"))
-    assert "source 'a' failed: ValueError: no such file. Report this fault" in told(
-        failures, "deep"
-    )
+    assert "source 'a' failed: ValueError: no such file. Report this bug" in told(failures, "deep")
     assert failures.lost("apart") is None
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["error", "text of another process"])
-def test_the_users_line_is_told_once_and_apart(known: bool) -> None:
-    where = "/srv/app.py:7 in parse"
-    error = UserFunctionError(f"path 'deep', buckets 1 to 1: KeyError: 'page', at {where}", where)
+@pytest.mark.parametrize("as_error", [True, False], ids=["error", "text of another process"])
+def test_the_users_line_is_reported_once_and_as_a_separate_field(as_error: bool) -> None:
+    location = "/srv/app.py:7 in parse"
+    error = UserFunctionError(
+        f"path 'deep', buckets 1 to 1: KeyError: 'page', at {location}", location
+    )
     failures = Failures(chain(), local=True)
-    failures.report("second", error if known else f"host 'second' stopped: {error}")
+    failures.report("second", error if as_error else f"host 'second' stopped: {error}")
     (failure,) = failures.all()
-    assert failure.user_location == where
+    assert failure.user_location == location
     lost = failures.lost("deep")
-    assert lost is not None and lost.location == where
-    assert lost.__cause__ is (error if known else None)
-    assert str(lost).count(where) == 1
-    assert ". Correct the function and start the run again, with another storage" in str(lost)
+    assert lost is not None and lost.location == location
+    assert lost.__cause__ is (error if as_error else None)
+    assert str(lost).count(location) == 1
+    assert ". Correct the function and start the run again with another storage" in str(lost)
 
 
-def test_a_fault_of_ours_is_not_blamed_on_the_user() -> None:
+def test_a_bug_in_holdfast_is_not_blamed_on_the_user() -> None:
     failures = Failures(chain(), local=True)
     error = AssertionError("shards")
     error.__traceback__ = None
     failures.report("second", error)
     (failure,) = failures.all()
     assert failure.user_location is None
-    assert "AssertionError: shards. Report this fault of Holdfast" in failure.text()
+    assert "AssertionError: shards. Report this bug in Holdfast" in failure.text()
 
 
-def test_status_tells_what_a_node_tries_again() -> None:
-    """As a full disk, or a tentative step that failed, is told by the node itself."""
+def test_status_reports_failures_that_a_node_retries() -> None:
+    """Such as a full disk or a failed tentative step, as the node reports it."""
     failures = Failures(chain(), local=True)
     (failure,) = failures.troubles(
         [{"node": "second", "trouble": "KeyError: 'a', at /srv/app.py:7 in f"}, {"node": "third"}]
@@ -151,8 +151,8 @@ def test_status_tells_what_a_node_tries_again() -> None:
     }  # fmt: skip
 
 
-def test_clients_and_sources_of_the_run_are_told(tmp_path: Path) -> None:
-    """Those that are there when it happens: a run opens its sources and clients later."""
+def test_clients_and_sources_of_the_run_are_notified(tmp_path: Path) -> None:
+    """Those that exist at the failure: a run opens its sources and clients later."""
     net, clients, sources, logs = chain(), list[Client](), dict[str, Source](), dict[str, Log]()
     failures = Failures(net, local=True, clients=clients, sources=sources, logs=logs)
     for op in net.sources:
@@ -170,7 +170,7 @@ def test_clients_and_sources_of_the_run_are_told(tmp_path: Path) -> None:
     sources["b"].push([])
     with pytest.raises(hf.NodeFailed, match="output 'deep' gives no more results"):
         list(clients[0])
-    assert clients[0].position == 4  # what can still be read was
+    assert clients[0].position == 4  # the client received all readable buckets
     assert not clients[1].closed
     failures.recovered("second")
     sources["a"].push([])

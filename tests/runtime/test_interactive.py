@@ -1,4 +1,4 @@
-"""In a REPL or notebook objects say what they are, and what to do next. No JVM."""
+"""In a REPL or notebook, objects show what they are and what to do next. No JVM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network() -> tuple[hf.Network, hf.Stream]:
     return net, net.source("clicks", "ts timestamp, page string", time="ts")
 
 
-def test_objects_say_what_they_are(tmp_path: Path) -> None:
+def test_repr_describes_an_object_and_the_next_step(tmp_path: Path) -> None:
     net, clicks = network()
     assert repr(net) == "<Network 'clicks': sources clicks; outputs none>"
     assert repr(clicks) == "<Stream 'clicks' of network 'clicks'>"
@@ -36,7 +36,9 @@ def test_objects_say_what_they_are(tmp_path: Path) -> None:
     [lambda run: run.source("clicks"), lambda run: run.client("pages"), lambda run: run.status()],
     ids=["source", "client", "status"],
 )
-def test_a_run_that_is_not_started_says_so(ask: Callable[[hf.Run], Any], tmp_path: Path) -> None:
+def test_a_run_that_is_not_started_refuses_calls_with_the_remedy(
+    ask: Callable[[hf.Run], Any], tmp_path: Path
+) -> None:
     net, clicks = network()
     net.output("pages", clicks.filter("page <> ''"))
     with pytest.raises(InputError, match=r"the run is not started: .* or call run.start\(\)"):

@@ -1,6 +1,6 @@
-"""What a run does with a storage that is there already, before it starts anything. No JVM.
+"""How a run opens an existing storage, before it starts anything. No JVM.
 
-Runs that are let in stop at a port that is in use: by then the storage is open."""
+Runs that are admitted fail at a port that is in use: by then the storage is open."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ net.output("out", tap.filter("n > 0"))
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        yield held.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        yield occupied.getsockname()[1]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def app(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file below the folder, and what is in it."""
+    """Every file below the folder, with the hash of its content."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -57,22 +57,22 @@ def network(
 ) -> hf.Network:  # fmt: skip
     net = hf.Network("net", bucket=bucket)
     tap = net.source("tap", schema, time="ts", clock="manual")
-    kept = tap.filter(condition).apply(fn or (lambda df: df.filter("n < 9")))
+    filtered = tap.filter(condition).apply(fn or (lambda df: df.filter("n < 9")))
     aggregate = aggregate or hf.sum("n")
-    net.output("out", kept.window(size, slide=slide).group_by("n").agg(x=aggregate))
+    net.output("out", filtered.window(size, slide=slide).group_by("n").agg(x=aggregate))
     return net
 
 
-def start(net: hf.Network, storage: Path, port: int, **how: Any) -> None:
+def start(net: hf.Network, storage: Path, port: int, **settings: Any) -> None:
     Run(
         net, storage=str(storage), deployment="processes", app="app.py",
-        options=hf.Options(port=port), **how,
+        options=hf.Options(port=port), **settings,
     ).start()  # fmt: skip
 
 
-def let_in(net: hf.Network, storage: Path, port: int, **how: Any) -> None:
+def let_in(net: hf.Network, storage: Path, port: int, **settings: Any) -> None:
     with pytest.raises(SetupError, match="is the port in use"):
-        start(net, storage, port, **how)
+        start(net, storage, port, **settings)
 
 
 CHANGES: dict[str, tuple[Callable[[], hf.Network], str]] = {
@@ -99,7 +99,7 @@ CHANGES: dict[str, tuple[Callable[[], hf.Network], str]] = {
 def test_a_changed_query_is_refused_before_anything_is_written(
     change: str, tmp_path: Path, port: int
 ) -> None:
-    """H4: from the first bucket on, with what changed; the old query is let in again."""
+    """H4: from the first bucket on, with the change; the old query is admitted again."""
     changed, message = CHANGES[change]
     let_in(network(), tmp_path, port)
     before = files(tmp_path)
@@ -110,25 +110,25 @@ def test_a_changed_query_is_refused_before_anything_is_written(
     let_in(network(), tmp_path, port)
 
 
-def test_what_is_no_part_of_the_query_may_change(tmp_path: Path, port: int) -> None:
-    """How a query is fed, read, promised and protected does not change what it computes."""
+def test_settings_outside_the_query_may_change(tmp_path: Path, port: int) -> None:
+    """Feeds, sinks, contracts and protections do not change the results of a query."""
     let_in(network(), tmp_path, port)
-    other = hf.Network("net", bucket="100ms")
-    tap = other.source("tap", "ts timestamp , n long", time="ts", grace="1s")
-    kept = tap.filter("n > 0").apply(
-        # a comment, and another shape
+    changed = hf.Network("net", bucket="100ms")
+    tap = changed.source("tap", "ts timestamp , n long", time="ts", grace="1s")
+    filtered = tap.filter("n > 0").apply(
+        # a comment, and other formatting
         lambda df: df.filter(
             "n < 9"
         )
     )  # fmt: skip
-    result = kept.window("2000ms").group_by("n").agg(x=hf.sum("n"))
-    other.output("out", result, contract=hf.Contract(within="5s"), sink=print)
-    other.protect(replicas=2)
-    let_in(other, tmp_path, port)
+    result = filtered.window("2000ms").group_by("n").agg(x=hf.sum("n"))
+    changed.output("out", result, contract=hf.Contract(within="5s"), sink=print)
+    changed.protect(replicas=2)
+    let_in(changed, tmp_path, port)
 
 
-def test_a_refused_second_run_leaves_the_first_one_alone(tmp_path: Path, port: int) -> None:
-    """C12: run.json is how other commands find the first one."""
+def test_a_refused_second_run_does_not_disturb_the_first_run(tmp_path: Path, port: int) -> None:
+    """C12: other commands find the first run by its run.json."""
     let_in(network(), tmp_path, port)
     described = tmp_path / "run.json"
     described.write_text(json.dumps({"address": "127.0.0.1:1"}))
@@ -148,17 +148,17 @@ def fresh(app: Path, storage: Path, port: int) -> int:
     )  # fmt: skip
 
 
-def test_fresh_deletes_no_folder_of_somebody_else(
+def test_fresh_deletes_no_folder_of_another_program(
     app: Path, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C5: a folder that Holdfast did not make."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "thesis.txt").write_text("years of work")
-    assert fresh(app, home, port) == 2
-    assert files(home).keys() == {"thesis.txt"}
-    told = capsys.readouterr().err
-    assert "thesis.txt" in told and "nothing was deleted" in told
+    """C5: a folder that Holdfast did not create."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    assert fresh(app, folder, port) == 2
+    assert files(folder).keys() == {"thesis.txt"}
+    error = capsys.readouterr().err
+    assert "thesis.txt" in error and "nothing was deleted" in error
 
 
 def test_fresh_deletes_no_storage_with_foreign_files(
@@ -177,20 +177,20 @@ def test_fresh_deletes_no_storage_with_foreign_files(
 def test_fresh_deletes_no_storage_in_use(
     log: str, app: Path, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C5, H3: by the run itself, or by a process that its run left behind."""
+    """C5, H3: in use by the run itself, or by a process that the run left behind."""
     storage = tmp_path / "storage"
     let_in(network(), storage, port)
     (storage / "run.json").write_text("{}")
-    with_log = Log.open(storage / log, log.removeprefix("sources/"), fsync="never")
+    opened = Log.open(storage / log, log.removeprefix("sources/"), fsync="never")
     before = files(storage)
     assert fresh(app, storage, port) == 2
     after = files(storage)
-    with_log.close()
+    opened.close()
     assert after == before
     assert "in use by process" in capsys.readouterr().err
 
 
-def test_fresh_follows_no_link(
+def test_fresh_follows_no_symbolic_link(
     app: Path, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage, elsewhere = tmp_path / "storage", tmp_path / "elsewhere"
@@ -204,7 +204,7 @@ def test_fresh_follows_no_link(
     assert "clients is a link" in capsys.readouterr().err
 
 
-def test_fresh_deletes_our_own_storage_and_says_so(
+def test_fresh_deletes_a_holdfast_storage_and_reports_it(
     app: Path, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = tmp_path / "storage"

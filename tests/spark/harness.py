@@ -1,4 +1,4 @@
-"""Run a network's engine over whole tables, in any grouping of buckets, without shells."""
+"""Run the engine of a network over whole tables, in any grouping of buckets, without nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.storage.segment import write_segment
 
 
 class Files:
-    """Input segments of whole tables, cut into buckets."""
+    """Input segments of whole tables, divided into buckets."""
 
     def __init__(self, network: Network, tables: Mapping[str, pa.Table], folder: str) -> None:
         self.by_stream: dict[str, list[InputFile]] = {}
@@ -29,12 +29,12 @@ class Files:
             schema = arrow_schema(op.schema)
             table = canonical(tables[op.name].select(schema.names).cast(schema))
             buckets = times_us(table, op.time) // network.width_us
-            held = self.by_stream[op.name] = []
+            files = self.by_stream[op.name] = []
             for bucket in np.unique(buckets):
                 rows = table.filter(pa.array(buckets == bucket))
                 path = os.path.join(folder, f"{op.name}.{bucket}.parquet")
                 write_segment(rows, path, time=op.time, fsync=False)
-                held.append(InputFile(int(bucket), path, rows.num_rows))
+                files.append(InputFile(int(bucket), path, rows.num_rows))
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
         return [file for file in self.by_stream[stream] if lo <= file.bucket <= hi]
@@ -60,7 +60,7 @@ def run_network(
         first, last = files.span()
         engine = Engine(network, sessions, os.path.join(folder, "state"), pane_buckets=pane_buckets)
         (fragment,) = fragments(network)
-        found: dict[str, list[pa.Table]] = {name: [] for name in fragment.outputs}
+        outputs: dict[str, list[pa.Table]] = {name: [] for name in fragment.outputs}
         for path in fragment.paths:
             reach = -(-path.extent_us() // network.width_us) + len(path.operators)
             end = last + (reach if extra_buckets is None else extra_buckets)
@@ -73,17 +73,17 @@ def run_network(
                     for bucket, table in buckets:
                         times = times_us(table, engine.compiled.time[output])
                         assert set(times // network.width_us) == {bucket}
-                        found[output].append(table)
+                        outputs[output].append(table)
         return {
             name: pa.concat_tables(
-                [arrow_schema(engine.compiled.schema[name]).empty_table(), *tables_of]
+                [arrow_schema(engine.compiled.schema[name]).empty_table(), *parts]
             )
-            for name, tables_of in found.items()
+            for name, parts in outputs.items()
         }
 
 
 def digests(outputs: Mapping[str, pa.Table]) -> dict[str, tuple[int, str]]:
-    """Rows and order-independent digest of every output: equal exactly when every bit is."""
+    """Number of rows and order-independent digest of every output; equal iff every bit is equal."""
     return {name: (table.num_rows, digest(table)) for name, table in outputs.items()}
 
 

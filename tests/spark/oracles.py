@@ -1,6 +1,6 @@
-"""What every operator should give, said a second time and in another way: DuckDB SQL and Python.
+"""Independent implementations of every operator, in DuckDB SQL and Python.
 
-Nothing here knows buckets, panes or partials: windows are assigned row by row from the definition,
+The oracles have no buckets, panes or partials: windows are assigned row by row from the definition,
 and doubles are summed with `math.fsum`. Times are microseconds since 1970 on both sides of a
 comparison.
 """
@@ -37,10 +37,10 @@ def rows_of(
     wild: float = 0.4,
     not_finite: float = 0.0,
 ) -> pa.Table:
-    """`ts, k, x, y, i, d, w`: ties in time, nulls, unicode, empty buckets between the ones named.
+    """`ts, k, x, y, i, d, w`: ties in time, nulls, unicode, empty buckets between `buckets`.
 
-    `x` is wild with that probability; else it spans 60 orders of magnitude, but the rows of a
-    bucket are near each other, so that the order in which they are added shows. `y` is tame.
+    `x` is taken from `WILD` with probability `wild`; otherwise it spans 60 orders of magnitude, but
+    the rows of a bucket are close together, so that the order of addition matters. `y` is normal.
     """
     places = rng.choice(np.array(buckets), count) * WIDTH_US
     coarse = rng.integers(0, 10, count) * 25_000
@@ -78,7 +78,7 @@ def _with_nulls(rng: np.random.Generator, column: pa.Array) -> pa.Array:
 
 
 def micros(table: pa.Table) -> pa.Table:
-    """Timestamps as whole microseconds, so that no time zone can play a part."""
+    """Timestamps as whole microseconds, so that the time zone has no influence."""
     for place, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type):
             table = table.set_column(place, field.name, table.column(place).cast(pa.int64()))
@@ -97,7 +97,7 @@ def sql(text: str, **tables: pa.Table) -> pa.Table:
 
 
 def differences(found: pa.Table, wanted: pa.Table) -> list[str]:
-    """Rows that stand on one side only, as multisets; columns by name. Empty when all is equal."""
+    """Rows of only one side, as multisets; columns by name. Empty if both sides are equal."""
     names = sorted(wanted.column_names)
     if sorted(found.column_names) != names:
         return [f"columns {sorted(found.column_names)} instead of {names}"]
@@ -111,7 +111,7 @@ def differences(found: pa.Table, wanted: pa.Table) -> list[str]:
 
 
 def in_windows(size_us: int, slide_us: int, rows: str = "rows") -> str:
-    """Every row once per window [end - size, end) that holds it, ends at multiples of the slide."""
+    """Every row once per window [end - size, end) that contains it; ends are slide multiples."""
     return (
         f"(select *, unnest(range(floor_to(ts, {slide_us}) + {slide_us}, "
         f"floor_to(ts + {size_us}, {slide_us}) + 1, {slide_us})) as end_us from {rows})"
@@ -142,7 +142,7 @@ def groups(
 ) -> dict[tuple[Any, ...], list[tuple[int, Any]]]:
     """(time, value) of every row of a window, by the keys and the time of the result."""
     by = ", ".join([*keys, "end_us"])
-    found = sql(
+    grouped = sql(
         f"select {by}, list(ts) as times, list({column}) as vals "
         f"from {in_windows(size_us, slide_us)} group by {by}",
         rows=rows,
@@ -151,7 +151,7 @@ def groups(
         (*(row[key] for key in keys), row["end_us"] - 1): list(
             zip(row["times"], row["vals"], strict=True)
         )
-        for row in found.to_pylist()
+        for row in grouped.to_pylist()
     }
 
 
@@ -175,7 +175,7 @@ def count_windows(rows: pa.Table, size: int, slide: int, aggregates: Mapping[str
 
 
 def sessions(rows: pa.Table, quiet_us: int) -> pa.Table:
-    """Rows of a key closer than `quiet_us` belong together; told when it has been quiet so long."""
+    """Rows of a key less than `quiet_us` apart form a session; its time is `quiet_us` after it."""
     return sql(
         f"""with marked as (
               select k, ts, coalesce(ts - lag(ts) over (partition by k order by ts) >= {quiet_us},
@@ -193,31 +193,31 @@ def sessions(rows: pa.Table, quiet_us: int) -> pa.Table:
 
 
 def exact_sum(values: Iterable[float | None]) -> tuple[float | None, float]:
-    """The exact sum rounded once, and the error allowed: 1e-12 of the sum of the magnitudes."""
-    held = [value for value in values if value is not None]
-    if not held:
+    """The exact sum, rounded once, and the allowed error: 1e-12 of the sum of the magnitudes."""
+    present = [value for value in values if value is not None]
+    if not present:
         return None, 0.0
-    if not all(map(math.isfinite, held)):
-        return sum(value for value in held if not math.isfinite(value)), 0.0
-    return math.fsum(held), 1e-12 * math.fsum(map(abs, held))
+    if not all(map(math.isfinite, present)):
+        return sum(value for value in present if not math.isfinite(value)), 0.0
+    return math.fsum(present), 1e-12 * math.fsum(map(abs, present))
 
 
 def spread(values: Iterable[float | None]) -> tuple[float | None, float]:
     """Sample standard deviation by two passes, and the error of the one-pass formula."""
-    held = [value for value in values if value is not None]
-    if len(held) < 2:
+    present = [value for value in values if value is not None]
+    if len(present) < 2:
         return None, 0.0
-    if not all(map(math.isfinite, held)):
+    if not all(map(math.isfinite, present)):
         return math.nan, 0.0
-    mean = math.fsum(held) / len(held)
-    variance = math.fsum((value - mean) ** 2 for value in held) / (len(held) - 1)
-    doubt = 1e-13 * math.fsum(value * value for value in held)
-    return math.sqrt(variance), doubt / max(math.sqrt(variance), math.sqrt(doubt), 1e-300)
+    mean = math.fsum(present) / len(present)
+    variance = math.fsum((value - mean) ** 2 for value in present) / (len(present) - 1)
+    error = 1e-13 * math.fsum(value * value for value in present)
+    return math.sqrt(variance), error / max(math.sqrt(variance), math.sqrt(error), 1e-300)
 
 
 def quantile(values: Iterable[float | None], q: float) -> float | None:
-    held = sorted((v for v in values if v is not None), key=lambda v: (math.isnan(v), v))
-    return held[math.floor(q * (len(held) - 1))] if held else None
+    present = sorted((v for v in values if v is not None), key=lambda v: (math.isnan(v), v))
+    return present[math.floor(q * (len(present) - 1))] if present else None
 
 
 def top_k(values: Iterable[Any], k: int) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""A run is audited: what the engine gave bucket by bucket is what one plain batch gives, and every
-row that is taken, changed or doubled behind the client's back is found."""
+"""The audit of a run: the results of all buckets equal those of one batch job, and every row that
+is removed, changed or duplicated after the run is detected."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 def network() -> hf.Network:
-    """Every operator, and aggregates with and without merging of their own."""
+    """Every operator, and aggregates with and without partials."""
     from pyspark.sql import functions as F
 
     def sums(df: Any) -> Any:
         return df.groupBy("src").agg(F.sum("x").alias("s"), F.max("n").alias("m"))
 
     def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-        """Rows per key until it is silent for 200 ms; then its count, at the end of that time."""
+        """Count the rows of a key until 200 ms pass without rows; the result has that time."""
         due = pc.add(rows["ts"], pa.scalar(200_000, pa.duration("us")))
         ones = pa.array([1] * rows.num_rows, pa.int64())
         counted = pa.table({"src": rows["src"], "n": ones, "due": due})
         both = pa.concat_tables([state, counted.cast(state.schema)])
-        held = both.group_by("src").aggregate([("n", "sum"), ("due", "max")])
-        held = held.rename_columns(["src", "n", "due"]).cast(state.schema)
-        over = pc.less(held["due"].cast(pa.int64()), info.end_us)
-        closed = held.filter(over)
-        return pa.table({"ts": closed["due"], "src": closed["src"], "n": closed["n"]}), held.filter(
-            pc.invert(over)
-        )
+        merged = both.group_by("src").aggregate([("n", "sum"), ("due", "max")])
+        merged = merged.rename_columns(["src", "n", "due"]).cast(state.schema)
+        expired = pc.less(merged["due"].cast(pa.int64()), info.end_us)
+        closed = merged.filter(expired)
+        return pa.table(
+            {"ts": closed["due"], "src": closed["src"], "n": closed["n"]}
+        ), merged.filter(pc.invert(expired))
 
     net = hf.Network("audited", bucket="500ms")
     one = net.source("one", TAP, time="ts", clock="manual")
@@ -84,7 +84,7 @@ def network() -> hf.Network:
 
 
 def rows(seed: int, second: int, count: int = 40) -> pa.Table:
-    """Doubles of all sizes that partly cancel out, equal times, nulls; a silent second."""
+    """Doubles of all sizes that partly cancel out, equal times, nulls; one second without rows."""
     rng = np.random.default_rng([seed, second])
     count = 0 if second == 5 else count
     x = rng.normal(size=count) * 10.0 ** rng.integers(-6, 9, count)
@@ -104,7 +104,7 @@ def rows(seed: int, second: int, count: int = 40) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def storage(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A finished run, everything received."""
+    """The storage of a finished run whose clients received all rows."""
     folder = str(tmp_path_factory.mktemp("run") / "storage")
     net = network()
     with Run(net, storage=folder, options=Options(fsync="never")) as run:
@@ -128,7 +128,7 @@ def told(report: Report) -> dict[str, str]:
     return {output.name: output.verdict for output in report.outputs}
 
 
-def test_what_was_received_is_the_ideal(storage: str, sessions: Sessions) -> None:
+def test_an_intact_run_passes_the_audit(storage: str, sessions: Sessions) -> None:
     report = audit(network(), storage, sessions.large)
     assert report.ok, report.text()
     for output in report.outputs:
@@ -139,33 +139,35 @@ def test_what_was_received_is_the_ideal(storage: str, sessions: Sessions) -> Non
     assert {s.name: (s.late_rows, s.dead_letters) for s in report.sources} == {
         "one": (3, 3), "two": (0, 0),
     }  # fmt: skip
-    # Never a plain ok: the ideal knows nothing of rows that no source has taken.
-    said = "source one: 3 rows (3 late) were put among the dead letters and are not part of the"
-    assert report.text().startswith(f"audit of audited: ok; {said} ideal\n")
+    # Never a plain ok: the ideal does not contain rows that no source accepted.
+    message = "source one: 3 rows (3 late) were moved to the dead letters and are not part of the"
+    assert report.text().startswith(f"audit of audited: ok; {message} ideal\n")
     assert report.json()["not_as_pushed"] == report.not_as_pushed != []
-    assert any(said in note for note in report.outputs[0].notes)
+    assert any(message in note for note in report.outputs[0].notes)
 
 
 def rewrite(folder: str, output: str, change: Any) -> None:
-    """The client's receipts again in a fresh log, each bucket as `change(number, table)` says."""
+    """Write the client's rows to a new log, each bucket as `change(number, table)` returns it."""
     before = read_only(folder)
     stream = before.state.streams[output]
-    kept = [(segment.id.bucket, before.read(segment)) for segment in stream.segments]
+    received = [(segment.id.bucket, before.read(segment)) for segment in stream.segments]
     shutil.rmtree(folder)
     log = Log.open(folder, before.state.owner, fsync="never")
     log.open_stream(output, stream.schema, stream.time, stream.starts_at)
-    for number, (bucket, table) in enumerate(kept):
+    for number, (bucket, table) in enumerate(received):
         parts = [part for part in change(number, table) if part.num_rows]
         segments = [
-            log.write(part, SegmentId(output, 0, bucket, part=at), Stability.STABLE)
-            for at, part in enumerate(parts)
+            log.write(part, SegmentId(output, 0, bucket, part=number_of_part), Stability.STABLE)
+            for number_of_part, part in enumerate(parts)
         ]
         log.commit(output, segments, bucket)
     log.commit(output, [], stream.complete_upto, Ended(output))
     log.close()
 
 
-def test_what_was_tampered_with_is_found(storage: str, sessions: Sessions, tmp_path: Path) -> None:
+def test_the_audit_detects_lost_duplicated_and_changed_rows(
+    storage: str, sessions: Sessions, tmp_path: Path
+) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(storage, copy)
 
@@ -190,9 +192,9 @@ def test_what_was_tampered_with_is_found(storage: str, sessions: Sessions, tmp_p
         "sessions": "unknown",
     }  # fmt: skip
     assert report.verdict == "failed"
-    found = {output.name: output.found for output in report.outputs}
+    comparisons = {output.name: output.found for output in report.outputs}
     faults = {
-        name: (f.missing, f.wrong, f.duplicated) for name, f in found.items() if f is not None
+        name: (f.missing, f.wrong, f.duplicated) for name, f in comparisons.items() if f is not None
     }
     assert faults["pairs"] == (1, 0, 0)
     assert faults["fives"][:2] == (0, 0)
@@ -200,7 +202,7 @@ def test_what_was_tampered_with_is_found(storage: str, sessions: Sessions, tmp_p
     assert faults["sums"][0] == faults["sums"][1] > 0
 
 
-def test_trimmed_sources_shorten_the_audit_or_forbid_it(
+def test_trimmed_sources_shorten_or_prevent_the_audit(
     storage: str, sessions: Sessions, tmp_path: Path
 ) -> None:
     copy = str(tmp_path / "copy")
@@ -214,13 +216,15 @@ def test_trimmed_sources_shorten_the_audit_or_forbid_it(
         "windows": "ok", "sums": "ok", "pairs": "ok", "fives": "unknown", "sessions": "unknown",
     }  # fmt: skip
     first = {output.name: output.from_bucket for output in report.outputs}
-    # Windows of 2 s need four buckets before, of 1 s two, a join within 300 ms one.
+    # Windows of 2 s need four earlier buckets, windows of 1 s two, a join within 300 ms one.
     assert (first["windows"], first["sums"], first["pairs"]) == (
         starts + 8, starts + 6, starts + 5,
     )  # fmt: skip
 
 
-def test_the_batch_and_the_engine_agree_on_hard_rows(sessions: Sessions, tmp_path: Path) -> None:
+def test_the_batch_and_the_engine_agree_on_difficult_rows(
+    sessions: Sessions, tmp_path: Path
+) -> None:
     """Sums that cancel out, NaN, nulls, lists in the canonical order, equal times, null keys."""
     from pyspark.sql import functions as F
 
@@ -254,29 +258,31 @@ def test_the_batch_and_the_engine_agree_on_hard_rows(sessions: Sessions, tmp_pat
     )  # fmt: skip
     sevens = rows_in.count_window(7, by="k", slide=3)
     net.output("sevens", sevens.agg(v=hf.last("odd"), s=hf.stddev("f")))
-    got = run_network(net, {"s": table}, sessions)
+    outputs = run_network(net, {"s": table}, sessions)
     session = batch_session(sessions.large)
     path = str(tmp_path / "rows.parquet")
     pq.write_table(canonical(table), path)
     rows_of = {"s": session.read.schema(ddl).parquet(path)}
     batch = Batch(net, rows_of, session, upto=2 * START_US // net.width_us, scratch=str(tmp_path))
-    for name, received in got.items():
-        made = batch.output(name)
-        ideal = made.collect(received.schema, 0, 2 * START_US)
-        found = compare(ideal, received, time="ts", width_us=net.width_us, tolerance=made.tolerance)
-        assert found.lossless, (name, found.examples)
-        assert found.correct > 10
+    for name, received in outputs.items():
+        result = batch.output(name)
+        ideal = result.collect(received.schema, 0, 2 * START_US)
+        comparison = compare(
+            ideal, received, time="ts", width_us=net.width_us, tolerance=result.tolerance
+        )
+        assert comparison.lossless, (name, comparison.examples)
+        assert comparison.correct > 10
         assert batch.accuracy(name) == []
 
 
-def test_a_damaged_source_is_not_a_verdict(
+def test_a_damaged_source_makes_every_verdict_unknown(
     storage: str, sessions: Sessions, tmp_path: Path
 ) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(storage, copy)
-    seen = read_only(source_folder(copy, "one"))
-    segment = seen.state.streams["one"].segments[2]
-    os.truncate(seen.absolute(segment), segment.size_bytes - 5)
+    log = read_only(source_folder(copy, "one"))
+    segment = log.state.streams["one"].segments[2]
+    os.truncate(log.absolute(segment), segment.size_bytes - 5)
     report = audit(network(), copy, sessions.large)
     assert set(told(report).values()) == {"unknown"}
     assert "not readable" in report.text()

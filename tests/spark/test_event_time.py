@@ -1,4 +1,4 @@
-"""Rows keep their times on the way from a readStream to the results, however old they are."""
+"""Rows of any age keep their times from a readStream to the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PER_SECOND = 20
 
 
 class Arriving:
-    """A folder of files, read one after the other."""
+    """A folder of Parquet files that Spark reads one by one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Arriving:
         self._files += 1
         path = self.folder / f"{self._files}.parquet"
         pq.write_table(pa.table({"ts": pa.array(times, TIME), "n": list(range(len(times)))}), path)
-        os.utime(path, (self._files, self._files))  # Spark takes the oldest first
+        os.utime(path, (self._files, self._files))  # Spark reads the oldest file first
 
 
 def network(feed: Callable[[Any], Any], idle: str) -> hf.Network:
@@ -49,19 +49,19 @@ def network(feed: Callable[[Any], Any], idle: str) -> hf.Network:
 
 
 def windows(run: hf.Run, number: int) -> Counter[int]:
-    """Rows of each window, by its start, until so many have come."""
-    found: Counter[int] = Counter()
+    """Number of rows of each window, by start, until `number` windows have arrived."""
+    counts: Counter[int] = Counter()
     client = run.client("windows")
     for table, _ in client:
         run.raise_failure()
         for start, rows in zip(table["window_start"], table["rows"].to_pylist(), strict=True):
-            found[start.value] += rows
-        if len(found) >= number:
+            counts[start.value] += rows
+        if len(counts) >= number:
             client.close()
-    return found
+    return counts
 
 
-def test_three_minutes_of_yesterday_are_eighteen_windows_of_yesterday(
+def test_three_minutes_of_rows_from_yesterday_fill_eighteen_windows(
     tmp_path: Path, sessions: Sessions
 ) -> None:
     since = (now_us() - DAY) // (10 * S) * 10 * S
@@ -70,15 +70,15 @@ def test_three_minutes_of_yesterday_are_eighteen_windows_of_yesterday(
         arriving.add(since + 60 * minute * S, 60)
     net = network(arriving, idle="3s")
     with hf.run(net, storage=str(tmp_path / "data")) as run:
-        found = windows(run, 18)
-        told = run.status()["sources"]["tap"]
-    assert found == {since + 10 * at * S: 10 * PER_SECOND for at in range(18)}
-    assert (told["rows"], told["late_rows"]) == (180 * PER_SECOND, 0)
+        counts = windows(run, 18)
+        source = run.status()["sources"]["tap"]
+    assert counts == {since + 10 * at * S: 10 * PER_SECOND for at in range(18)}
+    assert (source["rows"], source["late_rows"]) == (180 * PER_SECOND, 0)
     report = audit(net, str(tmp_path / "data"), sessions.large)
     assert report.headline == "ok", report.text()
 
 
-def test_a_restart_after_a_pause_puts_the_backlog_into_its_own_windows(
+def test_after_a_restart_the_backlog_fills_its_own_windows(
     tmp_path: Path, sessions: Sessions
 ) -> None:
     since = (now_us() - 90 * S) // (10 * S) * 10 * S
@@ -87,30 +87,30 @@ def test_a_restart_after_a_pause_puts_the_backlog_into_its_own_windows(
     net = network(arriving, idle="10s")
     with hf.run(net, storage=str(tmp_path / "data")) as run:
         first = windows(run, 2)
-    arriving.add(since + 30 * S, 50)  # while nobody ran
+    arriving.add(since + 30 * S, 50)  # while the run is stopped
     with hf.run(net, storage=str(tmp_path / "data")) as run:
         rest = windows(run, 6)
         assert run.status()["sources"]["tap"]["late_rows"] == 0
     assert first + rest == {since + 10 * at * S: 10 * PER_SECOND for at in range(8)}
 
 
-def test_rows_that_come_too_late_are_told_by_status_metrics_and_audit(
+def test_late_rows_are_reported_by_status_metrics_and_audit(
     tmp_path: Path, sessions: Sessions
 ) -> None:
     since = (now_us() - DAY) // (10 * S) * 10 * S
     arriving = Arriving(tmp_path / "in")
     arriving.add(since + 10 * S, 30)
-    arriving.add(since - 20 * S, 10)  # of windows that the first file has closed
+    arriving.add(since - 20 * S, 10)  # rows of windows that the first file has closed
     net = network(arriving, idle="3s")
     with hf.run(net, storage=str(tmp_path / "data")) as run:
         windows(run, 3)
         late = 10 * PER_SECOND
         assert run.status()["sources"]["tap"]["late_rows"] == late
-        told = run.metrics.registry.get_sample_value
-        assert told("holdfast_source_late_rows_total", {"source": "tap"}) == late
-        dead = run.source("tap").dead_letters()
-        assert Counter(dead["_reason"].to_pylist()) == {"late": late}
-        assert min(time.value for time in dead["ts"]) == since - 20 * S
+        sample_of = run.metrics.registry.get_sample_value
+        assert sample_of("holdfast_source_late_rows_total", {"source": "tap"}) == late
+        dead_letters = run.source("tap").dead_letters()
+        assert Counter(dead_letters["_reason"].to_pylist()) == {"late": late}
+        assert min(time.value for time in dead_letters["ts"]) == since - 20 * S
     report = audit(net, str(tmp_path / "data"), sessions.large)
     assert report.ok
-    assert report.headline.startswith(f"ok; source tap: {late} rows ({late} late) were put among")
+    assert report.headline.startswith(f"ok; source tap: {late} rows ({late} late) were moved to")

@@ -1,7 +1,7 @@
-"""A node that fails is heard of: where results are read, where rows are pushed, and in `status`.
+"""A failed node is reported where results are read, where rows are pushed, and in `status`.
 
-One process, real Spark, functions of this very file that raise: whatever fails, no program waits
-for results that cannot come any more."""
+One process, real Spark, functions of this file that raise: no program waits for results that can
+no longer arrive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def no_negatives_udf(x: int) -> int:
 
 
 class Fickle:
-    """DataFrame code that works when it is tried and not when it is needed."""
+    """DataFrame code that works when the network is compiled and fails when it runs."""
 
     broken = False
 
@@ -63,8 +63,8 @@ def cast(stream: hf.Stream) -> hf.Stream:
 
 
 def rows(bucket: int, x: int = 1) -> pa.Table:
-    at = pa.array([bucket * WIDTH_US] * 3, pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.table({"ts": at, "key": ["a", "b", "c"], "x": [x, 2, 3]})
+    times = pa.array([bucket * WIDTH_US] * 3, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.table({"ts": times, "key": ["a", "b", "c"], "x": [x, 2, 3]})
 
 
 def push(run: hf.Run, source: str, bucket: int, x: int = 1) -> None:
@@ -73,14 +73,14 @@ def push(run: hf.Run, source: str, bucket: int, x: int = 1) -> None:
 
 
 def line_of(mark: str) -> str:
-    """Where the line with a comment at its end is in this file."""
+    """File and number of the line of this file that ends with the comment `mark`."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (at for at, line in enumerate(lines, 1) if line.endswith(f"  # {mark}"))
     return f"{Path(__file__).resolve()}:{number}"
 
 
 def raised_by(act: Callable[[], Any]) -> BaseException:
-    """What it raises; that it waits for ever is what these tests are about."""
+    """The exception that `act` raises. Fails if `act` is still waiting after LIMIT_S."""
     outcome: queue.Queue[BaseException | None] = queue.Queue()
 
     def attempt() -> None:
@@ -95,7 +95,7 @@ def raised_by(act: Callable[[], Any]) -> BaseException:
         error = outcome.get(timeout=LIMIT_S)
     except queue.Empty:
         pytest.fail(f"still waiting after {LIMIT_S} s")
-    assert error is not None, "nothing was raised"
+    assert error is not None, "expected an exception, found none"
     return error
 
 
@@ -104,7 +104,7 @@ def manual(net: hf.Network, name: str) -> hf.Stream:
 
 
 @pytest.mark.parametrize(
-    ("build", "mark", "said"),
+    ("build", "mark", "expected"),
     [
         (stateful, "THE STATEFUL LINE", "ValueError: x: a negative number"),
         (udf, "THE UDF LINE", "KeyError: 'negative'"),
@@ -112,8 +112,8 @@ def manual(net: hf.Network, name: str) -> hf.Stream:
     ],
     ids=["stateful", "udf", "cast"],
 )
-def test_a_function_that_raises_is_named_with_file_and_line(
-    sessions: Sessions, build: Callable[[hf.Stream], hf.Stream], mark: str, said: str
+def test_a_failing_function_is_reported_with_file_and_line(
+    sessions: Sessions, build: Callable[[hf.Stream], hf.Stream], mark: str, expected: str
 ) -> None:
     net = hf.Network("failing", bucket="100ms")
     net.output("out", build(manual(net, "s")))
@@ -130,11 +130,11 @@ def test_a_function_that_raises_is_named_with_file_and_line(
 
         error = raised_by(read)
         assert isinstance(error, hf.HoldfastError), error
-        told = str(error)
-        assert seen == [0]  # what came out before was delivered
-        for part in ("output 'out'", "node 'main'", said, line_of(mark), "start the run again"):
-            assert part in told, told
-        assert "Traceback" not in told and "\n" not in told
+        message = str(error)
+        assert seen == [0]  # earlier results were delivered
+        for text in ("output 'out'", "node 'main'", expected, line_of(mark), "start the run again"):
+            assert text in message, message
+        assert "Traceback" not in message and "\n" not in message
         pushed = raised_by(lambda: push(run, "s", 2))
         assert isinstance(pushed, hf.HoldfastError)
         assert line_of(mark) in str(pushed)
@@ -143,11 +143,11 @@ def test_a_function_that_raises_is_named_with_file_and_line(
         assert failure["outputs"] == ["out"]
         assert failure["permanent"] is True
         assert failure["user_location"].startswith(line_of(mark))
-        assert said in failure["message"]
+        assert expected in failure["message"]
         assert isinstance(raised_by(lambda: list(run.client("out"))), type(error))
 
 
-def test_dataframe_code_that_raises_on_the_driver_is_named_too(sessions: Sessions) -> None:
+def test_failing_dataframe_code_on_the_driver_is_reported_with_its_line(sessions: Sessions) -> None:
     fickle = Fickle()
     net = hf.Network("failing", bucket="100ms")
     net.output("out", manual(net, "s").apply(fickle))
@@ -160,7 +160,7 @@ def test_dataframe_code_that_raises_on_the_driver_is_named_too(sessions: Session
         assert line_of("THE DRIVER LINE") in str(error)
 
 
-def test_outputs_that_do_not_depend_on_the_failed_node_go_on(sessions: Sessions) -> None:
+def test_outputs_that_do_not_depend_on_the_failed_node_continue(sessions: Sessions) -> None:
     net = hf.Network("two", bucket="100ms")
     shared, own = manual(net, "shared"), manual(net, "own")
     net.output("bad", stateful(shared.union(own)))
@@ -172,7 +172,7 @@ def test_outputs_that_do_not_depend_on_the_failed_node_go_on(sessions: Sessions)
         for output in ("bad", "after-bad"):
             error = raised_by(lambda output=output: list(run.client(output)))
             assert f"output '{output}'" in str(error) and "node 'main'" in str(error)
-        # All that reads the one source has failed, and something that reads the other has not.
+        # All consumers of `own` have failed; `shared` still has a consumer that runs.
         assert "source 'own'" in str(raised_by(lambda: push(run, "own", 1)))
         push(run, "shared", 1)
         run.source("shared").end()
@@ -181,13 +181,13 @@ def test_outputs_that_do_not_depend_on_the_failed_node_go_on(sessions: Sessions)
         assert status["failures"][0]["outputs"] == ["bad", "after-bad"]
         assert list(status["stopped"]) == ["bad", "after-bad"]
         assert line_of("THE STATEFUL LINE") in status["stopped"]["bad"]
-        (part,) = status["unhealthy"]
-        assert (part["what"], part["part"], part["host"]) == ("node", "main", "local")
-        assert part["out"] and part["final"] and "Correct the function" in part["remedy"]
+        (node,) = status["unhealthy"]
+        assert (node["what"], node["part"], node["host"]) == ("node", "main", "local")
+        assert node["out"] and node["final"] and "Correct the function" in node["remedy"]
         assert "2 of 3 outputs stopped (bad, after-bad; see status())" in repr(run)
 
 
-def test_a_feed_that_raises_is_told_where_its_rows_are_missed(sessions: Sessions) -> None:
+def test_a_failing_feed_is_reported_where_its_rows_are_missing(sessions: Sessions) -> None:
     def make(number: int, from_us: int, to_us: int) -> dict[str, Any]:
         if number > 2:
             raise RuntimeError("the tap is broken")  # THE FEED LINE
@@ -198,5 +198,5 @@ def test_a_feed_that_raises_is_told_where_its_rows_are_missed(sessions: Sessions
     net.output("out", source.filter("x > 0"))
     with hf.run(net) as run:
         error = raised_by(lambda: list(run.client("out")))
-        for part in ("source 'tap'", "RuntimeError: the tap is broken", line_of("THE FEED LINE")):
-            assert part in str(error)
+        for text in ("source 'tap'", "RuntimeError: the tap is broken", line_of("THE FEED LINE")):
+            assert text in str(error)

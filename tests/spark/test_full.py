@@ -1,4 +1,4 @@
-"""A disk that is full at the executors: the step fails as such, leaves nothing, and runs again."""
+"""A full disk at the executors: the step raises StorageFull, leaves no files, and is retried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.model.fragments import fragments
 from tests.spark.harness import Files
 
 
-def test_a_step_that_found_no_space_can_be_run_again(sessions: Sessions, tmp_path: Path) -> None:
+def test_a_step_that_failed_on_a_full_disk_is_retried(sessions: Sessions, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.touch()
     marker = str(full)

@@ -1,7 +1,7 @@
-"""The one idea of ARCHITECTURE.md: the same bits for any grouping of buckets into jobs.
+"""The central property of ARCHITECTURE.md: the same bits for any grouping of buckets into jobs.
 
-Besides the grouping everything else that must not matter is varied: shards, panes, the order of
-rows and files, code generation and the number of tasks, and whether the state moved to another
+Besides the grouping, everything that must not influence the results is varied: shards, panes, the
+order of rows and files, code generation, the number of tasks, and a move of the state to another
 engine.
 """
 
@@ -52,12 +52,12 @@ class Trial:
     large: bool = False
     #: Order of rows, of files, and how the rows of a bucket are spread over files.
     order: int = 0
-    #: After so many steps the state goes to another engine, and the old one is deleted.
+    #: After this many steps the state moves to another engine, and the old engine is deleted.
     moved_after: int | None = None
 
 
 class ShuffledFiles:
-    """Each bucket's rows in one to three files, rows and files in the order of a seed."""
+    """The rows of each bucket in one to three files; a seed determines the order of both."""
 
     def __init__(
         self, network: hf.Network, tables: Mapping[str, pa.Table], folder: str, order: int
@@ -92,7 +92,7 @@ def run(
     trial: Trial,
 ) -> Digests:
     network.partitions = trial.partitions
-    found: dict[str, list[pa.Table]] = {op.name: [] for op in network.outputs}
+    outputs: dict[str, list[pa.Table]] = {op.name: [] for op in network.outputs}
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -112,17 +112,22 @@ def run(
             while lo <= end:
                 hi = min(end, lo + trial.groups[step % len(trial.groups)] - 1)
                 if step == trial.moved_after:
-                    there = _engine(network, compiled, sessions, folder, "there", trial)
-                    version = _moved(version, engine, there, path, folder)
-                    engine = there
+                    target = _engine(network, compiled, sessions, folder, "there", trial)
+                    version = _moved(version, engine, target, path, folder)
+                    engine = target
                 result = engine.run(path, version, lo, hi, files)
-                for output, held in result.outputs.items():
-                    found[output] += [table for _, table in held]
+                for output, tables_of in result.outputs.items():
+                    outputs[output] += [table for _, table in tables_of]
                 version = result.version
                 engine.release(path, [version])
                 step, lo = step + 1, hi + 1
-    empty = {name: pa.schema([]).empty_table() for name, held in found.items() if not held}
-    return digests(empty | {name: pa.concat_tables(held) for name, held in found.items() if held})
+    empty = {
+        name: pa.schema([]).empty_table() for name, tables_of in outputs.items() if not tables_of
+    }
+    return digests(
+        empty
+        | {name: pa.concat_tables(tables_of) for name, tables_of in outputs.items() if tables_of}
+    )
 
 
 def _engine(
@@ -134,14 +139,14 @@ def _engine(
     )  # fmt: skip
 
 
-def _moved(version: Any, here: Engine, there: Engine, path: Any, folder: str) -> Any:
-    """What goes over the wire is plain text and files; nothing of the old engine stays."""
+def _moved(version: Any, source: Engine, target: Engine, path: Any, folder: str) -> Any:
+    """Transfer the state as text and files only; delete the old engine."""
     parcel = os.path.join(folder, "parcel")
-    text = json.dumps(export_version(version, here.folder, parcel))
-    shutil.rmtree(here.folder)
-    moved = import_version(json.loads(text), parcel, there.folder, there.plan_hash(path))
+    text = json.dumps(export_version(version, source.folder, parcel))
+    shutil.rmtree(source.folder)
+    moved = import_version(json.loads(text), parcel, target.folder, target.plan_hash(path))
     shutil.rmtree(parcel, ignore_errors=True)
-    there.recovered([moved])
+    target.recovered([moved])
     return moved
 
 
@@ -149,24 +154,24 @@ def _moved(version: Any, here: Engine, there: Engine, path: Any, folder: str) ->
 
 
 def largest_so_far(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """The greatest `i` of each key until now, in whole columns; told again after 700 ms."""
+    """The greatest `i` of each key so far, computed by columns; a result after 700 ms."""
     new = pa.table({"k": rows["k"], "top": rows["i"], "due": rows["ts"]})
     due = pc.add(new["due"], pa.scalar(700_000, pa.duration("us")))
-    held = pa.concat_tables([state, new.set_column(2, "due", due).cast(state.schema)])
-    held = held.group_by("k").aggregate([("top", "max"), ("due", "max")])
-    held = held.rename_columns(["k", "top", "due"]).cast(state.schema)
+    merged = pa.concat_tables([state, new.set_column(2, "due", due).cast(state.schema)])
+    merged = merged.group_by("k").aggregate([("top", "max"), ("due", "max")])
+    merged = merged.rename_columns(["k", "top", "due"]).cast(state.schema)
     end = pa.scalar(info.end_us, pa.int64()).cast(state.schema.field("due").type)
-    over = pc.less(held["due"], end)
-    told = held.filter(over)
-    stamp = pa.array([info.end_us - 1] * told.num_rows, pa.int64())
+    expired = pc.less(merged["due"], end)
+    due_rows = merged.filter(expired)
+    stamp = pa.array([info.end_us - 1] * due_rows.num_rows, pa.int64())
     out = pa.table(
-        {"k": told["k"], "top": told["top"], "ts": stamp.cast(pa.timestamp("us", "UTC"))}
+        {"k": due_rows["k"], "top": due_rows["top"], "ts": stamp.cast(pa.timestamp("us", "UTC"))}
     )
-    return out, held.filter(pc.invert(over))
+    return out, merged.filter(pc.invert(expired))
 
 
 def naive_sums(df: Any) -> Any:
-    """Spark's own sum of doubles: right only because a window's rows come in canonical order."""
+    """Spark's own sum of doubles: correct only because window rows are in canonical order."""
     return df.groupBy("k").agg(F.sum("x").alias("s"), F.avg("y").alias("m"))
 
 
@@ -206,7 +211,7 @@ def every_operator() -> hf.Network:
 
 @dataclass(frozen=True)
 class Rows:
-    """What the network is fed, drawn from a seed."""
+    """The input rows of the network, generated from a seed."""
 
     seed: int
     buckets: tuple[int, ...]
@@ -282,27 +287,27 @@ def test_any_grouping_gives_the_same_bits(every: Every, rows: Rows, trial: Trial
     assert every.run(rows.tables(), trial) == every.in_one_job(rows)
 
 
-def test_state_that_moves_in_the_middle_goes_on_with_the_same_bits(every: Every) -> None:
-    """Open windows, half-full count windows and armed timers travel as files and plain text."""
+def test_state_that_moves_to_another_engine_gives_the_same_bits(every: Every) -> None:
+    """Open windows, half-full count windows and timers are transferred as files and text."""
     moving = Trial(groups=(3, 5, 40), pane_buckets=1, moved_after=1)
     assert every.run(KNOWN.tables(), moving) == every.in_one_job(KNOWN)
 
 
-# -- the tests can fail ----------------------------------------------------------------------------
+# -- sensitivity of the tests ----------------------------------------------------------------------
 
 
-def test_the_rows_are_sharp_enough_to_tell_two_orders_apart() -> None:
-    """Adding the same doubles in time order and backwards differs in most windows of the data."""
+def test_the_rows_expose_differences_in_the_order_of_addition() -> None:
+    """Sums of the same doubles in time order and in reverse differ in many windows."""
     rows = KNOWN.tables()["a"]
-    held = [
+    values_of_windows = [
         [x for _, x in sorted(pairs, key=lambda pair: pair[0]) if x is not None]
         for pairs in oracles.groups(rows, 700_000, 300_000, ["k"], "x").values()
     ]
-    differ = sum(sum(values) != sum(reversed(values)) for values in held)
-    assert differ > len(held) // 3
+    differ = sum(sum(values) != sum(reversed(values)) for values in values_of_windows)
+    assert differ > len(values_of_windows) // 3
 
 
-def test_a_plain_sum_of_doubles_would_be_noticed(
+def test_a_plain_sum_of_doubles_is_detected(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plain_sum(part: Any, a: str, x: str, *_: Any) -> None:
@@ -315,7 +320,7 @@ def test_a_plain_sum_of_doubles_would_be_noticed(
     net.output("sums", source.window("700ms", slide="300ms").group_by("k").agg(s=hf.sum("x")))
     compiled = compile_network(net, sessions.small)
     tables = KNOWN.tables()
-    together = run(net, compiled, tables, sessions, Trial())
-    apart = run(net, compiled, tables, sessions, Trial(groups=(2,), pane_buckets=1, order=5))
-    assert together["sums"][0] == apart["sums"][0]
-    assert together["sums"][1] != apart["sums"][1]
+    one_job = run(net, compiled, tables, sessions, Trial())
+    many_jobs = run(net, compiled, tables, sessions, Trial(groups=(2,), pane_buckets=1, order=5))
+    assert one_job["sums"][0] == many_jobs["sums"][0]
+    assert one_job["sums"][1] != many_jobs["sums"][1]

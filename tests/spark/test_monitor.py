@@ -1,4 +1,4 @@
-"""Promises watched on real runs: told when they are broken and when they are kept again."""
+"""Contracts monitored in real runs: violations and their end are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = "ts timestamp, x double"
 
 
 class Tap:
-    """A row every few milliseconds of real time, until the tap is closed."""
+    """A row every 20 milliseconds of real time, until the tap is closed."""
 
     def __init__(self) -> None:
         self.flows = threading.Event()
@@ -36,7 +36,7 @@ class Tap:
         self.feed = hf.Generate(self._make, every_ms=20)
 
     def _make(self, number: int, from_us: int, to_us: int) -> dict[str, Any]:
-        self.flows.wait(LIMIT_S)  # the feed is the clock of its source: it stands still too
+        self.flows.wait(LIMIT_S)  # the feed drives the clock of its source, which stops too
         self.stamps_us.append(from_us)
         return {"ts": [from_us], "x": [float(number)]}
 
@@ -53,7 +53,7 @@ def network(taps: list[Tap], within: str) -> hf.Network:
 
 
 class Hearing:
-    """Everything the monitor says, and when."""
+    """All actions of the monitor, with their times."""
 
     def __init__(self, run: hf.Run) -> None:
         self._run = run
@@ -65,11 +65,11 @@ class Hearing:
             return self.told.get(timeout=LIMIT_S)
         except queue.Empty:
             self._run.raise_failure()
-            raise AssertionError(f"nothing was said: {self._run.status()}") from None
+            raise AssertionError(f"the monitor reported nothing: {self._run.status()}") from None
 
 
 class Reading:
-    """A client on a thread of its own."""
+    """A client in a separate thread."""
 
     def __init__(self, run: hf.Run) -> None:
         self._buckets = threading.Semaphore(0)
@@ -90,16 +90,16 @@ class Reading:
 
 def scrape(run: hf.Run) -> dict[str, float]:
     assert run.metrics.url is not None
-    with urllib.request.urlopen(run.metrics.url, timeout=LIMIT_S) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(run.metrics.url, timeout=LIMIT_S) as response:
+        lines = response.read().decode().splitlines()
     samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in samples}
 
 
-def test_ecoc_2_5_lide_a_source_that_stops_breaks_the_promise_and_is_named(
+def test_ecoc_2_5_lide_a_stopped_source_breaks_the_contract_and_is_reported(
     sessions: Sessions, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    within_us = 3_000_000  # busy machines break shorter promises without our help
+    within_us = 3_000_000  # shorter limits are exceeded on busy machines without any fault
     taps = [Tap(), Tap()]
     caplog.set_level(logging.WARNING, "holdfast.monitor")
     with hf.run(network(taps, "3s"), options=hf.Options(metrics_port=0)) as run:
@@ -113,7 +113,7 @@ def test_ecoc_2_5_lide_a_source_that_stops_breaks_the_promise_and_is_named(
         after, metrics_after = run.status(), scrape(run)
         reading.close()
 
-    # Told at the right time: the first row of the bucket broke the promise.
+    # Reported on time: the first row of the bucket broke the contract.
     assert isinstance(broken, Broken)
     assert (broken.output, broken.promise) == ("rows", "within")
     due_us = (broken.bucket + 1) * WIDTH_US + within_us
@@ -122,14 +122,14 @@ def test_ecoc_2_5_lide_a_source_that_stops_breaks_the_promise_and_is_named(
     step_us = int(status["nodes"][0]["step_ms"] * 1_000)
     with capsys.disabled():
         print(
-            f"\nmonitor: told {(reported_us - first_broken_us) / 1_000:.1f} ms after the first row "
-            f"was late, {(reported_us - due_us) / 1_000:.1f} ms after its bucket was overdue "
+            f"\nmonitor: reported {(reported_us - first_broken_us) / 1_000:.1f} ms after the first "
+            f"row was late, {(reported_us - due_us) / 1_000:.1f} ms after its bucket was overdue "
             f"(bucket {WIDTH_US / 1_000:.0f} ms, step {step_us / 1_000:.0f} ms)"
         )
     assert due_us <= broken.at <= reported_us
     assert reported_us - first_broken_us <= WIDTH_US + step_us
 
-    # Told everywhere, with what it waits for.
+    # Reported in status, metrics and log, with the source that is waited for.
     contract = status["contracts"]["rows"]
     assert (contract["within"], contract["kept"], contract["breaks"]) == ("3s", False, 1)
     assert contract["broken_since_us"] == due_us
@@ -148,7 +148,7 @@ def test_ecoc_2_5_lide_a_source_that_stops_breaks_the_promise_and_is_named(
     assert line.startswith(f"output rows: BROKEN within 3s: bucket {broken.bucket} is ")
     assert line.endswith(f"reader has up to bucket {broken.bucket - 1}, waiting for tap1")
 
-    # And taken back when it is over.
+    # The end of the violation is reported too.
     assert isinstance(kept, Kept)
     assert kept.bucket > broken.bucket
     contract = after["contracts"]["rows"]
@@ -161,12 +161,12 @@ def test_ecoc_2_5_lide_a_source_that_stops_breaks_the_promise_and_is_named(
     assert hearing.told.empty()
 
 
-def test_nothing_is_said_while_nothing_fails(
+def test_the_monitor_is_silent_without_failures(
     sessions: Sessions, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "holdfast.monitor")
     with hf.run(network([Tap(), Tap()], "3s")) as run:
-        assert run.metrics.url is None  # nothing is served by default
+        assert run.metrics.url is None  # metrics are not served by default
         hearing, reading = Hearing(run), Reading(run)
         reading.wait_buckets(20)
         contract = run.status()["contracts"]["rows"]
@@ -177,10 +177,10 @@ def test_nothing_is_said_while_nothing_fails(
     assert contract["not_judged"] is None
 
 
-def test_ecoc_2_5_lilo_buckets_that_nobody_can_give_any_more_are_a_loss(
+def test_ecoc_2_5_lilo_buckets_deleted_before_delivery_are_a_loss(
     tmp_path: Path, sessions: Sessions
 ) -> None:
-    """A reader stopped early, the node went on, its inputs were trimmed, its disk was lost."""
+    """A client stops early, the node continues, its inputs are trimmed, its disk is lost."""
 
     def make() -> hf.Run:
         net = hf.Network("lossy", bucket="200ms")
@@ -212,19 +212,19 @@ def test_ecoc_2_5_lilo_buckets_that_nobody_can_give_any_more_are_a_loss(
         with log.changed:
             assert log.changed.wait_for(lambda: "rows" in log.streams(), LIMIT_S)
             assert log.changed.wait_for(lambda: log.info("rows").trimmed_upto > 0, LIMIT_S)
-            gone = log.info("rows").trimmed_upto
+            lost_upto = log.info("rows").trimmed_upto
         client = run.client("rows")
         assert client.position == 0
         _, lost = hearing.next()
         contract = run.status()["contracts"]["rows"]
     assert isinstance(lost, Broken)
     assert (lost.promise, lost.bucket) == ("loss", 1)
-    assert lost.why == f"buckets 1 to {gone} were deleted before the reader had them"
-    assert contract_word(contract) == f"BROKEN {gone} buckets lost"
+    assert lost.why == f"buckets 1 to {lost_upto} were deleted before the client received them"
+    assert contract_word(contract) == f"BROKEN {lost_upto} buckets lost"
     assert hearing.told.empty()
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_used_port_is_refused_before_the_run_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         run = hf.run(network([Tap(), Tap()], "1s"), options=hf.Options(metrics_port=port))

@@ -1,6 +1,6 @@
-"""Nexmark: every query says what DuckDB says of the same rows, in every grouping of buckets.
+"""Nexmark: every query gives the results of DuckDB for the same rows, in every grouping of buckets.
 
-The oracles are written from the meaning of the queries, over microseconds (`us`) as whole numbers.
+The oracles are derived from the definition of the queries, with times as whole microseconds (`us`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ S = 1_000_000
 START_US = 1_700_000_003_210_987
 GROUPINGS = ((1_000_000,), (7, 1, 19))
 
-#: Queries that keep all of the best; the rows are such that there are several.
+#: Queries that return all rows of a tie; the generated rows contain ties.
 TIES = (5, 7)
-#: Query, what it is asked, the buckets needed after the last row, and the oracle.
+#: Options, number of buckets needed after the last row, and oracle, by query.
 CASES: dict[int, tuple[dict[str, str], int | None, str]] = {
     1: ({}, None, "select us as ts, auction, bidder, price * 0.908 as price, channel from bid"),
     2: ({}, None, "select us as ts, auction, price from bid where auction in (1107, 1230)"),
@@ -114,13 +114,13 @@ CASES: dict[int, tuple[dict[str, str], int | None, str]] = {
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, pa.Table]:
-    """Forty seconds of events, with ties to keep (prices are capped, at first nothing is hot) and
-    bids at the very edges of an auction's life and of a session."""
-    made = make(3_000, rate=75, start_us=START_US, seed=16)
-    bid, auction = made["bid"], made["auction"]
+    """Forty seconds of events, with ties (prices are capped, and no auction is hot at first) and
+    bids at the edges of an auction's lifetime and of a session."""
+    streams = make(3_000, rate=75, start_us=START_US, seed=16)
+    bid, auction = streams["bid"], streams["auction"]
     bid = bid.set_column(3, "price", pc.min_element_wise(bid["price"], 5_000_000))
     hot = np.isin(bid["auction"], (1_000, 1_100)) & (micros(bid, "ts") < START_US + 15 * S)
-    # Whole seconds, so that some auctions expire where a window does.
+    # Whole seconds, so that some auctions expire at the end of a window.
     opened, expires = micros(auction, "ts"), (micros(auction, "expires") // S + 1) * S
     auction = auction.set_column(6, "expires", pa.array(expires).cast(auction["expires"].type))
     a, b = np.argsort(expires)[:2]
@@ -132,16 +132,16 @@ def tables() -> dict[str, pa.Table]:
         (expires[b] + 4 * S, b, 7_777, 5_400_000),
         (expires[b] + 8 * S - 1, b, 7_777, 5_500_000),
     ]
-    ts, at, bidder, price = map(np.array, zip(*edges, strict=True))
-    columns = [ts, auction["id"].take(at), bidder, price, ["Google"] * len(edges)]
+    ts, positions, bidder, price = map(np.array, zip(*edges, strict=True))
+    columns = [ts, auction["id"].take(positions), bidder, price, ["Google"] * len(edges)]
     columns = [pa.array(c).cast(f.type) for c, f in zip(columns, bid.schema, strict=True)]
-    more = pa.table(columns, schema=bid.schema)
-    bid = pa.concat_tables([bid.filter(pa.array(~hot)), more])
-    return {**made, "auction": auction, "bid": bid}
+    edge_bids = pa.table(columns, schema=bid.schema)
+    bid = pa.concat_tables([bid.filter(pa.array(~hot)), edge_bids])
+    return {**streams, "auction": auction, "bid": bid}
 
 
 @pytest.mark.parametrize("query", CASES)
-def test_equals_the_oracle_in_every_grouping(
+def test_every_query_equals_the_oracle_in_every_grouping(
     query: int, tables: dict[str, pa.Table], sessions: Sessions
 ) -> None:
     options, extra_buckets, oracle = CASES[query]
@@ -151,17 +151,17 @@ def test_equals_the_oracle_in_every_grouping(
         for groups in GROUPINGS
     )
     assert digests(one) == digests(other)
-    (found,) = one.values()
-    assert found.num_rows > 0
-    assert_same_rows(found, answer(oracle, tables))
+    (result,) = one.values()
+    assert result.num_rows > 0
+    assert_same_rows(result, answer(oracle, tables))
     if query in TIES:
-        assert pc.count_distinct(found["ts"]).as_py() < found.num_rows
+        assert pc.count_distinct(result["ts"]).as_py() < result.num_rows
 
 
-def test_live_feeds_give_the_rows_of_the_tables_however_time_is_cut() -> None:
-    made = make(1_000, rate=333, start_us=START_US, seed=5)
+def test_live_feeds_give_the_rows_of_the_tables_for_any_division_of_time() -> None:
+    streams = make(1_000, rate=333, start_us=START_US, seed=5)
     cuts = [START_US - S, START_US, START_US + 1, START_US + 3_003, START_US + S, START_US + 9 * S]
-    for source, table in made.items():
+    for source, table in streams.items():
         feed = live(source, rate=333, start_us=START_US, seed=5)
         pieces = [feed(n, lo, hi) for n, (lo, hi) in enumerate(itertools.pairwise(cuts))]
         for piece, lo, hi in zip(pieces, cuts, cuts[1:], strict=False):
@@ -169,11 +169,11 @@ def test_live_feeds_give_the_rows_of_the_tables_however_time_is_cut() -> None:
         assert pa.concat_tables(pieces).slice(0, table.num_rows).equals(table)
 
 
-def test_the_auction_house_keeps_the_proportions_and_speaks_only_of_what_exists() -> None:
-    made = make(50_000, seed=3)
-    assert [made[source].num_rows for source in SCHEMAS] == [1_000, 3_000, 46_000]
-    assert made["bid"].equals(make(50_000, seed=3)["bid"])
-    assert not made["bid"].equals(make(50_000, seed=4)["bid"])
+def test_generated_streams_have_fixed_proportions_and_valid_references() -> None:
+    streams = make(50_000, seed=3)
+    assert [streams[source].num_rows for source in SCHEMAS] == [1_000, 3_000, 46_000]
+    assert streams["bid"].equals(make(50_000, seed=3)["bid"])
+    assert not streams["bid"].equals(make(50_000, seed=4)["bid"])
     strangers = """
         select bid.us from bid left join auction as a on a.id = auction
         left join person as p on p.id = bidder
@@ -182,12 +182,12 @@ def test_the_auction_house_keeps_the_proportions_and_speaks_only_of_what_exists(
         select a.us from auction as a left join person as p on p.id = seller
         where p.id is null or p.us > a.us or expires_us <= a.us
     """
-    assert answer(strangers, made).num_rows == 0
+    assert answer(strangers, streams).num_rows == 0
     busiest = "select max(n) / sum(n) as share from (select count(*) as n from bid group by bidder)"
-    assert answer(busiest, made)["share"][0].as_py() > 0.05
+    assert answer(busiest, streams)["share"][0].as_py() > 0.05
 
 
-def test_the_networks_are_found_and_well_formed_without_a_jvm() -> None:
+def test_the_networks_are_loaded_and_checked_without_a_jvm() -> None:
     for query in queries.QUERIES:
         load(f"holdfast.examples.nexmark.queries:q{query}").check()
     code = "import sys, holdfast.examples.nexmark.queries; sys.exit('pyspark' in sys.modules)"
@@ -198,29 +198,31 @@ def answer(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     with duckdb.connect() as db:
         for name, table in tables.items():
             db.register(f"{name}_rows", table)
-            more = ", epoch_us(expires) as expires_us" if "expires" in table.column_names else ""
-            db.execute(f"create view {name} as select *, epoch_us(ts) as us{more} from {name}_rows")
+            expires = ", epoch_us(expires) as expires_us" if "expires" in table.column_names else ""
+            db.execute(
+                f"create view {name} as select *, epoch_us(ts) as us{expires} from {name}_rows"
+            )
         return db.sql(sql).to_arrow_table()
 
 
-def assert_same_rows(found: pa.Table, expected: pa.Table) -> None:
-    """Equal as multisets; doubles up to rounding, everything else exactly."""
-    assert set(found.column_names) == set(expected.column_names)
-    for name in found.column_names:
-        if pa.types.is_timestamp(found.schema.field(name).type):
-            column = found[name].cast(pa.int64())
-            found = found.set_column(found.column_names.index(name), name, column)
-    schema = found.schema
+def assert_same_rows(actual: pa.Table, expected: pa.Table) -> None:
+    """Compare as multisets; doubles up to rounding, all other columns exactly."""
+    assert set(actual.column_names) == set(expected.column_names)
+    for name in actual.column_names:
+        if pa.types.is_timestamp(actual.schema.field(name).type):
+            column = actual[name].cast(pa.int64())
+            actual = actual.set_column(actual.column_names.index(name), name, column)
+    schema = actual.schema
     doubles = [field.name for field in schema if pa.types.is_floating(field.type)]
     names = [name for name in schema.names if name not in doubles] + doubles
     keys = [(name, "ascending") for name in names]
-    found = found.select(names).sort_by(keys)
-    expected = expected.select(names).cast(found.schema).sort_by(keys)
-    assert found.drop_columns(doubles).to_pylist() == expected.drop_columns(doubles).to_pylist()
+    actual = actual.select(names).sort_by(keys)
+    expected = expected.select(names).cast(actual.schema).sort_by(keys)
+    assert actual.drop_columns(doubles).to_pylist() == expected.drop_columns(doubles).to_pylist()
     for name in doubles:
-        np.testing.assert_allclose(found[name].to_numpy(), expected[name].to_numpy(), rtol=1e-12)
+        np.testing.assert_allclose(actual[name].to_numpy(), expected[name].to_numpy(), rtol=1e-12)
 
 
 def micros(table: pa.Table, column: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    found: np.ndarray[Any, np.dtype[np.int64]] = table[column].cast(pa.int64()).to_numpy()
-    return found
+    values: np.ndarray[Any, np.dtype[np.int64]] = table[column].cast(pa.int64()).to_numpy()
+    return values

@@ -1,7 +1,7 @@
-"""Every operator against an oracle that was written apart from it (`oracles.py`).
+"""Every operator against an independent oracle (`oracles.py`).
 
-Two networks hold nearly all operators, each run once over rows before 1970, around 1970 and in the
-year 2200; every test looks at one of their outputs.
+Two networks contain nearly all operators. Each runs once over rows before 1970, around 1970 and in
+the year 2200; every test checks one of their outputs.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Found = dict[str, pa.Table]
 
 
 def keyed_total(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """Running count and sum of `i` per key, told once per bucket for the keys that had rows."""
+    """Running count and sum of `i` per key; one result per bucket and key with rows."""
     new = (
         rows.to_pandas()
         .groupby("k", dropna=False, as_index=False)
         .agg(n=("i", "size"), total=("i", lambda values: int(values.dropna().sum())))
     )
-    held = pd.concat([state.to_pandas(), new]).groupby("k", dropna=False, as_index=False).sum()
-    held = held.astype({"n": "int64", "total": "int64"})
-    touched = held[held["k"].isin(new["k"])]
+    totals = pd.concat([state.to_pandas(), new]).groupby("k", dropna=False, as_index=False).sum()
+    totals = totals.astype({"n": "int64", "total": "int64"})
+    touched = totals[totals["k"].isin(new["k"])]
     stamped = touched.assign(ts=pd.Timestamp(info.end_us - 1, unit="us", tz="UTC"))
     return (
         pa.Table.from_pandas(stamped, preserve_index=False),
-        pa.Table.from_pandas(held, schema=state.schema, preserve_index=False),
+        pa.Table.from_pandas(totals, schema=state.schema, preserve_index=False),
     )
 
 
@@ -55,22 +55,22 @@ QUIET_US = 600 * MS
 
 
 def sessions_by_timer(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """A key that was quiet for 600 ms is told of at that instant, by a timer in the state."""
-    held = {row["k"]: [row["n"], row["due"]] for row in state.to_pylist()}
-    quiet, told = pd.Timedelta(QUIET_US, "us"), []
+    """After 600 ms without rows a timer in the state gives the result of a key."""
+    open_sessions = {row["k"]: [row["n"], row["due"]] for row in state.to_pylist()}
+    quiet, results = pd.Timedelta(QUIET_US, "us"), []
     for row in rows.select(["k", "ts"]).to_pylist():
-        if row["k"] in held and held[row["k"]][1] <= row["ts"]:
-            n, due = held.pop(row["k"])
-            told.append({"k": row["k"], "n": n, "ts": due})
-        n, _ = held.get(row["k"], (0, None))
-        held[row["k"]] = [n + 1, row["ts"] + quiet]
+        if row["k"] in open_sessions and open_sessions[row["k"]][1] <= row["ts"]:
+            n, due = open_sessions.pop(row["k"])
+            results.append({"k": row["k"], "n": n, "ts": due})
+        n, _ = open_sessions.get(row["k"], (0, None))
+        open_sessions[row["k"]] = [n + 1, row["ts"] + quiet]
     end = pd.Timestamp(info.end_us, unit="us", tz="UTC")
-    for key in [key for key, (_, due) in held.items() if due < end]:
-        n, due = held.pop(key)
-        told.append({"k": key, "n": n, "ts": due})
-    kept = [{"k": key, "n": n, "due": due} for key, (n, due) in held.items()]
+    for key in [key for key, (_, due) in open_sessions.items() if due < end]:
+        n, due = open_sessions.pop(key)
+        results.append({"k": key, "n": n, "ts": due})
+    state_rows = [{"k": key, "n": n, "due": due} for key, (n, due) in open_sessions.items()]
     out = pa.schema([("k", pa.string()), ("n", pa.int64()), ("ts", state.schema.field("due").type)])
-    return pa.Table.from_pylist(told, out), pa.Table.from_pylist(kept, state.schema)
+    return pa.Table.from_pylist(results, out), pa.Table.from_pylist(state_rows, state.schema)
 
 
 def doubled(df: Any) -> Any:
@@ -78,7 +78,7 @@ def doubled(df: Any) -> Any:
 
 
 def busiest(df: Any) -> Any:
-    """All of Spark SQL on one window: rank the keys by their rows."""
+    """A DataFrame function over one window: rows and distinct words of each key."""
     return df.groupBy("k").agg(F.count("*").alias("n"), F.count_distinct("w").alias("words"))
 
 
@@ -106,12 +106,12 @@ def one_stream() -> hf.Network:
     net.output("mapped", a.map("ts", "k", half="i / 2", word="upper(w)"))
     net.output("united", a.filter("i > 0").union(a.filter("i < 0"), positive))
     for name, (size, slide, keys) in WINDOWS.items():
-        wanted = RANKS if name in ("odd", "everything") else AGGREGATES
+        chosen = RANKS if name in ("odd", "everything") else AGGREGATES
         windowed = a.window(f"{size}us", slide=f"{slide}us")
-        net.output(name, (windowed.group_by(*keys) if keys else windowed).agg(**wanted))
+        net.output(name, (windowed.group_by(*keys) if keys else windowed).agg(**chosen))
     net.output("function", a.window("700ms", slide="300ms").apply(busiest))
     inner = a.window("100ms").group_by("k").agg(s=hf.sum("i"), n=hf.count())
-    net.output("inner", inner.filter("n > 1"))  # read twice: a fan-out of results
+    net.output("inner", inner.filter("n > 1"))  # read twice: the results fan out
     net.output("outer", inner.window("600ms", slide="200ms").group_by("k").agg(top=hf.max("s")))
     net.output(
         "threes", a.count_window(3, by="k").agg(n=hf.count(), s=hf.sum("i"), lw=hf.last("w"))
@@ -195,22 +195,26 @@ def two(sessions: Sessions, a: pa.Table, b: pa.Table) -> Found:
                    "select * from a where i > 0 and k is not null"),
     ],
 )  # fmt: skip
-def test_row_by_row(one: Found, a: pa.Table, output: str, query: str) -> None:
+def test_row_by_row_operators_match_the_oracle(
+    one: Found, a: pa.Table, output: str, query: str
+) -> None:
     assert oracles.differences(one[output], oracles.sql(query, a=a)) == []
 
 
 # -- time windows ----------------------------------------------------------------------------------
 
 
-def by_window(found: pa.Table, keys: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    rows = oracles.micros(found).to_pylist()
+def by_window(results: pa.Table, keys: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = oracles.micros(results).to_pylist()
     named = {(*(row[key] for key in keys), row["ts"]): row for row in rows}
     assert len(named) == len(rows)
     return named
 
 
 @pytest.mark.parametrize("output", ["tumbling", "short"])
-def test_exact_aggregates_of_time_windows(one: Found, a: pa.Table, output: str) -> None:
+def test_exact_aggregates_of_time_windows_match_the_oracle(
+    one: Found, a: pa.Table, output: str
+) -> None:
     size, slide, keys = WINDOWS[output]
     wanted = oracles.windows(
         a, size, slide, keys,
@@ -218,9 +222,9 @@ def test_exact_aggregates_of_time_windows(one: Found, a: pa.Table, output: str) 
          "sd": "sum(d)::decimal(22,3)", "mn": "min(x) + 0", "mx": "max(x) + 0", "mw": "max(w)",
          "fw": oracles.FIRST_W, "lw": oracles.LAST_W, "words": "count(distinct w)"},
     )  # fmt: skip
-    found = one[output].select(wanted.column_names)
-    assert oracles.differences(found.drop("ai"), wanted.drop("ai")) == []
-    averages = by_window(found, keys)
+    results = one[output].select(wanted.column_names)
+    assert oracles.differences(results.drop("ai"), wanted.drop("ai")) == []
+    averages = by_window(results, keys)
     for row in by_window(wanted, keys).items():
         assert oracles.close(averages[row[0]]["ai"], row[1]["ai"], 1e-9)
 
@@ -261,50 +265,54 @@ def _within(value: float | None, error: float) -> tuple[float | None, float]:
 
 
 @pytest.mark.parametrize(("output", "column", "of", "fn"), DOUBLES, ids=lambda v: str(v)[:10])
-def test_doubles_in_time_windows(
+def test_double_aggregates_of_time_windows_match_the_oracle(
     one: Found, a: pa.Table, output: str, column: str, of: str, fn: Of
 ) -> None:
     size, slide, keys = WINDOWS[output]
-    found = by_window(one[output], keys)
+    results = by_window(one[output], keys)
     wanted = oracles.groups(a, size, slide, keys, of)
-    assert found.keys() == wanted.keys()
+    assert results.keys() == wanted.keys()
     for key, rows in wanted.items():
         value, allowed = fn([v for _, v in rows], rows)
-        assert oracles.close(found[key][column], value, allowed), (key, found[key][column], value)
+        assert oracles.close(results[key][column], value, allowed), (
+            key,
+            results[key][column],
+            value,
+        )
 
 
 @pytest.mark.parametrize("output", ["odd", "everything"])
-def test_plain_spark_aggregates_are_taken_apart(one: Found, a: pa.Table, output: str) -> None:
+def test_spark_aggregate_columns_are_decomposed(one: Found, a: pa.Table, output: str) -> None:
     size, slide, keys = WINDOWS[output]
     wanted = oracles.windows(
         a, size, slide, keys,
         {"span": "max(i) - min(i)", "n": "count(*)",
          "ratio": "sum(case when i > 0 then i else 0 end) / count(*)"},
     )  # fmt: skip
-    found = by_window(one[output], keys)
+    results = by_window(one[output], keys)
     for key, row in by_window(wanted, keys).items():
-        assert (found[key]["span"], found[key]["n"]) == (row["span"], row["n"])
-        assert found[key]["ratio"] == pytest.approx(row["ratio"], rel=1e-15)
+        assert (results[key]["span"], results[key]["n"]) == (row["span"], row["n"])
+        assert results[key]["ratio"] == pytest.approx(row["ratio"], rel=1e-15)
 
 
 @pytest.mark.parametrize("output", ["odd", "everything"])
-def test_top_k_counts_are_exact_and_ties_go_to_the_smaller_value(
+def test_top_k_counts_are_exact_and_ties_prefer_the_smaller_value(
     one: Found, a: pa.Table, output: str
 ) -> None:
     size, slide, keys = WINDOWS[output]
-    found = by_window(one[output], keys)
+    results = by_window(one[output], keys)
     for key, rows in oracles.groups(a, size, slide, keys, "w").items():
-        assert found[key]["top"] == oracles.top_k([w for _, w in rows], 2)
+        assert results[key]["top"] == oracles.top_k([w for _, w in rows], 2)
 
 
-def test_any_spark_code_over_a_window(one: Found, a: pa.Table) -> None:
+def test_a_window_function_matches_the_oracle(one: Found, a: pa.Table) -> None:
     wanted = oracles.windows(
         a, 700 * MS, 300 * MS, ["k"], {"n": "count(*)", "words": "count(distinct w)"}
     )
     assert oracles.differences(one["function"], wanted.drop("window_start")) == []
 
 
-def test_a_window_over_the_results_of_a_window(one: Found, a: pa.Table) -> None:
+def test_a_window_over_window_results_matches_the_oracle(one: Found, a: pa.Table) -> None:
     inner = oracles.windows(a, 100 * MS, 100 * MS, ["k"], {"s": oracles.SUM_LONG, "n": "count(*)"})
     busy = oracles.sql("select * from inner_rows where n > 1", inner_rows=inner)
     outer = oracles.windows(
@@ -317,7 +325,7 @@ def test_a_window_over_the_results_of_a_window(one: Found, a: pa.Table) -> None:
 # -- joins -----------------------------------------------------------------------------------------
 
 
-def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
+def test_a_join_on_columns_matches_the_oracle(two: Found, a: pa.Table, b: pa.Table) -> None:
     wanted = oracles.sql(
         "select greatest(ts, seen) as ts, l.k, i, seen, z from a l, b r "
         "where l.k = r.k and abs(ts - seen) <= 300000",
@@ -327,7 +335,7 @@ def test_join_on_columns(two: Found, a: pa.Table, b: pa.Table) -> None:
     assert oracles.differences(two["on_columns"], wanted) == []
 
 
-def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
+def test_a_join_on_any_predicate_matches_the_oracle(two: Found, a: pa.Table, b: pa.Table) -> None:
     wanted = oracles.sql(
         "select greatest(ts, seen) as ts, l.k, i, seen, z, r.k as key from a l, b r "
         "where i > z and (l.k = r.k or r.k is null) and abs(ts - seen) <= 40000",
@@ -337,7 +345,7 @@ def test_join_on_any_predicate(two: Found, a: pa.Table, b: pa.Table) -> None:
     assert oracles.differences(two["on_sql"], wanted) == []
 
 
-def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
+def test_a_join_of_windows_matches_the_oracle(two: Found, a: pa.Table, b: pa.Table) -> None:
     wide = oracles.windows(a, 500 * MS, 250 * MS, ["k"], {"s": oracles.SUM_LONG})
     narrow = oracles.windows(
         b.rename_columns({"seen": "ts"}), 200 * MS, 200 * MS, ["k"], {"z": "max(z)"}
@@ -354,14 +362,14 @@ def test_join_of_windows(two: Found, a: pa.Table, b: pa.Table) -> None:
 # -- keyed state -----------------------------------------------------------------------------------
 
 
-def test_count_windows(one: Found, a: pa.Table) -> None:
+def test_tumbling_count_windows_match_the_oracle(one: Found, a: pa.Table) -> None:
     wanted = oracles.count_windows(
         a, 3, 3, {"n": "count(*)", "s": oracles.SUM_LONG, "lw": oracles.LAST_W}
     )
     assert oracles.differences(one["threes"], wanted) == []
 
 
-def test_sliding_count_windows(one: Found, a: pa.Table) -> None:
+def test_sliding_count_windows_match_the_oracle(one: Found, a: pa.Table) -> None:
     wanted = oracles.count_windows(a, 5, 2, {"s": oracles.SUM_LONG, "mx": "max(x) + 0"})
     assert oracles.differences(one["fives"], wanted) == []
 
@@ -386,7 +394,7 @@ def test_a_timer_fires_in_buckets_without_rows(one: Found, a: pa.Table) -> None:
 # -- extremes --------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_keys(sessions: Sessions) -> None:
+def test_a_hundred_thousand_keys_match_the_oracle(sessions: Sessions) -> None:
     count = 200_000
     rng = np.random.default_rng(5)
     rows = pa.table(
@@ -403,17 +411,17 @@ def test_a_hundred_thousand_keys(sessions: Sessions) -> None:
     agg = {"n": hf.count(), "si": hf.sum("i"), "mx": hf.max("i")}
     net.output("windows", source.window("500ms", slide="250ms").group_by("k").agg(**agg))
     net.output("pairs", source.count_window(2, by="k").agg(s=hf.sum("i")))
-    found = run_network(net, {"a": rows}, sessions)
+    outputs = run_network(net, {"a": rows}, sessions)
     sql = {"n": "count(*)", "si": oracles.SUM_LONG, "mx": "max(i)"}
     wanted = oracles.windows(rows, 500 * MS, 250 * MS, ["k"], sql)
-    assert oracles.differences(found["windows"], wanted) == []
+    assert oracles.differences(outputs["windows"], wanted) == []
     pairs = oracles.sql("select k, sum(i)::bigint as s, max(ts) as ts from a group by k", a=rows)
-    assert oracles.differences(found["pairs"], pairs) == []
+    assert oracles.differences(outputs["pairs"], pairs) == []
 
 
-def test_sums_that_do_not_fit(sessions: Sessions) -> None:
-    """A sum of longs beyond 64 bits is NULL, wherever in the order of rows it would overflow; sums
-    that come back into the range are exact. The same holds for decimals of 38 digits."""
+def test_sums_that_overflow_are_null(sessions: Sessions) -> None:
+    """A sum of longs beyond 64 bits is NULL in any order of rows; sums whose intermediate results
+    overflow are exact. The same holds for decimals of 38 digits."""
     big, most = 2**63 - 1, Decimal(9) * Decimal(10) ** 37
     cases: dict[str, tuple[list[int], list[Decimal]]] = {
         "over": ([big, 1], [most, most]),
@@ -435,10 +443,10 @@ def test_sums_that_do_not_fit(sessions: Sessions) -> None:
     source = net.source("a", "ts timestamp, k string, i long, d decimal(38,0)", time="ts")
     agg = {"i": hf.sum("i"), "ai": hf.avg("i"), "d": hf.sum("d")}
     net.output("sums", source.window("16us").group_by("k").agg(**agg))
-    found = run_network(
+    outputs = run_network(
         net, {"a": pa.Table.from_pylist(rows, schema)}, sessions, groups=(2,), pane_buckets=1
     )
-    sums = {row["k"]: row for row in found["sums"].to_pylist()}
+    sums = {row["k"]: row for row in outputs["sums"].to_pylist()}
     assert {k: row["i"] for k, row in sums.items()} == {
         "over": None, "back": 7, "least": -(2**63), "under": None, "null": None
     }  # fmt: skip
@@ -449,7 +457,7 @@ def test_sums_that_do_not_fit(sessions: Sessions) -> None:
     assert sums["null"]["ai"] is None
 
 
-def test_quantiles_and_sums_at_the_ends_of_the_doubles(sessions: Sessions) -> None:
+def test_quantiles_and_sums_of_extreme_doubles_are_exact(sessions: Sessions) -> None:
     values = {
         "largest": [1.7976931348623157e308] * 3,
         "cancel": [1e308, 1e308, -1e308, -1e308, 1.0],
@@ -458,15 +466,17 @@ def test_quantiles_and_sums_at_the_ends_of_the_doubles(sessions: Sessions) -> No
         "both": [math.inf, -math.inf],
         "up": [math.inf, -1e308],
     }
-    rows = [{"k": k, "x": x, "ts": at} for k, held in values.items() for at, x in enumerate(held)]
+    rows = [
+        {"k": k, "x": x, "ts": at} for k, doubles in values.items() for at, x in enumerate(doubles)
+    ]
     schema = pa.schema([("k", pa.string()), ("x", pa.float64()),
                         ("ts", pa.timestamp("us", tz="UTC"))])  # fmt: skip
     net = hf.Network("ends", bucket="1us")
     source = net.source("a", "ts timestamp, k string, x double", time="ts")
     agg = {"s": hf.sum("x"), "q": hf.quantile("x", 0.5), "n": hf.approx_distinct("x")}
     net.output("ends", source.window("8us").group_by("k").agg(**agg))
-    found = run_network(net, {"a": pa.Table.from_pylist(rows, schema)}, sessions)["ends"]
-    sums = {row["k"]: row for row in found.to_pylist()}
+    results = run_network(net, {"a": pa.Table.from_pylist(rows, schema)}, sessions)["ends"]
+    sums = {row["k"]: row for row in results.to_pylist()}
     assert (sums["largest"]["s"], sums["cancel"]["s"], sums["tiny"]["s"]) == (math.inf, 1.0, 5e-324)
     assert math.isnan(sums["nan"]["s"])
     assert math.isnan(sums["both"]["s"])

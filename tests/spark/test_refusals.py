@@ -1,4 +1,4 @@
-"""What is refused is refused before it runs: one violation, one message, no trace of Spark."""
+"""Queries are refused before they run: one message per violation, without Spark traces."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def compiled(build: Build, sessions: Sessions) -> Compiled:
 
 
 def refusal(build: Build, sessions: Sessions) -> str:
-    with pytest.raises(NetworkError) as told:
+    with pytest.raises(NetworkError) as raised:
         compiled(build, sessions)
-    (message,) = told.value.violations
-    assert told.value.__cause__ is None, "no trace behind the message"
+    (message,) = raised.value.violations
+    assert raised.value.__cause__ is None, "the message has no chained exception"
     for trace in ("org.apache.spark", "py4j", "Traceback", "JVM stacktrace", "SQLSTATE", "\n"):
         assert trace not in message
-    assert not re.match(r"\[[A-Z_.]+\]", message.split(": ", 1)[1]), "no codes either"
+    assert not re.match(r"\[[A-Z_.]+\]", message.split(": ", 1)[1]), (
+        "the message has no Spark error code"
+    )
     assert 20 < len(message) < 500
     return message
 
@@ -50,8 +52,8 @@ def applied(fn: Callable[[Any], Any], **options: Any) -> Build:
     return lambda net, rows: rows.apply(fn, **options)
 
 
-def agg(**wanted: Any) -> Build:
-    return lambda net, rows: rows.window("2s").group_by("k").agg(**wanted)
+def agg(**aggregates: Any) -> Build:
+    return lambda net, rows: rows.window("2s").group_by("k").agg(**aggregates)
 
 
 @F.udf(DoubleType())  # type: ignore[untyped-decorator]
@@ -89,7 +91,7 @@ APPLY: dict[str, tuple[Callable[[Any], Any], str]] = {
     "file name": (lambda df: df.withColumn("f", F.input_file_name()), "input_file_name()"),
     "limit": (lambda df: df.limit(3), "limit() without an order"),
     "ordered limit": (lambda df: df.orderBy("x").limit(3), NOT_ROW_BY_ROW),
-    "sample": (lambda df: df.sample(0.5), "sample() picks rows by chance"),
+    "sample": (lambda df: df.sample(0.5), "sample() picks rows at random"),
     "sort": (lambda df: df.orderBy("x"), NOT_ROW_BY_ROW),
     "group": (lambda df: df.groupBy("ts").count(), NOT_ROW_BY_ROW),
     "distinct": (lambda df: df.distinct(), NOT_ROW_BY_ROW),
@@ -117,30 +119,32 @@ APPLY: dict[str, tuple[Callable[[Any], Any], str]] = {
         "changes the time column"),
     "time twice": (lambda df: df.select("*", "ts"), "'ts' twice"),
     "a column twice": (lambda df: df.select("*", F.col("x").alias("X")), "the column x twice"),
-    "an unknown column": (lambda df: df.select("ts", "nope"), "columns here are: ts, k, x, i"),
-    "no frame": (lambda df: None, "must return a DataFrame, it returned NoneType"),
+    "an unknown column": (lambda df: df.select("ts", "nope"), "columns are: ts, k, x, i"),
+    "no frame": (lambda df: None, "must return a DataFrame, found NoneType"),
     "an exception": (lambda df: {}["gone"], "KeyError: 'gone'"),
     "a column without a type": (lambda df: df.withColumn("v", F.lit(None)), "cast the null"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", APPLY)
-def test_apply_refuses(sessions: Sessions, case: str) -> None:
-    fn, part = APPLY[case]
+def test_apply_refuses_invalid_functions(sessions: Sessions, case: str) -> None:
+    fn, expected = APPLY[case]
     message = refusal(applied(fn), sessions)
-    assert part in message
+    assert expected in message
     assert message.startswith("apply-1: ")
 
 
-def test_a_message_says_what_kind_of_mistake_it_is() -> None:
+def test_not_deterministic_is_not_an_input_error() -> None:
     assert issubclass(NotDeterministic, HoldfastError)
     assert not issubclass(NotDeterministic, InputError)
 
 
 OTHERS: dict[str, tuple[Build, str]] = {
-    "filter on an unknown column": (lambda net, rows: rows.filter("nope > 1"), "here are: ts, k"),
+    "filter on an unknown column": (
+        lambda net, rows: rows.filter("nope > 1"), "columns are: ts, k"),
     "filter that is no SQL": (lambda net, rows: rows.filter("x >"), "Syntax error"),
-    "map of an unknown column": (lambda net, rows: rows.map("ts", n="nope + 1"), "here are: ts, k"),
+    "map of an unknown column": (
+        lambda net, rows: rows.map("ts", n="nope + 1"), "columns are: ts, k"),
     "map without the time": (lambda net, rows: rows.map("k"), "no time column 'ts'"),
     "map that computes the time": (
         lambda net, rows: rows.map("k", ts="ts - interval 1 day"), "changes the time column"),
@@ -161,18 +165,18 @@ OTHERS: dict[str, tuple[Build, str]] = {
     "an aggregate with the name of a key": (agg(k=hf.count()), "'k' is taken"),
     "an aggregate with the name of the time": (agg(ts=hf.count()), "'ts' is taken"),
     "an aggregate called window_start": (agg(window_start=hf.count()), "'window_start' is taken"),
-    "an aggregate that is a number": (agg(n=3), "not int"),
-    "a column that is no aggregate": (agg(n=lambda: F.col("x") + 1), "outside of an aggregate"),
-    "an aggregate of an unknown column": (agg(n=lambda: F.sum("nope")), "here are: ts, k, x, i"),
+    "an aggregate that is a number": (agg(n=3), "found int"),
+    "a column that is no aggregate": (agg(n=lambda: F.col("x") + 1), "outside an aggregate"),
+    "an aggregate of an unknown column": (agg(n=lambda: F.sum("nope")), "columns are: ts, k, x, i"),
     "a constant that is no aggregate": (agg(n=lambda: F.lit(1)), "is not an aggregate"),
-    "collect_list": (agg(n=lambda: F.collect_list("x")), "no form that can be merged"),
-    "count distinct": (agg(n=lambda: F.count_distinct("x")), "no form that can be merged"),
-    "sum distinct": (agg(n=lambda: F.sum_distinct("i") + 1), "no form that can be merged"),
-    "a randomised percentile": (agg(n=lambda: F.percentile_approx("x", 0.5)), "no form that can"),
+    "collect_list": (agg(n=lambda: F.collect_list("x")), "cannot be merged from"),
+    "count distinct": (agg(n=lambda: F.count_distinct("x")), "cannot be merged from"),
+    "sum distinct": (agg(n=lambda: F.sum_distinct("i") + 1), "cannot be merged from"),
+    "a randomised percentile": (agg(n=lambda: F.percentile_approx("x", 0.5)), "cannot be merged"),
     "count of two columns": (agg(n=lambda: F.expr("count(x, i)")), "count one"),
-    "an aggregate beside a column": (agg(n=lambda: F.sum("x") / F.col("i")), "outside of an"),
+    "an aggregate beside a column": (agg(n=lambda: F.sum("x") / F.col("i")), "outside an"),
     "an aggregate of a window": (
-        agg(n=lambda: F.sum("x").over(Window.partitionBy("k"))), "outside of an"),
+        agg(n=lambda: F.sum("x").over(Window.partitionBy("k"))), "outside an"),
     "two top_k": (agg(a=hf.top_k("k"), b=hf.top_k("i")), "one top_k per window"),
     "count windows by an unknown column": (
         lambda net, rows: rows.count_window(2, by="nope").agg(n=hf.count()), "by names the column"),
@@ -208,7 +212,7 @@ OTHERS: dict[str, tuple[Build, str]] = {
                                     within="1s"), "current_timestamp()"),
     "stateful without the time": (
         lambda net, rows: rows.stateful(lambda s, r, i: (r, s), key="k", state="k string",
-                                        out="k string"), "out: there is no time column 'ts'"),
+                                        out="k string"), "out: no time column 'ts'"),
     "stateful by an unknown key": (
         lambda net, rows: rows.stateful(lambda s, r, i: (r, s), key="nope", state="k string",
                                         out="k string, ts timestamp"), "key names the column"),
@@ -216,25 +220,25 @@ OTHERS: dict[str, tuple[Build, str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_operators_refuse(sessions: Sessions, case: str) -> None:
-    build, part = OTHERS[case]
-    assert part in refusal(build, sessions)
+def test_operators_refuse_invalid_arguments(sessions: Sessions, case: str) -> None:
+    build, expected = OTHERS[case]
+    assert expected in refusal(build, sessions)
 
 
-def test_every_violation_is_told_at_once(sessions: Sessions) -> None:
+def test_all_violations_are_reported_together(sessions: Sessions) -> None:
     net = hf.Network("two", bucket="1s")
     rows = net.source("a", "ts timestamp, k string, x double, i long", time="ts")
     net.output("one", rows.filter("nope > 1").window("1s").agg(n=hf.count()))
     net.output("two", rows.apply(lambda df: df.distinct()))
-    with pytest.raises(NetworkError) as told:
+    with pytest.raises(NetworkError) as raised:
         compile_network(net, sessions.small)
-    assert len(told.value.violations) == 2  # the window behind the filter is not blamed
+    assert len(raised.value.violations) == 2  # the window after the filter is not reported
 
 
 # -- Python UDFs -----------------------------------------------------------------------------------
 
 
-def test_a_declared_udf_is_fine(sessions: Sessions) -> None:
+def test_a_declared_udf_is_accepted(sessions: Sessions) -> None:
     fn = lambda df: df.withColumn("x", plus_one("x"))  # noqa: E731
     assert compiled(applied(fn, python_udfs=True), sessions).schema["apply-1"]
 
@@ -245,14 +249,14 @@ def test_a_declared_udf_is_tried_in_two_orders(sessions: Sessions, udf: Any) -> 
     assert "different results" in refusal(applied(fn, python_udfs=True), sessions)
 
 
-def test_a_declared_udf_that_fails_says_so(sessions: Sessions) -> None:
+def test_the_error_of_a_failing_declared_udf_is_reported(sessions: Sessions) -> None:
     broken = F.udf(lambda x: x / 0, "double")
     fn = lambda df: df.withColumn("x", broken("x"))  # noqa: E731
     message = refusal(applied(fn, python_udfs=True), sessions)
     assert "ZeroDivisionError" in message
 
 
-def test_declaring_udfs_does_not_open_the_door_to_whole_partitions(sessions: Sessions) -> None:
+def test_declared_udfs_must_still_work_row_by_row(sessions: Sessions) -> None:
     fn = lambda df: df.mapInArrow(lambda batches: batches, df.schema)  # noqa: E731
     assert NOT_ROW_BY_ROW in refusal(applied(fn, python_udfs=True), sessions)
 
@@ -260,8 +264,8 @@ def test_declaring_udfs_does_not_open_the_door_to_whole_partitions(sessions: Ses
 # -- allowed ---------------------------------------------------------------------------------------
 
 
-def test_row_by_row_code_is_not_refused(sessions: Sessions) -> None:
-    """Renaming there and back, hints, explode, a union of two views of the same rows."""
+def test_row_by_row_code_is_accepted(sessions: Sessions) -> None:
+    """Renaming back and forth, hints, explode, a union of two filters of the same rows."""
 
     def fine(df: Any) -> Any:
         df = df.withColumnRenamed("ts", "t").withColumn("y", F.col("x") * 2).hint("broadcast")
@@ -271,7 +275,7 @@ def test_row_by_row_code_is_not_refused(sessions: Sessions) -> None:
     assert compiled(applied(fine), sessions).schema["apply-1"] == "ts timestamp, k string, x double"
 
 
-# -- while it runs ---------------------------------------------------------------------------------
+# -- errors of a running query ---------------------------------------------------------------------
 
 
 def times(*seconds: float) -> pa.Array:
@@ -297,30 +301,30 @@ def stuck(state: Any, rows: Any, info: Any) -> Any:
     return pa.table({"ts": times()}), pa.table({"due": times(0.2)})
 
 
-def stateful(fn: Any, **more: Any) -> Build:
+def stateful(fn: Any, **options: Any) -> Build:
     return lambda net, rows: rows.stateful(
-        fn, key="k", out="ts timestamp", **{"state": "n long", **more}
+        fn, key="k", out="ts timestamp", **{"state": "n long", **options}
     )
 
 
 @pytest.mark.parametrize(
-    ("build", "part"),
+    ("build", "expected"),
     [
         (lambda net, rows: rows.map("ts", n="cast(k as int)"), "'seven'"),
-        (stateful(outside), "lies outside bucket"),
+        (stateful(outside), "outside the processed bucket"),
         (stateful(broken), "the user's own mistake"),
         (stateful(no_tables), "must return (out, state)"),
         (stateful(stuck, state="due timestamp", timer="due"), "must remove or move timers"),
     ],
     ids=["a cast", "a time outside", "an exception", "no tables", "a timer left"],
 )
-def test_a_mistake_that_only_rows_show_is_told_without_a_trace(
-    sessions: Sessions, build: Build, part: str
+def test_an_error_on_certain_rows_is_reported_without_a_traceback(
+    sessions: Sessions, build: Build, expected: str
 ) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         run_network(network(build), {"a": ROWS}, sessions)
-    message = str(told.value)
-    assert part in message
+    message = str(raised.value)
+    assert expected in message
     assert message.startswith("path 'out', buckets ")
     assert "Traceback" not in message
     assert "org.apache.spark" not in message

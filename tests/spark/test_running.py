@@ -1,4 +1,4 @@
-"""Whole runs in one process: fragments, restarts, feeds, and inputs that are missing."""
+"""Complete runs in one process: fragments, restarts, feeds and missing inputs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def read_all(client: Any) -> tuple[int, str]:
 
 
 def wait_for(test: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
     while not test():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -66,7 +66,7 @@ def expected(sessions: Sessions) -> tuple[int, str]:
         return read_all(run.client("pairs"))
 
 
-def test_a_network_cut_into_fragments_gives_the_same_bits(expected: tuple[int, str]) -> None:
+def test_a_network_divided_into_fragments_gives_the_same_bits(expected: tuple[int, str]) -> None:
     with hf.run(network(cut=True)) as run:
         assert sorted(run.nodes) == ["main", "second"]
         push(run, 0, 12)
@@ -74,7 +74,7 @@ def test_a_network_cut_into_fragments_gives_the_same_bits(expected: tuple[int, s
         assert read_all(run.client("pairs")) == expected
 
 
-def test_a_run_that_is_stopped_goes_on_where_it_was(
+def test_a_stopped_run_continues_after_a_restart(
     expected: tuple[int, str], tmp_path: Path, sessions: Sessions
 ) -> None:
     options = hf.Options(checkpoint_buckets=2)
@@ -91,38 +91,39 @@ def test_a_run_that_is_stopped_goes_on_where_it_was(
                 run.source("s").end()
                 client.foreach_bucket(take)
             else:
-                reader = threading.Thread(target=client.foreach_bucket, args=(take,))
-                reader.start()
+                consumer = threading.Thread(target=client.foreach_bucket, args=(take,))
+                consumer.start()
                 wait_for(lambda client=client, hi=hi: (client.position or -1) >= hi - 1)
                 client.close()
-                reader.join()
+                consumer.join()
             assert run.nodes["main"].log.epoch >= 1
     table = pa.concat_tables(tables)
     assert (table.num_rows, digest(table)) == expected
 
 
-def test_rows_pushed_before_a_clean_end_are_there_in_the_next_run(
+def test_rows_pushed_before_a_clean_stop_are_present_in_the_next_run(
     tmp_path: Path, sessions: Sessions
 ) -> None:
-    """Their bucket is still open when the block is left."""
+    """The bucket of the rows is still open when the `with` block ends."""
     net, data = network(), rows(0)
     with hf.run(net, storage=str(tmp_path)) as run:
         assert [run.client("pairs").name, run.client("pairs", name="bob").name] == [
             "client-pairs", "client-pairs+bob"
         ]  # fmt: skip
         run.source("s").push(data)
-        held = run.source("s")
+        stopped_source = run.source("s")
     assert repr(run).endswith("stopped; start another one with hf.run(...) on the same storage>")
     assert run.status()["state"] == "stopped"
-    for ask in (
-        lambda: run.source("s"), lambda: run.client("pairs"), lambda: held.push(data), held.flush
+    for call in (
+        lambda: run.source("s"), lambda: run.client("pairs"),
+        lambda: stopped_source.push(data), stopped_source.flush,
     ):  # fmt: skip
         with pytest.raises(InputError, match="the run was stopped"):
-            ask()
-    for again in (run.start, run.__enter__):
+            call()
+    for restart in (run.start, run.__enter__):
         with pytest.raises(InputError, match=r"started once, .* stopped; call hf.run\(...\) again"):
-            again()
-    run.stop()  # once more does no harm
+            restart()
+    run.stop()  # a second call has no effect
     with hf.run(network(), storage=str(tmp_path)) as run:
         assert run.status()["state"] == "running"
         run.source("s").advance(WIDTH_US)
@@ -134,10 +135,10 @@ def test_rows_pushed_before_a_clean_end_are_there_in_the_next_run(
         assert run.status()["state"] == "running"
 
 
-def test_code_that_changes_its_mind_after_a_restart_is_caught(
+def test_nondeterministic_code_is_detected_after_a_restart(
     tmp_path: Path, sessions: Sessions
 ) -> None:
-    factor = tmp_path / "factor"  # which is no part of the code, so that nobody sees it change
+    factor = tmp_path / "factor"  # not part of the code, so that the identity does not change
 
     def make(value: int) -> hf.Network:
         factor.write_text(str(value))
@@ -154,19 +155,19 @@ def test_code_that_changes_its_mind_after_a_restart_is_caught(
         wait_for(lambda: run.nodes["main"].performer.core.paths["out"].position == 2)
     with hf.run(make(2), storage=storage, options=options) as run:
         wait_for(run.nodes["main"].ended.is_set)
-        with pytest.raises(NodeFailed, match="differs from what was logged") as told:
+        with pytest.raises(NodeFailed, match="differs from the logged result") as raised:
             run.raise_failure()
-        assert isinstance(told.value.__cause__, NotDeterministic)
+        assert isinstance(raised.value.__cause__, NotDeterministic)
 
 
-def test_a_missing_input_holds_up_only_the_outputs_that_need_it(sessions: Sessions) -> None:
+def test_a_missing_input_delays_only_the_outputs_that_depend_on_it(sessions: Sessions) -> None:
     net = hf.Network("two", bucket="100ms")
-    here, gone = (
+    present, missing = (
         net.source(name, "ts timestamp, key string, x double", time="ts", clock="manual")
         for name in ("here", "gone")
     )
-    net.output("alone", here.filter("x > 0"))
-    net.output("together", net.union(here, gone).filter("x > 0"))
+    net.output("alone", present.filter("x > 0"))
+    net.output("together", net.union(present, missing).filter("x > 0"))
     with hf.run(net) as run:
         run.source("gone").start(0)
         for bucket in range(3):
@@ -186,8 +187,8 @@ def test_logs_are_trimmed_as_clients_acknowledge(sessions: Sessions) -> None:
     with hf.run(net, options=options) as run:
         run.service.trim_buckets = 1
         client = run.client("out")
-        reader = threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
-        reader.start()
+        consumer = threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
+        consumer.start()
         for bucket in range(10):
             push(run, bucket, bucket + 1)
             wait_for(lambda bucket=bucket: client.position == bucket)
@@ -196,7 +197,7 @@ def test_logs_are_trimmed_as_clients_acknowledge(sessions: Sessions) -> None:
         folder = run.source("s").log.root / "segments"
         assert len(list(folder.rglob("*.parquet"))) <= 4
         client.close()
-        reader.join()
+        consumer.join()
 
 
 def test_any_read_stream_can_feed_a_source(tmp_path: Path, sessions: Sessions) -> None:
@@ -215,12 +216,12 @@ def test_any_read_stream_can_feed_a_source(tmp_path: Path, sessions: Sessions) -
         "s", "ts timestamp, user string, value long", time="ts", feed=hf.ReadStream(stream)
     )
     net.output("out", source.filter("value > 0"))
-    seen: list[str] = []
+    users: list[str] = []
     with hf.run(net) as run:
         for table, _ in run.client("out"):
-            seen += table["user"].to_pylist()
+            users += table["user"].to_pylist()
             run.raise_failure()
-            if len(seen) == 12:
+            if len(users) == 12:
                 break
         assert run.source("s").token == "2"
-    assert sorted(seen) == sorted(["u0", "u1", "u2"] * 4)
+    assert sorted(users) == sorted(["u0", "u1", "u2"] * 4)

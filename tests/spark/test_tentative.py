@@ -1,5 +1,5 @@
-"""A missing input on Spark: tentative results, corrections, REC_DONE (Borealis sections 3.3,
-3.4), and in the end the same rows as if nothing had happened."""
+"""A missing input on Spark: tentative results, corrections, REC_DONE (Borealis sections 3.3 and
+3.4), and finally the same rows as without a failure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OUTPUTS = ("rows", "counts", "pairs")
 
 
 def network(**protection: Any) -> hf.Network:
-    """A union and a window over it, which go on with one side, and a join, which does not."""
+    """A union and a window over it, which continue with one side, and a join, which does not."""
     net = hf.Network("missing", bucket="100ms")
     left, right = (net.source(name, SCHEMA, time="ts", clock="manual") for name in SOURCES)
     both = net.union(left, right)
     net.output("rows", both.filter("x > 0"))
-    # Long enough to be folded into panes before the failure.
+    # Long enough that rows are folded into panes before the failure.
     net.output("counts", both.window("2s", slide="500ms").group_by("key").agg(n=hf.count()))
     net.output("pairs", left.join(right.map("ts", "key", y="x"), on=["key"], within="100ms"))
     net.protect("main", on_failure="process", **protection)
@@ -81,7 +81,7 @@ def tentative_upto(watch: Watch, bucket: int) -> None:
 
 
 def to_the_end(run: Breakable, watches: dict[str, Watch]) -> dict[str, tuple[int, str]]:
-    """What is stable in the end, and as it was given: each row as often as it came."""
+    """The stable rows of each output after its end, including duplicates, as digests."""
     for name in SOURCES:
         run.source(name).end()
     for watch in watches.values():
@@ -100,49 +100,58 @@ def is_tentative(info: BucketInfo) -> bool:
 
 
 def told(infos: list[BucketInfo]) -> list[str]:
-    """The story of an output: stretches of the same kind once."""
+    """The kinds of results of an output in order, without repetitions."""
     kinds = ["REC_DONE" if info.rec_done else str(info.stability) for info in infos]
-    return [kind for at, kind in enumerate(kinds) if kinds[at - 1 : at] != [kind]]
+    return [kind for number, kind in enumerate(kinds) if kinds[number - 1 : number] != [kind]]
 
 
 @pytest.mark.parametrize("reconcile", ["checkpoint", "undo"])
-def test_tentative_results_stand_until_stable_ones_replace_them(
+def test_tentative_results_remain_valid_until_stable_ones_replace_them(
     reconcile: str, sessions: Sessions
 ) -> None:
     net = network(reconcile=reconcile, max_delay="1s")
     with watched(net) as (run, watches):
-        given, pairs = watches["rows"], watches["pairs"]
+        rows_watch, pairs_watch = watches["rows"], watches["pairs"]
         push(run, 0, 20)
         stable_upto(watches, 19)
-        for cut_at in (20, 30):  # a corrected failure leaves nothing that disturbs the next
-            seen = len(given.given)
+        for cut_at in (20, 30):  # a corrected failure does not affect the next one
+            received_before = len(rows_watch.given)
             run.cut("right")
             push(run, cut_at, cut_at + 5)
             for name in ("rows", "counts"):
                 tentative_upto(watches[name], cut_at + 4)
-            tentative = [info for info in given.infos() if is_tentative(info)][-5:]
+            tentative = [info for info in rows_watch.infos() if is_tentative(info)][-5:]
             assert [info.bucket for info in tentative] == list(range(cut_at, cut_at + 5))
             assert {info.missing for info in tentative} == {("right",)}
-            assert given.client.position == cut_at - 1, "nothing is stable without its input"
-            assert pairs.client.position == cut_at - 1, "a join waits for both sides"
+            assert rows_watch.client.position == cut_at - 1, (
+                "expected no stable bucket without its input"
+            )
+            assert pairs_watch.client.position == cut_at - 1, (
+                "expected the join to wait for both sides"
+            )
             run.heal("right")
-            given.wait(lambda seen=seen: any(i.rec_done for _, i in given.given[seen:]), LIMIT_S)
-            story = [info for _, info in given.given[seen:]]
-            assert told(story)[:3] == ["TENTATIVE", "STABLE", "REC_DONE"]
-            replaced = [info.bucket for info in story if info.replaces]
+            rows_watch.wait(
+                lambda received_before=received_before: any(
+                    i.rec_done for _, i in rows_watch.given[received_before:]
+                ),
+                LIMIT_S,
+            )
+            infos = [info for _, info in rows_watch.given[received_before:]]
+            assert told(infos)[:3] == ["TENTATIVE", "STABLE", "REC_DONE"]
+            replaced = [info.bucket for info in infos if info.replaces]
             assert replaced == list(range(cut_at, cut_at + 5))
             push(run, cut_at + 5, cut_at + 10)
             stable_upto(watches, cut_at + 9)
-        found = to_the_end(run, watches)
-    assert not any(is_tentative(info) for info in pairs.infos())
+        final = to_the_end(run, watches)
+    assert not any(is_tentative(info) for info in pairs_watch.infos())
     for watch in watches.values():
         stable = [info.bucket for info in watch.infos() if info.rows and not is_tentative(info)]
-        assert stable == sorted(set(stable)), "a stable bucket is given once, in order"
-    assert found == undisturbed(net, 40, sessions)
+        assert stable == sorted(set(stable)), "expected every stable bucket once, in order"
+    assert final == undisturbed(net, 40, sessions)
 
 
-def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:
-    """Section 5.1: blocking is the first defence."""
+def test_a_failure_shorter_than_max_delay_causes_no_tentative_results(sessions: Sessions) -> None:
+    """Section 5.1: nodes block first, and give tentative results only after `max_delay`."""
     net = network(max_delay="10min")
     with watched(net) as (run, watches):
         push(run, 0, 5)
@@ -153,6 +162,6 @@ def test_a_failure_shorter_than_x_is_only_a_delay(sessions: Sessions) -> None:
         watches["rows"].wait(lambda: paths["rows"].sunion.complete_upto["left"] == 9, LIMIT_S)
         run.heal("right")
         stable_upto(watches, 9)
-        found = to_the_end(run, watches)
+        final = to_the_end(run, watches)
     assert [told(watch.infos()) for watch in watches.values()] == [["STABLE"]] * 3
-    assert found == undisturbed(net, 10, sessions)
+    assert final == undisturbed(net, 10, sessions)

@@ -1,4 +1,4 @@
-"""Real disks that are full or read-only, and rows to put on them."""
+"""Fixtures: a small real disk that can be filled or mounted read-only, and rows to write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "ts timestamp, src string, bytes bigint"
 
 @pytest.fixture
 def rows() -> Callable[..., pa.Table]:
-    """`rows(bucket, count)`: rows of a bucket of one second, different in every bucket."""
+    """`rows(bucket, count)`: rows of a one-second bucket, different for every bucket."""
 
     def make(bucket: int, count: int = 5) -> pa.Table:
         rng = np.random.default_rng(abs(bucket))
@@ -30,7 +30,7 @@ def rows() -> Callable[..., pa.Table]:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 128 KiB of its own."""
+    """A separate disk of 128 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(disk)]

@@ -1,4 +1,4 @@
-"""A disk in memory answers like a real one, and a log cannot tell them apart."""
+"""The in-memory disk behaves like a real one, also for a log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = "ts timestamp, src string, bytes bigint"
 
 @dataclass
 class Place:
-    """An empty folder on a disk of one of the two kinds."""
+    """An empty folder on a real or an in-memory disk."""
 
     disk: Disk
     root: str
@@ -56,19 +56,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_a_file_is_put_whole_and_replaced_whole(place: Place, fsync: bool) -> None:
+def test_put_writes_and_replaces_a_complete_file(place: Place, fsync: bool) -> None:
     disk, path = place.disk, place / "file"
     for data in (b"first", b"", memoryview(b"the second")):
         disk.put(path, data, fsync=fsync)
         assert disk.read(path) == bytes(data)
-        assert disk.files(place.root) == {"file": len(data)}, "nothing is left beside it"
+        assert disk.files(place.root) == {"file": len(data)}, "no other file is left"
     assert disk.exists(path) and not disk.is_folder(path)
     disk.delete(path)
     assert not disk.exists(path) and disk.files(place.root) == {}
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_folders_hold_files_and_are_listed_in_order(place: Place, fsync: bool) -> None:
+def test_files_lists_the_files_below_a_folder_in_order(place: Place, fsync: bool) -> None:
     disk = place.disk
     for folder in ("b", "b/inner", "a", "b"):
         disk.make_folder(place / folder, fsync=fsync)
@@ -86,7 +86,8 @@ def test_folders_hold_files_and_are_listed_in_order(place: Place, fsync: bool) -
     assert disk.files(place / "c/d/e") == {}
 
 
-#: How each call fares on a folder, below a file, below nothing, on a file, and on nothing.
+#: Outcome of each call on: a folder, a path below a file, a path below a missing folder, a file,
+#: and a missing path.
 FATES: dict[str, tuple[Callable[[Disk, str], object], str]] = {
     "read": (lambda disk, path: disk.read(path), "folder nofolder gone fine gone"),
     "files": (lambda disk, path: disk.files(path), "fine nofolder gone nofolder gone"),
@@ -118,26 +119,26 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("call", FATES)
-def test_what_does_not_fit_is_refused_alike(place: Place, call: str) -> None:
-    disk, (do, fates) = place.disk, FATES[call]
+def test_both_disks_raise_the_same_errors_for_invalid_paths(place: Place, call: str) -> None:
+    disk, (action, outcomes) = place.disk, FATES[call]
     disk.put(place / "file", b"1", fsync=False)
     disk.make_folder(place / "folder", fsync=False)
     disk.make_folder(place / "way.tmp", fsync=False)
     names = ("folder", "file/below", "missing/below", "file", "missing")
-    for name, fate in zip(names, fates.split(), strict=True):
-        if fate == "fine":
-            do(disk, place / name)
+    for name, outcome in zip(names, outcomes.split(), strict=True):
+        if outcome == "fine":
+            action(disk, place / name)
             continue
         with pytest.raises(OSError) as caught:
-            do(disk, place / name)
-        assert type(caught.value) is ERRORS[fate], name
+            action(disk, place / name)
+        assert type(caught.value) is ERRORS[outcome], name
         assert not disk.exists(place / "file/below") and not disk.exists(place / "missing/below")
     with pytest.raises(IsADirectoryError):
         disk.put(place / "way", b"something is in the way", fsync=True)
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_an_open_file_grows_is_cut_and_knows_when_it_was_replaced(
+def test_an_append_file_appends_truncates_and_detects_its_replacement(
     place: Place, fsync: bool
 ) -> None:
     disk, path = place.disk, place / "file"
@@ -164,21 +165,21 @@ def test_an_open_file_grows_is_cut_and_knows_when_it_was_replaced(
     assert not file.in_place()
 
 
-def test_a_lock_is_held_by_one(place: Place) -> None:
+def test_a_lock_has_one_holder(place: Place) -> None:
     disk, path = place.disk, place / "lock"
     lock = disk.lock(path)
     with pytest.raises(BlockingIOError):
         disk.lock(path)
-    assert int(disk.read(path)) > 0, "says who has it"
+    assert int(disk.read(path)) > 0, "the file contains the pid of the holder"
     disk.unlock(lock)
-    again = disk.lock(path)
-    disk.unlock(again)
+    second = disk.lock(path)
+    disk.unlock(second)
     with pytest.raises(OSError) as caught:
-        disk.unlock(again)
+        disk.unlock(second)
     assert caught.value.errno == errno.EBADF
 
 
-def test_trees_are_synced(place: Place) -> None:
+def test_sync_tree_accepts_files_folders_and_the_root(place: Place) -> None:
     disk = place.disk
     make_folder(place / "a/b", fsync=False, disk=disk)
     disk.put(place / "a/b/file", b"x", fsync=False)
@@ -190,7 +191,7 @@ def test_trees_are_synced(place: Place) -> None:
 
 @pytest.fixture(params=["real", "memory"])
 def full_place(request: pytest.FixtureRequest) -> tuple[Place, Callable[[bool], None]]:
-    """A small disk, and how to fill it and to make room again."""
+    """A small disk, and a function that fills it or frees its space."""
     if request.param == "memory":
         place = in_memory()
         return place, lambda full: setattr(place.disk, "full", full)
@@ -209,7 +210,7 @@ def full_place(request: pytest.FixtureRequest) -> tuple[Place, Callable[[bool], 
     return Place(OS_DISK, str(tiny / "m")), fill
 
 
-def test_a_full_disk_refuses_to_write_but_not_to_cut_and_delete(
+def test_a_full_disk_refuses_writes_but_allows_truncation_and_deletion(
     full_place: tuple[Place, Callable[[bool], None]],
 ) -> None:
     place, fill = full_place
@@ -253,7 +254,7 @@ def put(log: Log, rows: Rows, bucket: int, count: int = 5) -> Segment:
 
 
 def kill(place: Place, log: Log) -> None:
-    """The process is gone, the machine goes on."""
+    """The process is killed, the machine keeps running."""
     if isinstance(place.disk, MemoryDisk):
         place.disk.crash(power=False)
         return
@@ -273,16 +274,16 @@ def test_committed_buckets_survive_and_are_read_back(place: Place, rows: Rows) -
     assert log.segments("tap", 0, 9) == written and len(log.orphans) == 1
     assert log.read(written[1]).equals(rows(3))
     assert (log.token("tap"), log.counter("late")) == ("offset 3", 7)
-    seen = read_only(place / "log", disk=place.disk)
-    assert seen.state == log._state and seen.read(written[0]).equals(rows(0))
+    read_log = read_only(place / "log", disk=place.disk)
+    assert read_log.state == log._state and read_log.read(written[0]).equals(rows(0))
     assert set(place.disk.files(place / "log/segments")) == {
         segment.path.removeprefix("segments/") for segment in written
     }
 
 
-def test_a_folder_has_one_live_owner(place: Place) -> None:
+def test_a_log_folder_has_one_live_owner(place: Place) -> None:
     log = start(place)
-    with pytest.raises(StorageDenied, match=r"is in use by process \d+; stop it"):
+    with pytest.raises(StorageDenied, match=r"is in use by process \d+; stop that process"):
         start(place)
     log.close()
     with pytest.raises(LogError, match="closed"):
@@ -293,7 +294,9 @@ def test_a_folder_has_one_live_owner(place: Place) -> None:
         Log.open(place / "file/log", "a", fsync="never", disk=place.disk)
 
 
-def test_readers_trim_and_zombies_do_not(place: Place, rows: Rows) -> None:
+def test_current_consumers_allow_trimming_and_replaced_ones_do_not(
+    place: Place, rows: Rows
+) -> None:
     log = start(place)
     written = [put(log, rows, bucket) for bucket in range(4)]
     log.acknowledge("tap", "r", 3, 3, 1)
@@ -315,7 +318,7 @@ def test_readers_trim_and_zombies_do_not(place: Place, rows: Rows) -> None:
     assert start(place).orphans == [written[2].path]
 
 
-def test_states_are_recorded_when_their_files_are_there(place: Place) -> None:
+def test_state_versions_are_recorded_only_if_their_files_exist(place: Place) -> None:
     log, disk = start(place), place.disk
     disk.make_folder(place / "log/state/v1", fsync=False)
     disk.put(place / "log/state/v1/part", b"rows", fsync=False)
@@ -325,12 +328,12 @@ def test_states_are_recorded_when_their_files_are_there(place: Place) -> None:
     kill(place, log)
     log = start(place)
     assert log.states("top") == [(3, {"files": ["v1"]})]
-    assert disk.read(place / "log/state/v1/part") == b"rows", "state files are the engine's"
+    assert disk.read(place / "log/state/v1/part") == b"rows", "only the engine deletes state files"
     log.drop_states("top", 4)
     assert log.states("top") == []
 
 
-def test_a_torn_tail_is_cut_and_other_damage_refused(place: Place, rows: Rows) -> None:
+def test_a_torn_tail_is_cut_and_other_damage_is_refused(place: Place, rows: Rows) -> None:
     log, disk, manifest = start(place), place.disk, place / "log/manifest"
     segment = put(log, rows, 0)
     good = len(disk.read(manifest))
@@ -350,14 +353,14 @@ def test_a_torn_tail_is_cut_and_other_damage_refused(place: Place, rows: Rows) -
     disk.put(manifest, data, fsync=False)
     path = place / f"log/{segment.path}"
     disk.put(path, disk.read(path)[:-1], fsync=False)
-    with pytest.raises(LogCorrupted, match="bytes were written"):
+    with pytest.raises(LogCorrupted, match=r"expected .* bytes, found"):
         start(place)
     disk.delete(path)
     with pytest.raises(LogCorrupted, match="missing"):
         start(place)
 
 
-def test_a_log_goes_on_when_there_is_room_again(
+def test_a_log_continues_after_space_is_freed(
     full_place: tuple[Place, Callable[[bool], None]], rows: Rows
 ) -> None:
     place, fill = full_place
@@ -382,7 +385,7 @@ def test_a_log_goes_on_when_there_is_room_again(
 # Folders that replace each other
 
 
-def test_a_folder_gets_another_name_with_all_that_is_in_it(place: Place) -> None:
+def test_rename_folder_keeps_the_contents_and_replaces_no_folder(place: Place) -> None:
     disk = place.disk
     for folder in ("a", "a/inner"):
         disk.make_folder(place / folder, fsync=True)

@@ -1,4 +1,4 @@
-"""Recovery finds a prefix of what was appended, or says that the file is damaged. Nothing else."""
+"""Recovery returns a prefix of the appended records, or reports a damaged file."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_records_come_back(path: Path) -> None:
+def test_all_records_are_recovered(path: Path) -> None:
     assert recover(path) == list(prefixes())[-1]
     assert {type(record) for record in recover(path)} == set(get_args(Record))
     for group in APPENDS:
         assert decode(encode(group)) == group
 
 
-def test_the_words_on_the_disk_stay_what_they_were() -> None:
-    """Logs of before must be readable: this is what the first version wrote."""
+def test_the_encoding_of_records_never_changes() -> None:
+    """Existing logs must remain readable: this is the encoding of the first version."""
     assert encode([Added(SEGMENT), Boundary("täp", -7)]) == (
         rb'[{"kind":"added","stream":"t\u00e4p","partition":1,"bucket":-7,"version":2,"part":3,'
         rb'"stability":"TENTATIVE","path":"segments/a","rows":5,"checksum":"0000000000000000",'
@@ -101,7 +101,7 @@ def test_the_words_on_the_disk_stay_what_they_were() -> None:
     )
 
 
-def test_what_is_tentative_is_written_in_plain_words() -> None:
+def test_tentative_records_are_encoded_as_plain_json() -> None:
     records = [Tentative("s", 4, 6, ("a", "b"), 0.5, 0.25), Undo("s", 3, 2)]
     assert encode(records) == (
         b'[{"kind":"tentative","stream":"s","since":4,"upto":6,"missing":["a","b"],'
@@ -111,51 +111,51 @@ def test_what_is_tentative_is_written_in_plain_words() -> None:
     assert decode(encode(records)) == records
 
 
-def test_a_tentative_span_without_shares_is_that_of_an_older_version() -> None:
+def test_a_tentative_record_of_an_older_version_has_full_shares() -> None:
     old = b'[{"kind":"tentative","stream":"s","since":4,"upto":6,"missing":["a"]}]'
     assert decode(old) == [Tentative("s", 4, 6, ("a",), inputs=1.0, rows=1.0)]
 
 
-def test_cut_at_every_length_gives_the_appends_that_were_whole(path: Path) -> None:
+def test_a_manifest_cut_at_any_length_recovers_the_complete_appends(path: Path) -> None:
     data = path.read_bytes()
     ends = [len(HEADER)]
     for group in APPENDS:
         ends.append(ends[-1] + len(frame(encode(group))))
     assert ends[-1] == len(data)
-    stories = list(prefixes())
+    expected = list(prefixes())
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
-        whole = sum(end <= length for end in ends[1:])
+        complete = sum(end <= length for end in ends[1:])
         manifest, records = Manifest.open(path, "never")
-        assert records == stories[whole]
-        assert manifest.cut_bytes == (length - ends[whole] if length >= len(HEADER) else 0)
+        assert records == expected[complete]
+        assert manifest.cut_bytes == (length - ends[complete] if length >= len(HEADER) else 0)
         manifest.append([Note("goes on")])
         manifest.close()
-        assert recover(path) == [*stories[whole], Note("goes on")]
+        assert recover(path) == [*expected[complete], Note("goes on")]
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-def test_every_flipped_byte_gives_a_prefix_at_the_tail_and_damage_before_it(
+def test_a_flipped_byte_is_cut_in_the_last_frame_and_refused_before_it(
     path: Path, flip: int
 ) -> None:
     data = path.read_bytes()
     last = len(data) - len(frame(encode(APPENDS[-1])))
     *_, before, _ = prefixes()
-    for place in range(len(data)):
+    for offset in range(len(data)):
         bad = bytearray(data)
-        bad[place] ^= flip
+        bad[offset] ^= flip
         path.write_bytes(bad)
-        if place >= last:
+        if offset >= last:
             assert recover(path) == before
         else:
             with pytest.raises(LogCorrupted, match="manifest"):
                 recover(path)
-            assert path.read_bytes() == bad, "what is damaged is left for people to look at"
+            assert path.read_bytes() == bad, "a damaged file is not modified"
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_any_damage_gives_a_prefix_or_is_refused(
+def test_any_damage_is_refused_or_recovers_a_subsequence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("damage") / "manifest"
@@ -167,12 +167,12 @@ def test_any_damage_gives_a_prefix_or_is_refused(
         records = recover(path)
     except LogCorrupted:
         return
-    # Frames taken out whole leave no trace in this file; every other damage gives a prefix.
-    story = list(prefixes())[-1]
-    assert [record for record in story if record in records] == records
+    # Removed complete frames cannot be detected; any other damage leaves a prefix.
+    appended = list(prefixes())[-1]
+    assert [record for record in appended if record in records] == records
 
 
-def test_a_page_of_zeros_at_the_end_is_cut(path: Path) -> None:
+def test_a_page_of_zeros_at_the_end_is_cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(4096))
     manifest, records = Manifest.open(path, "always")
     manifest.close()
@@ -180,7 +180,7 @@ def test_a_page_of_zeros_at_the_end_is_cut(path: Path) -> None:
     assert manifest.cut_bytes == 4096
 
 
-def test_damage_names_the_place_and_the_remedy(path: Path) -> None:
+def test_the_error_for_a_damaged_manifest_names_the_offset_and_the_remedy(path: Path) -> None:
     data = bytearray(path.read_bytes())
     first = len(HEADER)
     data[first + 20] ^= 1
@@ -190,20 +190,20 @@ def test_damage_names_the_place_and_the_remedy(path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b"H", HEADER[:-1]])
-def test_a_torn_header_is_a_fresh_file(tmp_path: Path, torn: bytes) -> None:
+def test_a_torn_header_is_treated_as_a_new_file(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "manifest"
     path.write_bytes(torn)
     assert recover(path) == []
     assert path.read_bytes() == HEADER
 
 
-def test_other_headers_are_refused(tmp_path: Path) -> None:
+def test_headers_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "manifest"
     cases = {
         b"HOLDFAST 3\nxyz": "found 3",
         b"HOLDFAST 1\n": "found 1",
-        b"PAR1": "does not begin",
-        b"HOLDFAST 2x": "not begin",
+        b"PAR1": "expected the header of a manifest",
+        b"HOLDFAST 2x": "found other content",
     }
     for data, message in cases.items():
         path.write_bytes(data)
@@ -214,23 +214,23 @@ def test_other_headers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "payload", [b'[{"kind":"vote"}]', b'[{"kind":"note","text":"","mood":1}]', b'[{"text":""}]']
 )
-def test_records_of_the_future_are_refused(path: Path, payload: bytes) -> None:
+def test_records_of_newer_versions_are_refused(path: Path, payload: bytes) -> None:
     path.write_bytes(path.read_bytes() + frame(payload))
     with pytest.raises(LogCorrupted, match="another version of Holdfast"):
         recover(path)
 
 
-def test_a_rewritten_manifest_holds_the_new_story_and_goes_on(path: Path) -> None:
+def test_a_rewritten_manifest_holds_the_new_records_and_accepts_appends(path: Path) -> None:
     manifest, _ = Manifest.open(path, "always")
-    many: list[Record] = [Counter(f"c{number}", number) for number in range(2_500)]
-    manifest.rewrite(many)
+    counters: list[Record] = [Counter(f"c{number}", number) for number in range(2_500)]
+    manifest.rewrite(counters)
     manifest.append([Note("on")])
     manifest.close()
-    assert recover(path) == [*many, Note("rewritten as 2500"), Note("on")]
+    assert recover(path) == [*counters, Note("rewritten as 2500"), Note("on")]
     assert [p.name for p in path.parent.iterdir()] == ["manifest"]
 
 
-def test_damage_to_the_rewritten_part_is_never_taken_for_a_torn_tail(path: Path) -> None:
+def test_damage_to_the_rewritten_part_is_never_treated_as_a_torn_tail(path: Path) -> None:
     manifest, _ = Manifest.open(path, "always")
     manifest.rewrite([Counter("late", 1)])
     manifest.close()
@@ -241,7 +241,9 @@ def test_damage_to_the_rewritten_part_is_never_taken_for_a_torn_tail(path: Path)
         recover(path)
 
 
-def test_a_full_disk_loses_nothing_and_heals(tiny_disk: Path) -> None:
+def test_a_full_disk_loses_no_record_and_appends_continue_after_space_is_freed(
+    tiny_disk: Path,
+) -> None:
     manifest, _ = Manifest.open(tiny_disk / "manifest", "always")
     filler = tiny_disk / "filler"
     filler.write_bytes(bytes(100 * 1024))
@@ -261,8 +263,8 @@ def test_a_full_disk_loses_nothing_and_heals(tiny_disk: Path) -> None:
     assert sorted(p.name for p in tiny_disk.iterdir()) == ["manifest"]
 
 
-def test_a_write_that_stops_half_way_is_taken_back(tmp_path: Path) -> None:
-    """A limit on file sizes makes the kernel write a part first and refuse the rest, for real."""
+def test_a_partial_write_is_rolled_back(tmp_path: Path) -> None:
+    """With a file size limit, the kernel writes one part and refuses the rest."""
     path = tmp_path / "manifest"
     script = f"""
 import resource
@@ -285,15 +287,15 @@ manifest.append([Note("third")])
     assert recover(path) == [Note("first"), Note("third")]
 
 
-def test_what_cannot_be_taken_back_poisons_the_manifest(path: Path) -> None:
+def test_an_append_that_cannot_be_rolled_back_poisons_the_manifest(path: Path) -> None:
     manifest, records = Manifest.open(path, "always")
-    os.close(manifest._file._fd)  # type: ignore[attr-defined]  # the disk is gone: neither writing nor truncating works
+    os.close(manifest._file._fd)  # type: ignore[attr-defined]  # the disk is lost: writing and truncating fail
     with pytest.raises(LogError, match="Bad file descriptor"):
         manifest.append([Note("lost")])
     manifest._file._fd = -1  # type: ignore[attr-defined]
     for _ in range(2):
-        with pytest.raises(LogError, match="not taken back"):
+        with pytest.raises(LogError, match="not rolled back"):
             manifest.append([Note("refused")])
-    with pytest.raises(LogError, match="not taken back"):
+    with pytest.raises(LogError, match="not rolled back"):
         manifest.rewrite([])
     assert recover(path) == records

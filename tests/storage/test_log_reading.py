@@ -1,4 +1,4 @@
-"""A log can be read beside its live owner, who does not notice."""
+"""A log can be read while its owner runs, without side effects."""
 
 from __future__ import annotations
 
@@ -28,49 +28,53 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_reads_what_a_live_owner_has_made_durable_and_changes_nothing(
+def test_read_only_access_sees_durable_records_and_changes_nothing(
     tmp_path: Path, rows: Rows
 ) -> None:
     log = Log.open(tmp_path / "log", "tap", fsync="never")
     fill(log, rows, range(3))
     log.trim("tap", 0)
     before = contents(tmp_path)
-    seen = read_only(tmp_path / "log")
+    read_log = read_only(tmp_path / "log")
     assert contents(tmp_path) == before
-    stream = seen.state.streams["tap"]
+    stream = read_log.state.streams["tap"]
     assert (stream.starts_at, stream.trimmed_upto, stream.complete_upto) == (0, 0, 2)
-    assert [digest(seen.read(segment)) for segment in stream.between(1, 2)] == [
+    assert [digest(read_log.read(segment)) for segment in stream.between(1, 2)] == [
         digest(rows(1)),
         digest(rows(2)),
     ]
-    assert (seen.state.owner, seen.state.counters) == ("tap", {"tap.rows": 15})
+    assert (read_log.state.owner, read_log.state.counters) == ("tap", {"tap.rows": 15})
     fill(log, rows, range(3, 5))
     assert stream.complete_upto == 2
     assert read_only(tmp_path / "log").state.streams["tap"].complete_upto == 4
     log.close()
 
 
-def test_an_append_under_way_is_not_seen_and_not_cut(tmp_path: Path, rows: Rows) -> None:
+def test_read_only_access_ignores_an_unfinished_append_and_does_not_cut_it(
+    tmp_path: Path, rows: Rows
+) -> None:
     log = Log.open(tmp_path / "log", "tap", fsync="never")
     fill(log, rows, range(2))
     manifest = tmp_path / "log" / "manifest"
-    whole = manifest.read_bytes()
+    complete = manifest.read_bytes()
     fill(log, rows, range(2, 3))
     log.close()
-    torn = manifest.read_bytes()[: len(whole) + 11]
+    torn = manifest.read_bytes()[: len(complete) + 11]
     manifest.write_bytes(torn)
     assert read_only(tmp_path / "log").state.streams["tap"].complete_upto == 1
     assert manifest.read_bytes() == torn
 
 
-def test_says_when_there_is_no_log_or_a_damaged_one(tmp_path: Path, rows: Rows) -> None:
-    with pytest.raises(InputError, match="there is no log here"):
+def test_read_only_access_refuses_missing_logs_and_damaged_segments(
+    tmp_path: Path, rows: Rows
+) -> None:
+    with pytest.raises(InputError, match="expected a log, found no manifest"):
         read_only(tmp_path / "nowhere")
     log = Log.open(tmp_path / "log", "tap", fsync="never")
     fill(log, rows, range(1))
     log.close()
-    seen = read_only(tmp_path / "log")
-    (segment,) = seen.state.streams["tap"].segments
-    os.truncate(seen.absolute(segment), segment.size_bytes - 1)
+    read_log = read_only(tmp_path / "log")
+    (segment,) = read_log.state.streams["tap"].segments
+    os.truncate(read_log.absolute(segment), segment.size_bytes - 1)
     with pytest.raises(LogCorrupted):
-        seen.read(segment)
+        read_log.read(segment)

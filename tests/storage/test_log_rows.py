@@ -74,7 +74,7 @@ def chunked(table: pa.Table, cuts: list[int]) -> pa.Table:
 
 
 def same(left: pa.Table, right: pa.Table) -> bool:
-    """Equal to the bit; `Table.equals` says that NaN differs from itself."""
+    """Bit-for-bit equality; for `Table.equals`, NaN differs from itself."""
 
     def written(table: pa.Table) -> bytes:
         sink = pa.BufferOutputStream()
@@ -87,7 +87,7 @@ def same(left: pa.Table, right: pa.Table) -> bool:
 
 @settings(deadline=None)
 @given(tables, st.randoms(use_true_random=False), st.lists(st.integers(0, 12), max_size=4))
-def test_digest_and_canonical_order_forget_row_order_and_chunks(
+def test_digest_and_canonical_order_do_not_depend_on_row_order_and_chunks(
     values: list[dict[str, Any]], random: Any, cuts: list[int]
 ) -> None:
     shuffled = random.sample(values, len(values))
@@ -99,10 +99,10 @@ def test_digest_and_canonical_order_forget_row_order_and_chunks(
 
 @settings(deadline=None)
 @given(tables.filter(bool), st.integers(0, 11))
-def test_digest_counts_how_often_a_row_occurs(values: list[dict[str, Any]], which: int) -> None:
-    again = [*values, values[which % len(values)]]
-    assert digest(table_of(values)) != digest(table_of(again))
-    assert digest(table_of(again)) != digest(table_of([*again, values[which % len(values)]]))
+def test_digest_depends_on_how_often_a_row_occurs(values: list[dict[str, Any]], which: int) -> None:
+    repeated = [*values, values[which % len(values)]]
+    assert digest(table_of(values)) != digest(table_of(repeated))
+    assert digest(table_of(repeated)) != digest(table_of([*repeated, values[which % len(values)]]))
 
 
 @given(row, row)
@@ -120,15 +120,15 @@ def test_zeros_and_nans_have_one_encoding() -> None:
     bits = [0x7FF8000000000000, 0xFFF8000000000001, 0x7FF0000000000001, 0x8000000000000000]
     odd = pa.table({"f": pa.array(np.array(bits, dtype=np.uint64).view(np.float64))})
     plain = pa.table({"f": [math.nan, math.nan, math.nan, 0.0]})
-    seen = canonical(odd).column("f").to_numpy().view(np.uint64).tolist()
-    assert seen == [0x7FF8000000000000] * 3 + [0]
+    encoded = canonical(odd).column("f").to_numpy().view(np.uint64).tolist()
+    assert encoded == [0x7FF8000000000000] * 3 + [0]
     assert digest(odd) == digest(plain)
     nested = [pa.table({"l": pa.array([table.column("f").to_pylist()])}) for table in (odd, plain)]
     assert digest(nested[0]) == digest(nested[1])
     assert canonical(pa.table({"f": [1.0, None]})).column("f").null_count == 1
 
 
-def test_types_that_hold_the_same_values_become_one() -> None:
+def test_types_that_hold_the_same_values_have_one_canonical_type() -> None:
     moment = dt.datetime(2026, 5, 9, 12, tzinfo=dt.UTC)
     plain = pa.table(
         {
@@ -151,12 +151,12 @@ def test_types_that_hold_the_same_values_become_one() -> None:
     assert digest(other) == digest(naive) == digest(plain)
 
 
-def test_finer_than_a_microsecond_is_cut_towards_the_past() -> None:
+def test_nanoseconds_are_rounded_down_to_microseconds() -> None:
     table = pa.table({"ts": pa.array([-1, 1_999], pa.timestamp("ns"))})
     assert times_us(table, "ts").tolist() == [-1, 1]
 
 
-def test_digest_knows_names_types_columns_and_nulls() -> None:
+def test_digest_depends_on_names_types_columns_and_nulls() -> None:
     tables = [
         pa.table({"a": pa.array([1], pa.int64())}),
         pa.table({"b": pa.array([1], pa.int64())}),
@@ -193,12 +193,12 @@ def test_digest_has_no_collision_in_two_hundred_thousand_near_equal_rows() -> No
         one = [digest(table.slice(place, 1)) for place in range(0, 100_000, 97)]
         assert len(set(one)) == len(one)
     moved = np.arange(100_000)
-    moved[:2] += [1, -1]  # the sum of the values stays
+    moved[:2] += [1, -1]  # the sum of the values is unchanged
     moved[2:4] = [4, 1]
     assert digest(pa.table({"i": moved})) != digest(numbers)
 
 
-def test_digest_of_many_rows_does_not_depend_on_where_blocks_are_cut() -> None:
+def test_digest_of_many_rows_does_not_depend_on_block_boundaries() -> None:
     count = 70_000
     numbers = pa.array(np.arange(count))
     words = numbers.cast(pa.string())
@@ -217,8 +217,8 @@ def test_digest_of_many_rows_does_not_depend_on_where_blocks_are_cut() -> None:
     assert digest(turned) == digest(table) != digest(table.slice(1))
 
 
-def test_digest_is_a_format() -> None:
-    """Written into manifests, so it may never change without a new FORMAT."""
+def test_digest_is_part_of_the_storage_format() -> None:
+    """Manifests contain digests, so the digest may change only with a new FORMAT."""
     table = pa.table({"i": [1, None, -3], "s": ["a", "", None], "l": [[1.5], None, []]})
     assert digest(table) == "fe8d079386890716"
 
@@ -234,12 +234,12 @@ def test_canonical_order_is_time_then_columns_nulls_first() -> None:
     assert sort_canonical(table, "ts").column_names == ["a", "ts"]
 
 
-def test_what_has_no_time_is_refused() -> None:
+def test_invalid_time_columns_are_refused() -> None:
     with pytest.raises(InputError, match="null in 1 of 2 rows"):
         times_us(pa.table({"ts": pa.array([1, None], TIMESTAMP)}), "ts")
-    with pytest.raises(InputError, match="named 'ts'"):
+    with pytest.raises(InputError, match="exactly one column 'ts'"):
         times_us(pa.table({"t": [1]}), "ts")
-    with pytest.raises(InputError, match="not timestamp"):
+    with pytest.raises(InputError, match="expected type timestamp, found int64"):
         times_us(pa.table({"ts": [1]}), "ts")
     with pytest.raises(InputError, match="column 't'"):
         canonical(pa.table({"t": pa.array([2**62], pa.timestamp("s"))}))
@@ -248,7 +248,7 @@ def test_what_has_no_time_is_refused() -> None:
 # -- partitions -----------------------------------------------------------------------------------
 
 
-def test_every_row_is_in_one_partition_and_equal_keys_are_in_the_same() -> None:
+def test_each_row_is_in_one_partition_and_equal_keys_share_a_partition() -> None:
     rng = np.random.default_rng(1)
     table = pa.table(
         {"src": np.char.add("s", rng.integers(0, 50, 500).astype(str)),
@@ -257,18 +257,18 @@ def test_every_row_is_in_one_partition_and_equal_keys_are_in_the_same() -> None:
     parts = parts_of(table, ["src", "n"], 4)
     assert digest(pa.concat_tables(parts)) == digest(table)
     assert all(60 < part.num_rows < 200 for part in parts)
-    seen = [
+    keys = [
         {tuple(row.values()) for row in part.select(["src", "n"]).to_pylist()} for part in parts
     ]
-    assert all(not a & b for a, b in itertools.combinations(seen, 2))
-    # However the rows come in, and whatever stands beside the keys.
+    assert all(not a & b for a, b in itertools.combinations(keys, 2))
+    # Independent of the order of rows and of the other columns.
     mixed = pa.concat_tables([table.slice(300), table.slice(0, 300)]).drop_columns(["x"])
-    again = parts_of(mixed, ["src", "n"], 4)
-    assert [digest(part.drop_columns(["x"])) for part in parts] == [digest(p) for p in again]
+    mixed_parts = parts_of(mixed, ["src", "n"], 4)
+    assert [digest(part.drop_columns(["x"])) for part in parts] == [digest(p) for p in mixed_parts]
 
 
-def test_where_a_key_belongs_never_changes() -> None:
-    """State is found again by it: another hash would be another format."""
+def test_the_partition_of_a_key_never_changes() -> None:
+    """State is located by partition: another hash would be another format."""
     table = pa.table({"k": ["a", "b", None, ""], "n": pa.array([1, 2, 3, None], pa.int64())})
     assert [part.num_rows for part in parts_of(table, ["k"], 3)] == [1, 0, 3]
     assert [part.num_rows for part in parts_of(table, ["k", "n"], 3)] == [2, 2, 0]

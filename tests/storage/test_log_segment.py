@@ -1,4 +1,4 @@
-"""A segment comes back as it was written, or not at all."""
+"""A segment is read exactly as it was written, or the read fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = Callable[..., pa.Table]
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_a_segment_comes_back(tmp_path: Path, rows: Rows, fsync: bool) -> None:
+def test_a_segment_is_read_as_it_was_written(tmp_path: Path, rows: Rows, fsync: bool) -> None:
     table, path = rows(7, 1_000), tmp_path / "s.parquet"
     file = write_segment(table, path, time="ts", fsync=fsync)
     assert (file.rows, file.checksum) == (1_000, digest(table))
@@ -38,7 +38,9 @@ def test_a_segment_comes_back(tmp_path: Path, rows: Rows, fsync: bool) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["s.parquet"]
 
 
-def test_spark_can_read_it_as_timestamp_by_one_task(tmp_path: Path, rows: Rows) -> None:
+def test_a_segment_has_one_row_group_and_utc_timestamps_for_spark(
+    tmp_path: Path, rows: Rows
+) -> None:
     path = tmp_path / "s.parquet"
     write_segment(rows(1, 200_000), path, time="ts", fsync=False)
     file = pq.ParquetFile(path)
@@ -46,7 +48,7 @@ def test_spark_can_read_it_as_timestamp_by_one_task(tmp_path: Path, rows: Rows) 
     assert "isAdjustedToUTC=true, timeUnit=microseconds" in str(file.schema)
 
 
-def test_every_type_survives_the_file(tmp_path: Path) -> None:
+def test_every_type_is_preserved_by_a_segment(tmp_path: Path) -> None:
     values = {
         "ts": pa.array([1, 2], pa.timestamp("ms")),
         "f32": pa.array([-0.0, None], pa.float32()),
@@ -68,36 +70,38 @@ def test_every_type_survives_the_file(tmp_path: Path) -> None:
     assert digest(read_segment(path, rows=2, checksum=file.checksum)) == digest(table)
 
 
-def test_a_flipped_bit_anywhere_is_caught_or_harmless(tmp_path: Path, rows: Rows) -> None:
+def test_a_flipped_bit_anywhere_is_detected_or_harmless(tmp_path: Path, rows: Rows) -> None:
     table, path = rows(3, 40), tmp_path / "s.parquet"
     file = write_segment(table, path, time="ts", fsync=False)
     good = path.read_bytes()
-    caught = 0
-    for place in range(len(good)):
+    detected = 0
+    for offset in range(len(good)):
         bad = bytearray(good)
-        bad[place] ^= 1 << place % 8
+        bad[offset] ^= 1 << offset % 8
         path.write_bytes(bad)
         try:
             assert read_segment(path, rows=file.rows, checksum=file.checksum).equals(table)
         except LogCorrupted:
-            caught += 1
-    assert caught > len(good) / 2
+            detected += 1
+    assert detected > len(good) / 2
 
 
-def test_a_flipped_bit_in_a_data_page_is_caught_without_the_pages_checksum(tmp_path: Path) -> None:
-    """Even if Parquet notices nothing, the digest does: here the page is valid but not ours."""
+def test_the_digest_detects_a_flipped_bit_without_page_checksums(tmp_path: Path) -> None:
+    """The page is valid Parquet, but its values have changed."""
     path = tmp_path / "s.parquet"
     table = pa.table({"ts": pa.array([1, 2], pa.timestamp("us", "UTC")), "v": [7, 2**40 + 7]})
     file = write_segment(table, path, time="ts", fsync=False)
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
     data = path.read_bytes()
-    place = data.index((2**40 + 7).to_bytes(8, "little"))
-    path.write_bytes(data[:place] + b"\x03" + data[place + 1 :])
+    offset = data.index((2**40 + 7).to_bytes(8, "little"))
+    path.write_bytes(data[:offset] + b"\x03" + data[offset + 1 :])
     with pytest.raises(LogCorrupted, match=r"2 rows with checksum .* restore the storage"):
         read_segment(path, rows=file.rows, checksum=file.checksum)
 
 
-def test_lost_rows_cut_files_and_missing_files_are_caught(tmp_path: Path, rows: Rows) -> None:
+def test_lost_rows_truncated_files_and_missing_files_are_detected(
+    tmp_path: Path, rows: Rows
+) -> None:
     path = tmp_path / "s.parquet"
     file = write_segment(rows(3), path, time="ts", fsync=False)
     good = path.read_bytes()
@@ -106,15 +110,15 @@ def test_lost_rows_cut_files_and_missing_files_are_caught(tmp_path: Path, rows: 
         with pytest.raises(LogCorrupted):
             read_segment(path, rows=file.rows, checksum=file.checksum)
     write_segment(rows(3).slice(1), path, time="ts", fsync=False)
-    with pytest.raises(LogCorrupted, match="holds 4 rows"):
+    with pytest.raises(LogCorrupted, match="found 4 rows"):
         read_segment(path, rows=file.rows, checksum=file.checksum)
     path.unlink()
     with pytest.raises(LogCorrupted, match="missing"):
         read_segment(path, rows=file.rows, checksum=file.checksum)
 
 
-def test_what_cannot_be_a_segment_is_refused(tmp_path: Path, rows: Rows) -> None:
-    with pytest.raises(ProtocolViolation, match="without rows"):
+def test_tables_that_cannot_be_segments_are_refused(tmp_path: Path, rows: Rows) -> None:
+    with pytest.raises(ProtocolViolation, match="expected a segment with rows"):
         write_segment(rows(1, 0), tmp_path / "s", time="ts", fsync=False)
     empty = pa.array([{}], pa.struct([]))
     table = pa.table({"ts": pa.array([1], pa.timestamp("us")), "e": empty})
@@ -123,7 +127,7 @@ def test_what_cannot_be_a_segment_is_refused(tmp_path: Path, rows: Rows) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_write_leaves_what_was_there(tiny_disk: Path, rows: Rows) -> None:
+def test_a_failed_write_keeps_the_previous_file(tiny_disk: Path, rows: Rows) -> None:
     path = tiny_disk / "s.parquet"
     file = write_segment(rows(1), path, time="ts", fsync=True)
     with pytest.raises(StorageFull, match="Free some space"):
@@ -132,7 +136,7 @@ def test_a_failed_write_leaves_what_was_there(tiny_disk: Path, rows: Rows) -> No
     assert [p.name for p in tiny_disk.iterdir()] == ["s.parquet"]
 
 
-def test_what_the_system_says_becomes_what_to_do() -> None:
+def test_os_errors_are_mapped_to_storage_errors() -> None:
     kinds = {
         StorageFull: [errno.ENOSPC, errno.EDQUOT, errno.EFBIG],
         StorageDenied: [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR],

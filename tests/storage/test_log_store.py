@@ -1,4 +1,4 @@
-"""The log of one owner: what it was told is there again after any crash, and nothing else is."""
+"""The log of one owner: after any crash it holds exactly the acknowledged records and rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def files(root: Path) -> list[str]:
 
 
 def crash(log: Log) -> None:
-    """What the kernel does for a process that was killed: descriptors go, nothing is written."""
+    """Like the kernel after a kill: descriptors are closed, nothing is written."""
     log._manifest.close()
     assert log._lock is not None
     os.close(log._lock)
@@ -97,7 +97,7 @@ def test_committed_buckets_survive_and_are_read_back(tmp_path: Path, rows: Rows)
     assert (log.token("tap"), log.counter("late"), log.streams()) == ("offset 3", 7, ["tap"])
 
 
-def test_a_segment_without_a_record_does_not_exist(tmp_path: Path, rows: Rows) -> None:
+def test_a_segment_file_without_a_record_is_an_orphan(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     put(log, rows, 0)
     log.write(rows(1), SegmentId("tap", 0, 1), STABLE)
@@ -111,7 +111,7 @@ def test_a_segment_without_a_record_does_not_exist(tmp_path: Path, rows: Rows) -
     assert len(log.orphans) == 3
 
 
-def test_a_crash_in_the_middle_of_a_commit_leaves_none_of_it(tmp_path: Path, rows: Rows) -> None:
+def test_a_crash_during_a_commit_leaves_no_part_of_it(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     put(log, rows, 0)
     good = (tmp_path / "manifest").stat().st_size
@@ -130,14 +130,14 @@ def test_a_crash_in_the_middle_of_a_commit_leaves_none_of_it(tmp_path: Path, row
         crash(log)
 
 
-def test_a_stable_bucket_is_logged_once(tmp_path: Path, rows: Rows) -> None:
+def test_a_stable_bucket_cannot_be_logged_twice(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     put(log, rows, 5)
     size = (tmp_path / "manifest").stat().st_size
-    again = log.write(rows(5), SegmentId("tap", 0, 5), STABLE)
+    duplicate = log.write(rows(5), SegmentId("tap", 0, 5), STABLE)
     other = log.write(rows(6), SegmentId("tap", 0, 6), STABLE)
     for attempt in (
-        lambda: log.commit("tap", [again], 6),
+        lambda: log.commit("tap", [duplicate], 6),
         lambda: log.commit("tap", [other, other], 6),
         lambda: log.commit("tap", [], 4),
         lambda: log.append(Boundary("tap", 4)),
@@ -148,7 +148,7 @@ def test_a_stable_bucket_is_logged_once(tmp_path: Path, rows: Rows) -> None:
     ):
         with pytest.raises(ProtocolViolation):
             attempt()
-    assert (tmp_path / "manifest").stat().st_size == size, "refused before it was written"
+    assert (tmp_path / "manifest").stat().st_size == size, "refused before anything was written"
     log.commit("tap", [other], 6)
     assert [s.id.bucket for s in log.segments("tap", 0, 9)] == [5, 6]
 
@@ -166,20 +166,20 @@ def test_a_stream_keeps_its_schema(tmp_path: Path) -> None:
         log.open_stream("..", SCHEMA, "ts", 0)
 
 
-def test_two_live_instances_never_share_a_folder(tmp_path: Path) -> None:
+def test_a_folder_cannot_be_opened_by_two_live_instances(tmp_path: Path) -> None:
     log = start(tmp_path)
     with pytest.raises(StorageDenied, match=f"process {os.getpid()};"):
         Log.open(tmp_path, "a", fsync="never")
     log.close()
     log.close()
-    with pytest.raises(InputError, match="is the log of 'a', not of 'b'"):
+    with pytest.raises(InputError, match="expected the log of 'b', found the log of 'a'"):
         Log.open(tmp_path, "b", fsync="never")
     assert start(tmp_path).epoch == 2
     with pytest.raises(LogError, match="closed"):
         log.append(Note("a zombie"))
 
 
-def test_a_killed_process_leaves_its_folder_free(tmp_path: Path) -> None:
+def test_a_killed_process_releases_the_lock_of_its_folder(tmp_path: Path) -> None:
     script = (
         "import os, sys; from holdfast.storage.store import Log; "
         "log = Log.open(sys.argv[1], 'a', fsync='always'); os.kill(os.getpid(), 9)"
@@ -188,13 +188,13 @@ def test_a_killed_process_leaves_its_folder_free(tmp_path: Path) -> None:
     assert start(tmp_path).epoch == 2
 
 
-def test_missing_or_short_files_are_noticed_when_opening(tmp_path: Path, rows: Rows) -> None:
+def test_missing_or_truncated_files_are_detected_at_open(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     path = tmp_path / put(log, rows, 0).path
     log.close()
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(LogCorrupted, match="bytes were written"):
+    with pytest.raises(LogCorrupted, match=r"expected .* bytes, found"):
         start(tmp_path)
     path.unlink()
     with pytest.raises(LogCorrupted, match="missing"):
@@ -206,7 +206,7 @@ def test_missing_or_short_files_are_noticed_when_opening(tmp_path: Path, rows: R
     assert path.exists(), "without a manifest nothing is deleted"
 
 
-def test_a_damaged_segment_is_noticed_when_reading(tmp_path: Path, rows: Rows) -> None:
+def test_a_damaged_segment_is_detected_at_read(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     segment = put(log, rows, 0, count=500)
     data = bytearray((tmp_path / segment.path).read_bytes())
@@ -219,7 +219,7 @@ def test_a_damaged_segment_is_noticed_when_reading(tmp_path: Path, rows: Rows) -
 # Acknowledging and trimming
 
 
-def test_only_what_no_reader_needs_is_trimmed(tmp_path: Path, rows: Rows) -> None:
+def test_only_buckets_that_all_consumers_released_are_trimmed(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     written = [put(log, rows, bucket) for bucket in range(6)]
     assert log.trimmable("tap") == -1
@@ -238,7 +238,7 @@ def test_only_what_no_reader_needs_is_trimmed(tmp_path: Path, rows: Rows) -> Non
     assert start(tmp_path).trimmable("tap") == 2
 
 
-def test_a_reader_ahead_of_a_slow_replica_trims_only_whole_buckets(
+def test_a_consumer_ahead_of_a_slow_replica_trims_only_complete_buckets(
     tmp_path: Path, rows: Rows
 ) -> None:
     log = start(tmp_path)
@@ -251,13 +251,13 @@ def test_a_reader_ahead_of_a_slow_replica_trims_only_whole_buckets(
     assert log.trimmable("tap") == 1
 
 
-def test_files_are_deleted_only_after_the_record(tmp_path: Path, rows: Rows) -> None:
+def test_files_are_deleted_only_after_the_trim_record(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     segment = put(log, rows, 0)
     os.close(log._manifest._file._fd)  # type: ignore[attr-defined]
     with pytest.raises(LogError):
         log.trim("tap", 0)
-    assert files(tmp_path) == [segment.path], "no record, so the file stays"
+    assert files(tmp_path) == [segment.path], "without a record the file remains"
     log._manifest._file._fd = -1  # type: ignore[attr-defined]
     crash(log)
     log = start(tmp_path)
@@ -268,7 +268,7 @@ def test_files_are_deleted_only_after_the_record(tmp_path: Path, rows: Rows) -> 
     assert files(tmp_path) == [] and log.orphans == [segment.path]
 
 
-def test_an_archive_keeps_everything(tmp_path: Path, rows: Rows) -> None:
+def test_an_archive_is_never_trimmed(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path, archive=True)
     segment = put(log, rows, 0)
     log.acknowledge("tap", "r", 0, 0, 1)
@@ -276,7 +276,9 @@ def test_an_archive_keeps_everything(tmp_path: Path, rows: Rows) -> None:
     assert log.segments("tap", 0, 0) == [segment] and files(tmp_path) == [segment.path]
 
 
-def test_a_zombie_reader_is_refused_also_after_our_own_crash(tmp_path: Path, rows: Rows) -> None:
+def test_a_replaced_consumer_is_refused_also_after_a_crash_of_the_log_owner(
+    tmp_path: Path, rows: Rows
+) -> None:
     log = start(tmp_path)
     put(log, rows, 5)
     log.acknowledge("tap", "r", 4, 3, 1)
@@ -309,9 +311,7 @@ def test_acknowledgements_wait_for_the_next_append(tmp_path: Path, rows: Rows) -
 # Waiting
 
 
-def test_waiting_ends_with_the_bucket_the_end_the_close_or_the_time(
-    tmp_path: Path, rows: Rows
-) -> None:
+def test_wait_returns_on_a_new_bucket_the_end_close_or_timeout(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     assert log.wait("tap", past(-1), 0.01).complete_upto == -1
     for act, after in (
@@ -330,7 +330,7 @@ def test_waiting_ends_with_the_bucket_the_end_the_close_or_the_time(
     assert time.monotonic() - began < 5
 
 
-def test_many_threads_append_and_all_of_it_is_there(tmp_path: Path, rows: Rows) -> None:
+def test_concurrent_appends_of_many_threads_are_all_durable(tmp_path: Path, rows: Rows) -> None:
     log = Log.open(tmp_path, "a", fsync="never")
     names = [f"s{number}" for number in range(4)]
     failures: list[BaseException] = []
@@ -363,7 +363,7 @@ def test_many_threads_append_and_all_of_it_is_there(tmp_path: Path, rows: Rows) 
 # Storage that fails
 
 
-def test_a_full_disk_loses_nothing_acknowledged(tiny_disk: Path, rows: Rows) -> None:
+def test_a_full_disk_loses_no_acknowledged_rows(tiny_disk: Path, rows: Rows) -> None:
     root = tiny_disk / "log"
     log = start(root)
     done = 0
@@ -382,7 +382,7 @@ def test_a_full_disk_loses_nothing_acknowledged(tiny_disk: Path, rows: Rows) -> 
     log.close()
 
 
-def test_a_log_goes_on_where_it_was_when_there_is_room_again(tiny_disk: Path, rows: Rows) -> None:
+def test_a_log_continues_after_space_is_freed(tiny_disk: Path, rows: Rows) -> None:
     log = start(tiny_disk / "log")
     put(log, rows, 0)
     filler = tiny_disk / "filler"
@@ -396,7 +396,7 @@ def test_a_log_goes_on_where_it_was_when_there_is_room_again(tiny_disk: Path, ro
     log.close()
 
 
-def test_a_commit_whose_record_did_not_fit_is_repeated_as_it_was(
+def test_a_commit_whose_record_did_not_fit_can_be_repeated_unchanged(
     tiny_disk: Path, rows: Rows
 ) -> None:
     log = start(tiny_disk / "log")
@@ -416,7 +416,7 @@ def test_a_commit_whose_record_did_not_fit_is_repeated_as_it_was(
     log.close()
 
 
-def test_read_only_storage_is_said_so(tiny_disk: Path, rows: Rows) -> None:
+def test_read_only_storage_is_reported_as_denied(tiny_disk: Path, rows: Rows) -> None:
     log = start(tiny_disk / "log")
     put(log, rows, 0)
     log.close()
@@ -427,7 +427,7 @@ def test_read_only_storage_is_said_so(tiny_disk: Path, rows: Rows) -> None:
         start(tiny_disk / "another")
 
 
-def test_a_root_below_a_file_is_denied(tmp_path: Path) -> None:
+def test_a_log_folder_below_a_file_is_denied(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageDenied, match="file: File exists"):
         start(tmp_path / "file" / "log")
@@ -451,16 +451,16 @@ def test_state_versions_survive_until_they_are_dropped(tmp_path: Path) -> None:
     crash(log)
     log = start(tmp_path)
     assert log.states("top") == [(5, {"files": ["state/v2"]})]
-    assert (tmp_path / "state/v1/part-0.parquet").exists(), "state files are the engine's"
+    assert (tmp_path / "state/v1/part-0.parquet").exists(), "only the engine deletes state files"
     with pytest.raises(LogError, match="v3"):
         log.save_state("top", 6, {}, ["state/v3"])
-    assert len(log.states("top")) == 1, "no record for a state that is not on the disk"
+    assert len(log.states("top")) == 1, "no record for a state version without files"
 
 
-def test_the_manifest_is_compacted_and_folds_to_the_same(tmp_path: Path, rows: Rows) -> None:
+def test_a_compacted_manifest_folds_to_the_same_state(tmp_path: Path, rows: Rows) -> None:
     log = Log.open(tmp_path, "a", fsync="never")
     log.open_stream("tap", SCHEMA, "ts", 0)
-    kept = put(log, rows, 0)
+    segment = put(log, rows, 0)
     sizes = []
     for value in range(2_500):
         log.append(Counter("late", value))
@@ -470,21 +470,21 @@ def test_the_manifest_is_compacted_and_folds_to_the_same(tmp_path: Path, rows: R
     state = log._state
     crash(log)
     log = Log.open(tmp_path, "a", fsync="never")
-    assert (log.counter("late"), log.segments("tap", 0, 0)) == (2_499, [kept])
+    assert (log.counter("late"), log.segments("tap", 0, 0)) == (2_499, [segment])
     state.epoch += 1
     assert log._state == state
 
 
-def test_a_compaction_that_fails_does_not_fail_the_append(tmp_path: Path) -> None:
+def test_a_failed_compaction_does_not_fail_the_append(tmp_path: Path) -> None:
     log = Log.open(tmp_path, "a", fsync="never")
-    (tmp_path / "manifest.tmp").mkdir()  # in the way of the new file
+    (tmp_path / "manifest.tmp").mkdir()  # prevents the creation of the new file
     for value in range(1_500):
         log.append(Counter("late", value))
     grown = (tmp_path / "manifest").stat().st_size
     (tmp_path / "manifest.tmp").rmdir()
     for value in range(1_500, 2_500):
         log.append(Counter("late", value))
-    assert (tmp_path / "manifest").stat().st_size < grown, "tried again later"
+    assert (tmp_path / "manifest").stat().st_size < grown, "compaction is retried later"
     crash(log)
     assert Log.open(tmp_path, "a", fsync="never").counter("late") == 2_499
 
@@ -511,26 +511,26 @@ stories = st.lists(
 
 
 def legal(story: list[object]) -> tuple[LogState, list[Record]]:
-    """The state after those of the words that are legal in turn, and all of them as records."""
+    """The state after folding the legal ones among the records, and all records."""
     state, records = LogState(), []
     fold(state, Epoch(1, "a"))
-    for word in story:
-        if isinstance(word, tuple):
-            name, bucket, part, stability = word
+    for item in story:
+        if isinstance(item, tuple):
+            name, bucket, part, stability = item
             identity = SegmentId(name, 0, bucket, 0, part)
-            word = Added(Segment(identity, stability, str(identity), 1, "", 0, 1, 1))
-        records.append(word)
+            item = Added(Segment(identity, stability, str(identity), 1, "", 0, 1, 1))
+        records.append(item)
         try:
-            rehearse(state, [word])  # type: ignore[list-item]
+            rehearse(state, [item])  # type: ignore[list-item]
         except ProtocolViolation:
             continue
-        fold(state, word)  # type: ignore[arg-type]
+        fold(state, item)  # type: ignore[arg-type]
     return state, records  # type: ignore[return-value]
 
 
 @settings(deadline=None)
 @given(stories, stories)
-def test_a_rehearsal_refuses_what_folding_would_and_changes_nothing(
+def test_rehearse_refuses_the_same_records_as_fold_and_changes_nothing(
     past: list[object], frame: list[object]
 ) -> None:
     state, _ = legal(past)
@@ -552,12 +552,12 @@ def test_a_rehearsal_refuses_what_folding_would_and_changes_nothing(
 
 @settings(deadline=None)
 @given(stories)
-def test_the_snapshot_of_any_story_folds_to_the_same_state(story: list[object]) -> None:
+def test_the_snapshot_of_any_record_sequence_folds_to_the_same_state(story: list[object]) -> None:
     state, _ = legal(story)
-    again = LogState()
+    rebuilt = LogState()
     for record in snapshot(state):
-        fold(again, record)
-    assert again == state
+        fold(rebuilt, record)
+    assert rebuilt == state
     assert abs(live_records(state) - len(snapshot(state))) <= 2 * len(state.streams)
     for stream in state.streams.values():
         assert stream.starts_at - 1 <= stream.trimmed_upto <= stream.complete_upto
@@ -566,12 +566,12 @@ def test_the_snapshot_of_any_story_folds_to_the_same_state(story: list[object]) 
         assert all(bucket > stream.trimmed_upto for bucket in buckets)
         given = [stream.complete_upto]
         for span in stream.spans:
-            assert given[-1] < span.since <= span.upto, "only above what was given before"
+            assert given[-1] < span.since <= span.upto, "spans rise and start above the boundary"
             given.append(span.upto)
 
 
-def test_a_stream_that_begins_with_a_gap_shows_it_from_its_first_record_on(tmp_path: Path) -> None:
-    """Opened and marked in one append: a crash between would turn the gap into empty buckets."""
+def test_a_stream_that_starts_with_a_gap_records_the_gap_when_it_is_opened(tmp_path: Path) -> None:
+    """One append: a crash between two appends would turn the gap into empty buckets."""
     log = Log.open(tmp_path, "owner", fsync="never")
     info = log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=7)
     assert (info.starts_at, info.complete_upto, info.trimmed_upto) == (3, 7, 7)

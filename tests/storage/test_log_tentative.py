@@ -1,4 +1,4 @@
-"""Tentative buckets in a log: what may be written of them, and what is known after any crash."""
+"""Tentative buckets in a log: legal records, and the state after a crash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def guess(
 
 
 def after(*records: Record) -> LogState:
-    """Stable up to bucket 2; then this."""
+    """The state of a stream that is stable up to bucket 2, after further records."""
     state = LogState()
     for record in (Open("tap", SCHEMA, "ts", 0), added(1), Boundary("tap", 2), *records):
         fold(state, record)
@@ -45,7 +45,7 @@ def buckets(segments: list[Segment]) -> list[tuple[int, int]]:
     return [(segment.id.bucket, segment.id.version) for segment in segments]
 
 
-def test_a_failure_and_its_correction() -> None:
+def test_a_correction_replaces_the_tentative_buckets_of_a_failure() -> None:
     tap = after(*FAILED).stream("tap")
     assert (tap.complete_upto, tap.tentative_upto) == (2, 5)
     assert buckets(tap.tentative) == [(4, 0)]
@@ -57,28 +57,28 @@ def test_a_failure_and_its_correction() -> None:
     assert buckets(tap.segments) == [(1, 0), (3, 1)]
 
 
-def test_a_boundary_replaces_the_tentative_buckets_up_to_it_and_no_others() -> None:
+def test_a_boundary_replaces_only_the_tentative_buckets_up_to_it() -> None:
     failed = (guess(3, 6), added(3, TENTATIVE), added(4, TENTATIVE), added(6, TENTATIVE))
     tap = after(*failed, added(4, version=1), Boundary("tap", 4)).stream("tap")
     assert (tap.complete_upto, tap.tentative_upto, tap.undos) == (4, 6, 0)
-    assert tap.spans == [guess(5, 6)], "the span begins after what is stable"
+    assert tap.spans == [guess(5, 6)], "the span starts after the stable buckets"
     assert buckets(tap.tentative) == [(6, 0)]
     assert buckets(tap.segments) == [(1, 0), (4, 1)]
 
 
-def test_a_boundary_that_says_nothing_new_replaces_nothing() -> None:
+def test_an_unchanged_boundary_replaces_nothing() -> None:
     assert after(*FAILED, Boundary("tap", 2)) == after(*FAILED)
 
 
-def test_spans_that_say_the_same_are_one() -> None:
-    """A failure of an hour is one span, not one for each bucket."""
+def test_adjacent_spans_with_equal_inputs_and_shares_are_merged() -> None:
+    """A failure of an hour is one span, not one per bucket."""
     tap = after(*(guess(bucket, bucket) for bucket in range(3, 100))).stream("tap")
     assert tap.spans == [guess(3, 99)]
     for other in (guess(6, 6, "near"), guess(6, 6, shares=(0.5, 0.25))):
         assert after(guess(3, 5), other).stream("tap").spans == [guess(3, 5), other]
 
 
-def test_what_is_tentative_is_no_part_of_what_is_whole() -> None:
+def test_tentative_segments_are_not_part_of_the_complete_buckets() -> None:
     tap = after(*FAILED).stream("tap")
     assert tap.between(0, 99) == [added(1).segment]
     assert tap.trimmable == -1
@@ -87,19 +87,19 @@ def test_what_is_tentative_is_no_part_of_what_is_whole() -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (Undo("tap", 1, 1), "stable is never undone"),
-        (Undo("tap", 3, 1), "stable is never undone"),
-        (Undo("tap", 2, 0), "known already"),
-        (Ended("tap"), "tentative buckets stand"),
-        (guess(5, 6), "was given up to 5"),
-        (guess(2, 6), "was given up to 5"),
-        (guess(7, 6), "was given up to 5"),
-        (added(2, TENTATIVE), "whole already"),
-        (added(4, TENTATIVE), "tentative segments up to"),
+        (Undo("tap", 1, 1), "stable buckets are never undone"),
+        (Undo("tap", 3, 1), "stable buckets are never undone"),
+        (Undo("tap", 2, 0), "the last undo was 0"),
+        (Ended("tap"), "tentative buckets are uncorrected"),
+        (guess(5, 6), "is published up to 5"),
+        (guess(2, 6), "is published up to 5"),
+        (guess(7, 6), "is published up to 5"),
+        (added(2, TENTATIVE), "already complete"),
+        (added(4, TENTATIVE), "the last tentative segment"),
         (Undo("nowhere", 2, 1), "not open"),
     ],
 )
-def test_what_must_not_be_written_is_refused_before_it_is(record: Record, why: str) -> None:
+def test_illegal_records_are_refused_before_they_are_written(record: Record, why: str) -> None:
     state = after(*FAILED)
     before = copy.deepcopy(state)
     with pytest.raises(ProtocolViolation, match=why):
@@ -110,7 +110,7 @@ def test_what_must_not_be_written_is_refused_before_it_is(record: Record, why: s
     assert state == before
 
 
-def test_the_rehearsal_of_an_append_knows_every_tentative_segment() -> None:
+def test_rehearse_refuses_a_tentative_segment_that_is_out_of_order() -> None:
     state = after(*FAILED, added(5, TENTATIVE))
     refused = []
     for attempt in (lambda: rehearse(state, [added(4, TENTATIVE)]),
@@ -122,27 +122,27 @@ def test_the_rehearsal_of_an_append_knows_every_tentative_segment() -> None:
     assert len(refused) == 2
 
 
-def test_a_boundary_below_what_is_tentative_may_rise() -> None:
-    """An output that was blocked for a while has its first guess later than it could."""
+def test_a_boundary_below_the_tentative_buckets_may_rise() -> None:
+    """The tentative buckets of an output that was blocked start later."""
     state = after(guess(5, 6), Boundary("tap", 4))
     assert state.stream("tap").spans == [guess(5, 6)]
 
 
-def test_nothing_is_tentative_after_the_end() -> None:
+def test_tentative_records_after_the_end_are_refused() -> None:
     state = after(Ended("tap"))
     for record in (guess(3, 3), added(3, TENTATIVE)):
         with pytest.raises(ProtocolViolation, match="has ended"):
             fold(state, record)
 
 
-def test_an_append_is_rehearsed_as_a_whole() -> None:
-    """Corrections, boundary and what is tentative after it: what the first allows the last may."""
+def test_rehearse_applies_the_records_of_an_append_in_order() -> None:
+    """Corrections, a boundary and later tentative buckets: each record sees those before it."""
     state = after(*FAILED)
     corrected = [added(3, version=1), Boundary("tap", 5), guess(6, 6)]
     rehearse(state, corrected)
-    with pytest.raises(ProtocolViolation, match="was given up to 6"):
+    with pytest.raises(ProtocolViolation, match="is published up to 6"):
         rehearse(state, [*corrected, guess(6, 7)])
-    with pytest.raises(ProtocolViolation, match="whole already"):
+    with pytest.raises(ProtocolViolation, match="already complete"):
         rehearse(state, [*corrected, added(3, version=2)])
     assert state == after(*FAILED)
 
@@ -159,11 +159,11 @@ def test_an_append_is_rehearsed_as_a_whole() -> None:
         (Trim("tap", 2), *FAILED, Undo("tap", 2, 4)),
     ],
 )
-def test_a_snapshot_tells_the_same_story(story: tuple[Record, ...]) -> None:
-    state, again = after(*story), LogState()
+def test_a_snapshot_folds_to_the_same_state(story: tuple[Record, ...]) -> None:
+    state, rebuilt = after(*story), LogState()
     for record in snapshot(state):
-        fold(again, record)
-    assert again == state
+        fold(rebuilt, record)
+    assert rebuilt == state
     assert abs(live_records(state) - len(snapshot(state))) <= 2
 
 
@@ -182,10 +182,8 @@ def put_guess(log: Log, rows: Rows, bucket: int) -> Segment:
     return segment
 
 
-def test_tentative_buckets_are_taken_back_when_the_log_is_opened_again(
-    tmp_path: Path, rows: Rows
-) -> None:
-    """They are not synced, so nobody can rely on what a crash left of them."""
+def test_reopening_a_log_undoes_tentative_buckets(tmp_path: Path, rows: Rows) -> None:
+    """They are not synced, so their files are not reliable after a crash."""
     log = start(tmp_path)
     put_guess(log, rows, 0)
     lost = put_guess(log, rows, 1)
@@ -200,12 +198,12 @@ def test_tentative_buckets_are_taken_back_when_the_log_is_opened_again(
     assert len(log.orphans) == 1
     log.close()
     log = start(tmp_path)
-    assert log.info("tap").undos == 1, "there was nothing left to take back"
+    assert log.info("tap").undos == 1, "nothing is left to undo"
     log.close()
 
 
-def test_what_is_tentative_is_found_by_its_buckets(tmp_path: Path, rows: Rows) -> None:
-    """A reader is told only of the spans and segments that are new to it."""
+def test_tentative_segments_and_spans_are_selected_by_bucket(tmp_path: Path, rows: Rows) -> None:
+    """A consumer receives only the spans and segments that are new to it."""
     log = start(tmp_path)
     log.append(guess(0, 1))
     for bucket in (2, 3):
@@ -222,21 +220,23 @@ def test_what_is_tentative_is_found_by_its_buckets(tmp_path: Path, rows: Rows) -
     log.close()
 
 
-def test_reading_what_was_taken_back_meanwhile_is_nobodys_fault(tmp_path: Path, rows: Rows) -> None:
-    """A reader asks again; a file that is gone and should not be is another matter."""
+def test_reading_a_replaced_tentative_segment_is_retried_and_not_damage(
+    tmp_path: Path, rows: Rows
+) -> None:
+    """The consumer requests it again; a missing file of a valid segment is damage."""
     log = start(tmp_path)
-    kept, undone = put_guess(log, rows, 0), put_guess(log, rows, 1)
-    (tmp_path / kept.path).unlink()
+    valid, undone = put_guess(log, rows, 0), put_guess(log, rows, 1)
+    (tmp_path / valid.path).unlink()
     with pytest.raises(LogCorrupted):
-        log.read(kept)
+        log.read(valid)
     log.append(Undo("tap", -1, 1))
     log.discard([undone])
-    with pytest.raises(TransportError, match="taken back meanwhile"):
+    with pytest.raises(TransportError, match="replaced meanwhile"):
         log.read(undone)
     log.close()
 
 
-def test_whoever_waits_is_woken_by_what_is_tentative(tmp_path: Path, rows: Rows) -> None:
+def test_wait_returns_on_tentative_buckets(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
     put_guess(log, rows, 0)
     assert log.wait("tap", lambda info: info.tentative_upto == 0, 10).tentative_upto == 0

@@ -1,4 +1,4 @@
-"""Whose a storage is: the marker of a run's folder, and the query of each log in it. No JVM."""
+"""The identity of a storage: the marker of its folder and the query of each log. No JVM."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def identity(condition: str = "n > 0") -> Identity:
     return identity_of(net)
 
 
-def take(path: Path, found: Identity | None = None, *, accept_versions: bool = False) -> None:
+def take(path: Path, owner: Identity | None = None, *, accept_versions: bool = False) -> None:
     root = StorageRoot.take(
-        str(path), found or identity(), fsync=False, accept_versions=accept_versions
+        str(path), owner or identity(), fsync=False, accept_versions=accept_versions
     )
     root.release()
 
 
-def test_a_storage_is_held_by_one_run(tmp_path: Path) -> None:
+def test_a_storage_is_locked_by_one_run(tmp_path: Path) -> None:
     root = StorageRoot.take(str(tmp_path), identity(), fsync=True)
     with pytest.raises(StorageInUse, match=f"in use by process {os.getpid()}"):
         take(tmp_path)
@@ -41,13 +41,13 @@ def test_a_storage_is_held_by_one_run(tmp_path: Path) -> None:
     take(tmp_path)
 
 
-def test_other_libraries_are_refused_until_they_are_accepted(tmp_path: Path) -> None:
+def test_other_library_versions_are_refused_until_they_are_accepted(tmp_path: Path) -> None:
     old, new = identity(), identity()
     old = replace(old, libraries={**old.libraries, "pyarrow": "1.0", "python": "2.7"})
     take(tmp_path, old)
-    with pytest.raises(IdentityMismatch, match=r"pyarrow 1.0 -> .*\n.*--accept-versions") as told:
+    with pytest.raises(IdentityMismatch, match=r"pyarrow 1.0 -> .*\n.*--accept-versions") as raised:
         take(tmp_path, new)
-    assert "library: python 2.7 -> 3." in str(told.value)
+    assert "library: python 2.7 -> 3." in str(raised.value)
     assert read_marker(str(tmp_path)) == old
     take(tmp_path, new, accept_versions=True)
     take(tmp_path, new)
@@ -58,22 +58,24 @@ def test_other_libraries_are_refused_until_they_are_accepted(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "found something else or damage"),
-        ("[]", "found something else or damage"),
-        ('{"nodes": []}', "found something else or damage"),
+        ("", "found foreign or damaged content"),
+        ("[]", "found foreign or damaged content"),
+        ('{"nodes": []}', "found foreign or damaged content"),
         ('{"holdfast": 3, "x": 1}', "expected format 2, found 3"),
-        ('{"holdfast": 2, "query": {}}', "of another version of Holdfast"),
+        ('{"holdfast": 2, "query": {}}', "another version of Holdfast wrote it"),
     ],
 )
-def test_a_marker_that_is_not_ours_is_told(text: str, message: str, tmp_path: Path) -> None:
-    """C14: such as one of another version."""
+def test_a_marker_of_another_program_or_version_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    """C14: for example the marker of another version."""
     (tmp_path / MARKER).write_text(text)
     with pytest.raises(SetupError, match=message):
         take(tmp_path)
     assert (tmp_path / MARKER).read_text() == text
 
 
-def test_a_storage_that_lost_its_marker_still_knows_its_query(tmp_path: Path) -> None:
+def test_a_storage_without_its_marker_is_identified_by_the_controller_log(tmp_path: Path) -> None:
     take(tmp_path)
     query = identity().digest
     Log.open(tmp_path / "controller", "controller", fsync="never", query=query).close()
@@ -85,15 +87,15 @@ def test_a_storage_that_lost_its_marker_still_knows_its_query(tmp_path: Path) ->
     assert read_marker(str(tmp_path)) == identity()
 
 
-def test_a_project_of_somebody_else_with_such_a_file_is_not_deleted(tmp_path: Path) -> None:
+def test_a_foreign_folder_with_a_file_named_like_the_marker_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text('{"nodes": [], "edges": []}')
     (tmp_path / "sources").mkdir()
-    with pytest.raises(SetupError, match="found something else"):
+    with pytest.raises(SetupError, match="found foreign"):
         delete_storage(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == [MARKER, "sources"]
 
 
-def test_a_deletion_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_can_be_repeated(tmp_path: Path) -> None:
     take(tmp_path)
     (tmp_path / MARKER).write_text(json.dumps({"holdfast": FORMAT, "deleting": True}))
     (tmp_path / "sources" / "tap" / "segments").mkdir(parents=True)
@@ -103,7 +105,7 @@ def test_a_deletion_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
     take(tmp_path, identity("n > 1"))
 
 
-def test_what_is_not_there_or_empty_needs_no_deletion(tmp_path: Path) -> None:
+def test_deleting_a_missing_or_empty_storage_does_nothing(tmp_path: Path) -> None:
     assert delete_storage(str(tmp_path / "nowhere")) == []
     assert delete_storage(str(tmp_path)) == []
     (tmp_path / "file").write_text("")
@@ -111,8 +113,8 @@ def test_what_is_not_there_or_empty_needs_no_deletion(tmp_path: Path) -> None:
         delete_storage(str(tmp_path / "file"))
 
 
-def test_all_that_runs_leave_behind_is_ours(tmp_path: Path) -> None:
-    """Hosts with several nodes, replaced and killed ones, logs, feeds, and what is half made."""
+def test_every_file_that_runs_create_can_be_deleted(tmp_path: Path) -> None:
+    """Hosts with several nodes, replaced and killed nodes, logs, feeds and incomplete files."""
     take(tmp_path)
     for folder, owner in {
         "controller": "controller", "sources/tap": "tap", "clients/out": "client-out",
@@ -134,8 +136,8 @@ def test_all_that_runs_leave_behind_is_ours(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["lock"]
 
 
-def test_a_log_of_another_query_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """A node's storage that was moved, or put back from another backup."""
+def test_a_log_of_another_query_is_refused_and_not_changed(tmp_path: Path) -> None:
+    """The storage of a node that was moved, or restored from another backup."""
     Log.open(tmp_path, "main", fsync="never", query="a" * 16).close()
     before = (tmp_path / "manifest").read_bytes()
     with pytest.raises(IdentityMismatch, match=f"expected a log of query {'b' * 16}"):
@@ -144,17 +146,17 @@ def test_a_log_of_another_query_is_refused_and_left_alone(tmp_path: Path) -> Non
     Log.open(tmp_path, "main", fsync="never", query="a" * 16).close()
 
 
-def test_a_log_that_knows_no_query_learns_it(tmp_path: Path) -> None:
+def test_a_log_without_a_query_records_the_query_of_its_first_run(tmp_path: Path) -> None:
     Log.open(tmp_path, "main", fsync="never").close()
     Log.open(tmp_path, "main", fsync="never", query="a" * 16).close()
     with pytest.raises(IdentityMismatch):
         Log.open(tmp_path, "main", fsync="never", query="b" * 16)
 
 
-def test_a_rewritten_log_still_knows_its_query() -> None:
-    state, again = LogState(), LogState()
+def test_a_snapshot_contains_the_query() -> None:
+    state, rebuilt = LogState(), LogState()
     for record in (Epoch(1, "main"), Query("a" * 16)):
         fold(state, record)
     for record in snapshot(state):
-        fold(again, record)
-    assert again == state
+        fold(rebuilt, record)
+    assert rebuilt == state

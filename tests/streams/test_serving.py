@@ -1,4 +1,4 @@
-"""A node's log as others see it: take-over and fold-in of readers (Flux sections 3.2.2, 5.3.2)."""
+"""The service of a node: take-over and fold-in of consumers (Flux sections 3.2.2, 5.3.2)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from holdfast.streams.serving import Service
 
 
 class Interrupted(Log):
-    """Something happens just after it was asked for a reader's position."""
+    """A log that calls `then` just after it has returned the position of a consumer."""
 
     then: Callable[[], object] = staticmethod(lambda: None)
 
     def position(self, stream: str, reader: str) -> tuple[int, int, int]:
-        found = super().position(stream, reader)
+        position = super().position(stream, reader)
         then, self.then = self.then, lambda: None
         then()
-        return found
+        return position
 
 
-def test_a_successor_that_speaks_while_its_predecessor_is_given_up_is_waited_for(
+def test_a_new_instance_that_holds_during_the_take_over_of_its_predecessor_is_waited_for(
     tmp_path: Path,
 ) -> None:
-    """`lost` and `hold` run in threads of their own: whoever comes first, nobody fails."""
+    """`lost` and `hold` run in different threads; neither order may fail."""
     log = Interrupted.open(tmp_path, "maker", fsync="never")
     assert isinstance(log, Interrupted)
     log.open_stream("s", "ts timestamp", "ts", 0)
@@ -36,4 +36,4 @@ def test_a_successor_that_speaks_while_its_predecessor_is_given_up_is_waited_for
     log.then = lambda: service.hold("s", "r@2", 2, 0)
     service.lost({"r@2": Standing(1, 1, 1)}, 0)
     service.acknowledge("s", "r", 9, 9, 1)
-    assert log.trimmable("s") <= 5, "the successor has not had anything yet"
+    assert log.trimmable("s") <= 5, "the new instance has not received anything yet"

@@ -1,4 +1,4 @@
-"""SOutput: what the two lines of a path become in a log. Sections are Borealis'. No JVM."""
+"""SOutput: the stable and the tentative line in a log (sections of Borealis). No JVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.verify.sim.simulated_disk import MemoryDisk
 
 PATH = Path("p", ("s1", "s2"), ("out", "side"), ())
 SCHEMA = "ts timestamp, value bigint"
-#: One of two inputs is there, with a quarter of the rows.
+#: One of two inputs is present, with a quarter of the expected rows.
 HALF = Partial(0.5, 0.25)
 Buckets = list[tuple[int, pa.Table]]
 
@@ -33,9 +33,9 @@ def rows(bucket: int, *values: int) -> tuple[int, pa.Table]:
     return bucket, pa.table({"ts": times, "value": pa.array(values, pa.int64())})
 
 
-def start(root: Folder | str, **how: Any) -> SOutput:
-    """As a node does: opening the log takes back what a predecessor guessed."""
-    log = Log.open(root, "node", fsync="never", **how)
+def start(root: Folder | str, **options: Any) -> SOutput:
+    """Like a node: opening the log discards the tentative buckets of its predecessor."""
+    log = Log.open(root, "node", fsync="never", **options)
     soutput = SOutput(log, digest)
     soutput.valid_from["p"] = 0
     for output in PATH.outputs:
@@ -50,8 +50,8 @@ def soutput(tmp_path: Folder) -> Iterator[SOutput]:
     soutput.log.close()
 
 
-def stable(soutput: SOutput, lo: int, hi: int, *out: tuple[int, pa.Table], **how: Any) -> None:
-    soutput.stable(Run("p", lo, hi, **how), PATH, {"out": list(out), "side": []})
+def stable(soutput: SOutput, lo: int, hi: int, *out: tuple[int, pa.Table], **options: Any) -> None:
+    soutput.stable(Run("p", lo, hi, **options), PATH, {"out": list(out), "side": []})
 
 
 def tentative(
@@ -68,7 +68,7 @@ def values(soutput: SOutput, segments: list[Segment]) -> dict[int, list[int]]:
 
 
 def given(soutput: SOutput, stream: str = "out") -> tuple[dict[int, list[int]], ...]:
-    """What is stable, and what is not, by bucket."""
+    """The stable and the tentative values, by bucket."""
     log = soutput.log
     return (
         values(soutput, log.segments(stream, 0, 99)),
@@ -93,25 +93,23 @@ def story(root: Folder, *kinds: type) -> list[Any]:
 def frames(root: Folder) -> Iterator[list[Any]]:
     """The records of the manifest, append by append."""
     data = (root / "manifest").read_bytes()
-    place = len(HEADER)
-    while place < len(data):
-        length = int.from_bytes(data[place : place + 4], "little")
-        yield decode(data[place + 8 : place + 8 + length])
-        place += 8 + length
+    offset = len(HEADER)
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        yield decode(data[offset + 8 : offset + 8 + length])
+        offset += 8 + length
 
 
 # -- section 3.4.2: stabilizing output streams ----------------------------------------------------
 
 
-def test_3_4_2_a_correction_takes_the_place_of_what_was_tentative(
-    soutput: SOutput, tmp_path: Folder
-) -> None:
+def test_3_4_2_a_correction_replaces_tentative_buckets(soutput: SOutput, tmp_path: Folder) -> None:
     stable(soutput, 0, 1, rows(0, 1), rows(1, 2))
     soutput.lines["p"] = 1
     tentative(soutput, 2, 2, rows(2, 30))
     tentative(soutput, 3, 4, rows(3, 40), rows(4, 50))
     assert given(soutput) == ({0: [1], 1: [2]}, {2: [30], 3: [40], 4: [50]})
-    assert soutput.log.tentative("out")[1] == [span(2, 4)], "with what is missing, and the shares"
+    assert soutput.log.tentative("out")[1] == [span(2, 4)], "with the missing inputs and the shares"
 
     stable(soutput, 2, 4, rows(2, 3), rows(3, 4), rows(4, 5))
     assert given(soutput) == ({0: [1], 1: [2], 2: [3], 3: [4], 4: [5]}, {})
@@ -120,10 +118,10 @@ def test_3_4_2_a_correction_takes_the_place_of_what_was_tentative(
     assert story(tmp_path, Undo) == []
 
 
-def test_3_4_2_one_append_makes_the_correction_visible_and_the_guess_gone(
+def test_3_4_2_one_append_publishes_the_correction_and_removes_the_tentative_bucket(
     soutput: SOutput, tmp_path: Folder
 ) -> None:
-    """A reader that looks at any time finds the one or the other, never both and never neither."""
+    """A consumer sees one of them at any time, never both and never neither."""
     soutput.lines["p"] = 1
     tentative(soutput, 0, 1, rows(0, 9), rows(1, 9))
     stable(soutput, 0, 0, rows(0, 1))
@@ -132,7 +130,7 @@ def test_3_4_2_one_append_makes_the_correction_visible_and_the_guess_gone(
     assert {record.upto for record in last if isinstance(record, Boundary)} == {0}
 
 
-def test_3_4_2_a_correction_in_pieces_leaves_alone_what_it_has_not_reached(
+def test_3_4_2_a_partial_correction_keeps_later_tentative_buckets(
     soutput: SOutput, tmp_path: Folder
 ) -> None:
     soutput.lines["p"] = 1
@@ -145,7 +143,9 @@ def test_3_4_2_a_correction_in_pieces_leaves_alone_what_it_has_not_reached(
     assert story(tmp_path, Undo) == []
 
 
-def test_a_correction_has_a_higher_version_than_the_guess_it_replaces(soutput: SOutput) -> None:
+def test_a_correction_has_a_higher_version_than_the_tentative_segment_it_replaces(
+    soutput: SOutput,
+) -> None:
     log = soutput.log
     stable(soutput, 0, 0, rows(0, 1))
     for line, bucket in ((1, 1), (2, 2)):
@@ -159,14 +159,14 @@ def test_a_correction_has_a_higher_version_than_the_guess_it_replaces(soutput: S
         soutput.leave(PATH)
 
 
-def test_a_correction_has_another_identity_than_a_guess_that_was_made_while_it_was_written(
+def test_a_correction_differs_in_identity_from_a_tentative_segment_written_concurrently(
     soutput: SOutput,
 ) -> None:
     soutput.lines["p"] = 1
 
     def beside() -> Iterator[tuple[int, pa.Table]]:
         yield rows(0, 1)
-        tentative(soutput, 0, 0, rows(0, 9))  # the last run of the line, which took its time
+        tentative(soutput, 0, 0, rows(0, 9))  # the last, slow run of the tentative line
         guesses.extend(segment.id for segment in soutput.log.tentative("out")[0])
 
     guesses: list[object] = []
@@ -175,10 +175,10 @@ def test_a_correction_has_another_identity_than_a_guess_that_was_made_while_it_w
     assert soutput.log.segments("out", 0, 0)[0].id not in guesses
 
 
-def test_what_is_tentative_beyond_a_correction_stands_and_the_line_goes_on(
+def test_tentative_buckets_after_a_correction_remain_valid_and_the_line_continues(
     soutput: SOutput,
 ) -> None:
-    """Side by side: the tentative line is ahead of the stable one."""
+    """The tentative line is ahead of the stable line."""
     soutput.lines["p"] = 1
     tentative(soutput, 0, 2, rows(0, 9), rows(2, 9))
     stable(soutput, 0, 0, rows(0, 1))
@@ -189,8 +189,8 @@ def test_what_is_tentative_beyond_a_correction_stands_and_the_line_goes_on(
     assert spans == [span(1, 3)]
 
 
-def test_an_output_that_guessed_nothing_has_nothing_replaced(soutput: SOutput) -> None:
-    """The other one was blocked."""
+def test_an_output_without_tentative_buckets_has_nothing_to_replace(soutput: SOutput) -> None:
+    """The output `side` was blocked."""
     stable(soutput, 0, 1, rows(0, 1))
     soutput.lines["p"] = 1
     tentative(soutput, 2, 5, rows(5, 9), side_upto=1)
@@ -199,30 +199,30 @@ def test_an_output_that_guessed_nothing_has_nothing_replaced(soutput: SOutput) -
     assert soutput.log.info("side").complete_upto == 5
 
 
-def test_property_4_stable_is_never_undone_and_a_run_again_changes_nothing(
+def test_property_4_stable_buckets_are_never_undone_and_recomputing_changes_nothing(
     soutput: SOutput, tmp_path: Folder
 ) -> None:
-    """Duplicate elimination: what was logged before is compared, not given again."""
+    """Duplicate elimination: logged buckets are compared, not published again."""
     stable(soutput, 0, 1, rows(0, 1), rows(1, 2))
-    before, held = given(soutput), files(tmp_path)
+    before, names = given(soutput), files(tmp_path)
     stable(soutput, 0, 1, rows(0, 1), rows(1, 2))
-    assert given(soutput) == before and files(tmp_path) == held
+    assert given(soutput) == before and files(tmp_path) == names
     assert story(tmp_path, Undo) == []
     stable(soutput, 1, 2, rows(1, 2), rows(2, 3))
     assert given(soutput)[0] == {0: [1], 1: [2], 2: [3]}
-    with pytest.raises(ProtocolViolation, match="stable is never undone"):
+    with pytest.raises(ProtocolViolation, match="stable buckets are never undone"):
         soutput.log.append(Undo("out", 1, 1))
 
 
-def test_3_2_a_run_again_that_gives_something_else_is_not_deterministic(soutput: SOutput) -> None:
+def test_3_2_recomputing_a_different_result_raises_not_deterministic(soutput: SOutput) -> None:
     stable(soutput, 0, 1, rows(0, 1), rows(1, 2))
     with pytest.raises(NotDeterministic, match="output 'out', bucket 1"):
         stable(soutput, 1, 2, rows(1, 7), rows(2, 3))
     assert given(soutput)[0] == {0: [1], 1: [2]}
 
 
-def test_3_4_1_what_is_run_again_to_rebuild_a_state_counts_for_nothing(soutput: SOutput) -> None:
-    """Undo/redo starts from nothing: before it has healed, results are not what they were."""
+def test_3_4_1_results_of_runs_that_rebuild_a_state_are_dropped(soutput: SOutput) -> None:
+    """Undo/redo starts from an empty state, so its first results are not valid."""
     stable(soutput, 0, 3, rows(2, 1), rows(3, 2))
     soutput.lines["p"] = 1
     tentative(soutput, 4, 4, rows(4, 9))
@@ -230,7 +230,7 @@ def test_3_4_1_what_is_run_again_to_rebuild_a_state_counts_for_nothing(soutput: 
     assert given(soutput) == ({2: [1], 3: [2], 4: [3]}, {})
 
 
-def test_3_4_4_results_of_a_state_that_has_not_healed_are_given_to_nobody(
+def test_3_4_4_results_before_the_first_valid_bucket_are_not_published(
     soutput: SOutput,
 ) -> None:
     soutput.valid_from["p"] = 3
@@ -241,10 +241,10 @@ def test_3_4_4_results_of_a_state_that_has_not_healed_are_given_to_nobody(
     assert given(soutput)[0] == {3: [2]}
 
 
-# -- what a tentative line may still give ---------------------------------------------------------
+# -- what a tentative line may still publish ------------------------------------------------------
 
 
-def test_what_the_stable_line_has_overtaken_is_not_given_any_more(soutput: SOutput) -> None:
+def test_tentative_buckets_that_the_stable_line_has_overtaken_are_dropped(soutput: SOutput) -> None:
     soutput.lines["p"] = 1
     stable(soutput, 0, 2, rows(1, 1))
     tentative(soutput, 0, 2, rows(0, 9), rows(2, 9))
@@ -255,8 +255,8 @@ def test_what_the_stable_line_has_overtaken_is_not_given_any_more(soutput: SOutp
     assert soutput.log.tentative("out")[1] == [span(3, 4)]
 
 
-def test_a_line_that_starts_again_gives_no_bucket_a_second_time(soutput: SOutput) -> None:
-    """It repeats what the line before it gave, from a better state; readers keep what they have."""
+def test_a_restarted_tentative_line_publishes_no_bucket_twice(soutput: SOutput) -> None:
+    """The new line repeats buckets from a better state; consumers keep the published ones."""
     stable(soutput, 0, 0)
     soutput.lines["p"] = 1
     tentative(soutput, 1, 4, rows(2, 9), rows(4, 9))
@@ -267,7 +267,7 @@ def test_a_line_that_starts_again_gives_no_bucket_a_second_time(soutput: SOutput
     assert soutput.log.tentative("out")[1] == [span(3, 5)]
 
 
-def test_what_an_old_line_gives_does_not_count(soutput: SOutput) -> None:
+def test_results_of_an_old_tentative_line_are_dropped(soutput: SOutput) -> None:
     soutput.lines["p"] = 2
     tentative(soutput, 0, 0, rows(0, 9), line=1)
     assert given(soutput) == ({}, {})
@@ -276,7 +276,7 @@ def test_what_an_old_line_gives_does_not_count(soutput: SOutput) -> None:
     assert given(soutput) == ({}, {})
 
 
-def test_3_5_an_output_that_blocks_is_not_given_with_the_others(soutput: SOutput) -> None:
+def test_3_5_a_blocking_output_is_not_published_with_the_others(soutput: SOutput) -> None:
     stable(soutput, 0, 1)
     soutput.lines["p"] = 1
     tentative(soutput, 2, 4, rows(4, 9), side_upto=1, side=[rows(3, 8)])
@@ -287,7 +287,7 @@ def test_3_5_an_output_that_blocks_is_not_given_with_the_others(soutput: SOutput
     assert given(soutput, "side") == ({}, {})  # bucket 3 is of an earlier run
 
 
-def test_empty_buckets_are_tentative_too(soutput: SOutput) -> None:
+def test_empty_buckets_can_be_tentative(soutput: SOutput) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 3)
     assert soutput.log.info("out").tentative_upto == 3
@@ -296,10 +296,12 @@ def test_empty_buckets_are_tentative_too(soutput: SOutput) -> None:
     assert soutput.log.info("out").tentative_upto is None
 
 
-# -- the end of a line, and what a predecessor left -----------------------------------------------
+# -- the end of a line, and the tentative buckets of a predecessor --------------------------------
 
 
-def test_what_a_line_gave_stands_when_the_line_is_over(soutput: SOutput, tmp_path: Folder) -> None:
+def test_tentative_buckets_remain_valid_after_the_end_of_their_line(
+    soutput: SOutput, tmp_path: Folder
+) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 2, rows(0, 9), rows(2, 9))
     stable(soutput, 0, 1, rows(0, 1))
@@ -308,7 +310,7 @@ def test_what_a_line_gave_stands_when_the_line_is_over(soutput: SOutput, tmp_pat
     assert "p" not in soutput.lines and story(tmp_path, Undo) == []
 
 
-def test_what_a_predecessor_guessed_is_taken_back(tmp_path: Folder) -> None:
+def test_tentative_buckets_of_a_predecessor_are_undone(tmp_path: Folder) -> None:
     soutput = start(tmp_path)
     stable(soutput, 0, 1, rows(0, 1))
     soutput.lines["p"] = 1
@@ -322,8 +324,8 @@ def test_what_a_predecessor_guessed_is_taken_back(tmp_path: Folder) -> None:
     assert files(tmp_path) == ["b0"]
     soutput.log.close()
     soutput = start(tmp_path)
-    assert soutput.log.info("out").undos == 1, "nothing is left to take back"
-    # Neither a guess of before nor a correction of now has the identity of another.
+    assert soutput.log.info("out").undos == 1, "nothing is left to undo"
+    # Tentative segments before and after the restart and the correction differ in identity.
     soutput.lines["p"] = 1
     tentative(soutput, 2, 2, rows(2, 8))
     assert soutput.log.tentative("out")[0][0].id.version == 1
@@ -335,7 +337,9 @@ def test_what_a_predecessor_guessed_is_taken_back(tmp_path: Folder) -> None:
 # -- files and recovery ---------------------------------------------------------------------------
 
 
-def test_files_of_what_was_replaced_are_deleted(soutput: SOutput, tmp_path: Folder) -> None:
+def test_files_of_replaced_tentative_segments_are_deleted(
+    soutput: SOutput, tmp_path: Folder
+) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 1, rows(0, 9), rows(1, 9), side=[rows(1, 9)])
     assert files(tmp_path) == ["b0", "b1", "b1"]
@@ -348,13 +352,13 @@ def test_files_of_what_was_replaced_are_deleted(soutput: SOutput, tmp_path: Fold
     assert files(tmp_path) == ["b0", "b2"]
 
 
-def test_files_that_a_crash_left_of_what_was_replaced_are_deleted_by_the_next_instance(
+def test_the_next_instance_deletes_replaced_files_that_a_crash_left_behind(
     tmp_path: Folder,
 ) -> None:
     soutput = start(tmp_path)
     soutput.lines["p"] = 1
     tentative(soutput, 0, 0, rows(0, 9))
-    soutput.log.commit("out", [], 0)  # the crash comes before the deletion
+    soutput.log.commit("out", [], 0)  # a crash before the deletion
     soutput.log.close()
     assert files(tmp_path) == ["b0"]
     soutput = start(tmp_path)
@@ -362,8 +366,8 @@ def test_files_that_a_crash_left_of_what_was_replaced_are_deleted_by_the_next_in
     soutput.log.close()
 
 
-def test_recovery_is_the_same_function_as_running(tmp_path: Folder) -> None:
-    """After every step, whoever reads the manifest knows what the running log does."""
+def test_recovery_gives_the_same_state_as_normal_operation(tmp_path: Folder) -> None:
+    """After every step, the state read from the manifest equals the state in memory."""
     soutput = start(tmp_path)
 
     def step(number: int) -> None:
@@ -395,7 +399,7 @@ def test_recovery_is_the_same_function_as_running(tmp_path: Folder) -> None:
 
 
 class _Filling(list[tuple[int, pa.Table]]):
-    """Results of which only the first find room on the disk."""
+    """Results that fill the disk: only the first one fits."""
 
     def __init__(self, disk: MemoryDisk, *results: tuple[int, pa.Table]) -> None:
         super().__init__(results)
@@ -408,12 +412,12 @@ class _Filling(list[tuple[int, pa.Table]]):
 
 
 @pytest.mark.parametrize("line", ["stable", "tentative"])
-def test_a_full_disk_leaves_nothing_behind_and_the_step_can_be_done_again(line: str) -> None:
+def test_a_failed_write_on_a_full_disk_leaves_no_files_and_can_be_repeated(line: str) -> None:
     disk = MemoryDisk(random.Random(0))
     soutput = start("/node", disk=disk)
     soutput.lines["p"] = 1
     tentative(soutput, 0, 0, rows(0, 9))
-    held, known = disk.files("/node/segments"), soutput.log.info("out")
+    sizes, info = disk.files("/node/segments"), soutput.log.info("out")
 
     def step(out: Buckets) -> None:
         if line == "stable":
@@ -425,15 +429,15 @@ def test_a_full_disk_leaves_nothing_behind_and_the_step_can_be_done_again(line: 
     results = [rows(1, 2), rows(2, 3)]
     with pytest.raises(StorageFull):
         step(_Filling(disk, *results))
-    assert disk.files("/node/segments") == held
-    assert soutput.log.info("out") == known
+    assert disk.files("/node/segments") == sizes
+    assert soutput.log.info("out") == info
     disk.full = False
     step(results)
     expected = {"stable": ({1: [2], 2: [3]}, {}), "tentative": ({}, {0: [9], 1: [2], 2: [3]})}
     assert given(soutput) == expected[line]
 
 
-def test_tentative_rows_are_marked_as_such(soutput: SOutput) -> None:
+def test_tentative_segments_are_marked_as_tentative(soutput: SOutput) -> None:
     soutput.lines["p"] = 1
     tentative(soutput, 0, 0, rows(0, 9))
     (segment,), _ = soutput.log.tentative("out")

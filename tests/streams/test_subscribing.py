@@ -1,6 +1,6 @@
-"""Following a stream that replicas make: real services, threads and connections, no network.
+"""Subscribing to a replicated stream: real services, threads and connections, no network.
 
-What a reader decides is shown as transcripts in `core/test_subscription.py`; here, that it is done.
+`core/test_subscription.py` tests the decisions; these tests check that they are carried out.
 Borealis sections 3.3 and 3.5.
 """
 
@@ -27,7 +27,7 @@ from holdfast.types import OutputState, SegmentId, Stability
 STABLE = OutputState.STABLE
 UP_FAILURE = OutputState.UP_FAILURE
 STABILIZATION = OutputState.STABILIZATION
-#: No event takes that long, unless something is wrong.
+#: Time limit for every event in these tests.
 LIMIT_S = 20.0
 
 
@@ -38,7 +38,7 @@ def rows(bucket: int, value: int) -> pa.Table:
 
 
 class Replica:
-    """One that makes the stream: a log and whoever serves it."""
+    """A replica of the producer: its log and its service."""
 
     def __init__(self, root: Path, name: str, epochs: int = 1) -> None:
         for _ in range(epochs):
@@ -87,7 +87,7 @@ class Replica:
 
 
 class Counting(Service):
-    """Tells how often anything is delivered."""
+    """A service that counts its deliveries."""
 
     __slots__ = ("delivered",)
 
@@ -97,7 +97,7 @@ class Counting(Service):
 
 
 class Reader:
-    """Takes what it is given, in a thread of its own, and tells of it."""
+    """A consumer that takes deliveries in its own thread and records them."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Reader:
         self.taken: list[tuple[int, int]] = []
         self._news: queue.Queue[Delivery | BaseException] = queue.Queue()
         self.deliveries = 0
-        #: A replica that comes back is connected to anew.
+        #: Each connection uses the current service of a replica, also after a restart.
         producers = {
             name: (lambda replica=replica: replica.connect()) for name, replica in replicas.items()
         }
@@ -139,7 +139,7 @@ class Reader:
             self._news.put(StopIteration())
 
     def until(self, enough: Callable[[Delivery], bool]) -> Delivery:
-        """The first delivery that is enough; the rows of all until then are in `taken`."""
+        """The first delivery for which `enough` is true; all rows up to it are in `taken`."""
         while True:
             news = self._news.get(timeout=LIMIT_S)
             if isinstance(news, BaseException):
@@ -166,16 +166,16 @@ class Reader:
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[dict[str, Replica]]:
-    made = {name: Replica(tmp_path, name) for name in ("a", "b")}
-    yield made
-    for replica in made.values():
+    replicas_by_name = {name: Replica(tmp_path, name) for name in ("a", "b")}
+    yield replicas_by_name
+    for replica in replicas_by_name.values():
         replica.die()
         replica.log.close()
 
 
 @contextmanager
-def reading(replicas: dict[str, Replica], **how: object) -> Iterator[Reader]:
-    reader = Reader(replicas, **how)  # type: ignore[arg-type]
+def reading(replicas: dict[str, Replica], **options: object) -> Iterator[Reader]:
+    reader = Reader(replicas, **options)  # type: ignore[arg-type]
     try:
         yield reader
     finally:
@@ -190,7 +190,7 @@ def guessed(bucket: int) -> Callable[[Delivery], bool]:
     return lambda delivery: (delivery.tentative_upto or -1) >= bucket
 
 
-def test_property_2_1_when_one_goes_the_other_goes_on_where_it_was(
+def test_property_2_1_a_consumer_continues_at_the_other_replica_from_its_position(
     replicas: dict[str, Replica],
 ) -> None:
     a, b = replicas.values()
@@ -208,7 +208,7 @@ def test_property_2_1_when_one_goes_the_other_goes_on_where_it_was(
     assert reader.taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
-def test_3_3_one_that_is_no_longer_stable_is_left_for_one_that_is(
+def test_3_3_a_consumer_switches_from_a_failed_replica_to_a_stable_one(
     replicas: dict[str, Replica],
 ) -> None:
     a, b = replicas.values()
@@ -228,7 +228,7 @@ def test_3_3_one_that_is_no_longer_stable_is_left_for_one_that_is(
     assert reader.taken == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_property_2_4_corrections_come_from_the_second_while_the_first_goes_on(
+def test_property_2_4_one_replica_sends_corrections_while_the_other_sends_tentative_buckets(
     replicas: dict[str, Replica],
 ) -> None:
     a, b = replicas.values()
@@ -240,7 +240,7 @@ def test_property_2_4_corrections_come_from_the_second_while_the_first_goes_on(
         reader.reads("a")
         a.guess(1, 2)
         reader.until(guessed(2))
-        b.guess(1)  # not taken: no two replicas' guesses are mixed
+        b.guess(1)  # not taken: tentative buckets of two replicas are never mixed
         b.correct(1)
         correction = reader.until(upto(1))
         assert correction.tentative_upto is None
@@ -249,11 +249,11 @@ def test_property_2_4_corrections_come_from_the_second_while_the_first_goes_on(
         b.correct(2)
         reader.until(upto(2))
     assert sorted(reader.taken) == sorted([(0, 0), (1, -1), (2, -2), (1, 1), (3, -3), (2, 2)]), (
-        "every guess of a, every correction of b, each of them once"
+        "every tentative bucket of a and every correction of b, each exactly once"
     )
 
 
-def test_property_2_2_from_up_failure_to_stable_the_corrections_come_with_it(
+def test_property_2_2_switching_from_up_failure_to_stable_delivers_the_corrections(
     replicas: dict[str, Replica],
 ) -> None:
     a, b = replicas.values()
@@ -272,7 +272,7 @@ def test_property_2_2_from_up_failure_to_stable_the_corrections_come_with_it(
     assert reader.taken.count((0, 0)) == 1
 
 
-def test_property_2_3_between_two_in_up_failure_no_bucket_is_guessed_twice(
+def test_property_2_3_switching_between_replicas_in_up_failure_repeats_no_tentative_bucket(
     replicas: dict[str, Replica],
 ) -> None:
     a, b = replicas.values()
@@ -291,7 +291,7 @@ def test_property_2_3_between_two_in_up_failure_no_bucket_is_guessed_twice(
     assert reader.taken == [(0, 0), (1, -1), (2, -2), (3, -3)]
 
 
-def test_one_that_comes_back_is_found_again(replicas: dict[str, Replica]) -> None:
+def test_a_consumer_reconnects_to_a_restarted_replica(replicas: dict[str, Replica]) -> None:
     a, b = replicas.values()
     b.die()
     a.put(0)
@@ -306,8 +306,10 @@ def test_one_that_comes_back_is_found_again(replicas: dict[str, Replica]) -> Non
     assert reader.taken == [(0, 0), (1, 1)]
 
 
-def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, Replica]) -> None:
-    """Signs of life of many streams, each through two threads, cost more than they say."""
+def test_a_consumer_with_a_local_replica_skips_unchanged_heartbeats(
+    replicas: dict[str, Replica],
+) -> None:
+    """Passing the heartbeats of many streams through two threads each would be too expensive."""
     a, b = replicas.values()
     a.service = Counting(logs={"s": a.log}, heartbeat_s=0.001)
     a.service.delivered = threading.Semaphore(0)
@@ -321,7 +323,7 @@ def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, R
             replica.put(1)
         reader.until(upto(1))
         assert reader.deliveries < 10
-        a.is_in(UP_FAILURE)  # without a row, it is news
+        a.is_in(UP_FAILURE)  # a change of state is an event, even without rows
         reader.reads("b")
         b.put(2)
         reader.until(upto(2))
@@ -329,7 +331,7 @@ def test_a_reader_with_a_home_hears_of_it_only_what_is_new(replicas: dict[str, R
 
 
 def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> None:
-    """Also the one that nobody reads: else it would keep everything for ever."""
+    """Also a replica without consumers, which would otherwise retain everything forever."""
     for replica in replicas.values():
         replica.put(0, 1, 2, 3)
     with reading(replicas, at=4, position=Position(2, 1, 7)) as reader:
@@ -340,7 +342,7 @@ def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> N
             assert replica.acks.get(timeout=LIMIT_S) == (3, 3)
 
 
-def test_who_was_replaced_is_told_by_any_replica(replicas: dict[str, Replica]) -> None:
+def test_any_replica_refuses_a_replaced_consumer(replicas: dict[str, Replica]) -> None:
     a, b = replicas.values()
     for replica in (a, b):
         replica.put(0)
@@ -352,7 +354,9 @@ def test_who_was_replaced_is_told_by_any_replica(replicas: dict[str, Replica]) -
         reader.until(upto(99))
 
 
-def test_what_one_has_deleted_another_may_still_have(replicas: dict[str, Replica]) -> None:
+def test_a_consumer_reads_buckets_that_one_replica_has_trimmed_from_the_other(
+    replicas: dict[str, Replica],
+) -> None:
     a, b = replicas.values()
     for replica in (a, b):
         replica.put(0, 1, 2)
@@ -362,15 +366,17 @@ def test_what_one_has_deleted_another_may_still_have(replicas: dict[str, Replica
     assert reader.taken == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_what_everybody_has_deleted_is_gone(replicas: dict[str, Replica]) -> None:
+def test_buckets_that_all_replicas_have_trimmed_are_unobtainable(
+    replicas: dict[str, Replica],
+) -> None:
     for replica in replicas.values():
         replica.put(0, 1, 2)
         replica.log.trim("s", 1)
-    with reading(replicas) as reader, pytest.raises(Trimmed, match="starts at bucket 2"):
+    with reading(replicas) as reader, pytest.raises(Trimmed, match="released the buckets before 2"):
         reader.until(upto(2))
 
 
-def test_replicas_are_restarted_one_by_one_and_their_epochs_rise_alone(tmp_path: Path) -> None:
+def test_a_subscription_tracks_the_epoch_of_each_replica_separately(tmp_path: Path) -> None:
     replicas = {"a": Replica(tmp_path, "a", epochs=5), "b": Replica(tmp_path, "b")}
     a, b = replicas.values()
     assert (a.log.epoch, b.log.epoch) == (5, 1)
@@ -390,7 +396,7 @@ def test_replicas_are_restarted_one_by_one_and_their_epochs_rise_alone(tmp_path:
         replica.log.close()
 
 
-def test_the_end_is_the_end_whoever_tells_of_it(replicas: dict[str, Replica]) -> None:
+def test_the_stream_ends_when_any_replica_reports_its_end(replicas: dict[str, Replica]) -> None:
     a, b = replicas.values()
     a.is_in(UP_FAILURE)
     b.is_in(STABILIZATION)
@@ -404,10 +410,10 @@ def test_the_end_is_the_end_whoever_tells_of_it(replicas: dict[str, Replica]) ->
     assert (1, 1) in reader.taken
 
 
-def test_when_a_stream_was_read_to_its_end_every_replica_hears_so(
+def test_the_final_position_reaches_every_replica_after_the_end_of_the_stream(
     replicas: dict[str, Replica],
 ) -> None:
-    """Also one that nobody asks any more how it stands: else it would keep the last buckets."""
+    """Also a replica that is not polled any more, which would otherwise retain the last buckets."""
 
     for replica in replicas.values():
         replica.put(0, 1)
@@ -418,8 +424,8 @@ def test_when_a_stream_was_read_to_its_end_every_replica_hears_so(
             assert replica.acks.get(timeout=LIMIT_S) == (-1, 1)
 
 
-def test_of_a_single_maker_nothing_is_asked_and_all_is_taken(tmp_path: Path) -> None:
-    """A source, or a fragment that has one replica: whatever its state."""
+def test_a_consumer_of_a_single_producer_takes_everything_in_every_state(tmp_path: Path) -> None:
+    """A source, or a fragment with one replica, is read in any state."""
     only = Replica(tmp_path, "only")
     only.is_in(UP_FAILURE)
     only.put(0)

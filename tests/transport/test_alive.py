@@ -1,4 +1,4 @@
-"""Before a read that may take long the server says that it is alive."""
+"""Before a read that may take long, the server sends a heartbeat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.types import SegmentId, Stability
 
 
 @pytest.mark.parametrize(
-    ("parts", "rows", "said"),
+    ("parts", "rows", "expected"),
     [
         (1, 10, ["segment", "boundary"]),
         (1, 11, ["alive", "segment", "boundary"]),
@@ -24,8 +24,8 @@ from holdfast.types import SegmentId, Stability
     ],
     ids=["small", "large", "several"],
 )
-def test_a_long_read_is_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, rows: int, said: list[str]
+def test_the_server_sends_a_heartbeat_before_a_long_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, rows: int, expected: list[str]
 ) -> None:
     monkeypatch.setattr(ours, "LONG_READ_ROWS", 10)
     log = Log.open(tmp_path / "log", "owner", fsync="never")
@@ -35,16 +35,16 @@ def test_a_long_read_is_announced(
     log.commit("s", [log.write(table, id, Stability.STABLE) for id in ids], 0)
     server = ours.FlightServer(Service(logs={"s": log}))
     client = flight.FlightClient(f"grpc://{server.address}")
-    ask = wire.question("follow", wire.Follow("s", 0, "", None))
-    _writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(ask))
-    heard: list[str] = []
-    while "boundary" not in heard:
+    request = wire.question("follow", wire.Follow("s", 0, "", None))
+    _writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(request))
+    kinds: list[str] = []
+    while "boundary" not in kinds:
         chunk = reader.read_chunk()
         if chunk.data is None:
             body = bytes(chunk.app_metadata)
-            heard.append(wire.decode(body, "alive", "segment", "boundary")[0])
+            kinds.append(wire.decode(body, "alive", "segment", "boundary")[0])
     reader.cancel()
     client.close()
     server.stop()
     log.close()
-    assert heard == said
+    assert kinds == expected

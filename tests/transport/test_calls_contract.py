@@ -1,7 +1,7 @@
 """Remote calls, in-process and over Flight: the same typed replies, the same refusals.
 
-Whatever another process sends, the server answers with one of our errors that says what was
-expected; nothing reaches a handler that does not have the types of the request.
+The server answers any invalid message with a Holdfast error that states what was expected. Only
+requests with valid types reach a handler.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def test_the_examples_are_complete() -> None:
 
 @dataclass
 class Station:
-    """A service that answers every call of the table, and notes what reached a handler."""
+    """A service that answers every call of the table, and records the requests of the handlers."""
 
     service: Service
     peer: InProcess | FlightPeer
     handled: list[Any]
 
     def ask(self, name: str, body: Any) -> Any:
-        """As another process might, whatever it is."""
+        """Send any body, as a foreign process might."""
         return self.peer._action(name, body)
 
 
@@ -122,7 +122,7 @@ def plain_service(handled: list[Any]) -> Service:
             handled.append(request)
             return reply_to(request)
 
-        service._handlers.pop(call.request, None)  # those of the streams, which every service has
+        service._handlers.pop(call.request, None)  # every service has those of streams
         service.handle(call.request, answer)
     return service
 
@@ -142,7 +142,9 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
-def test_a_call_brings_its_request_and_its_reply(station: Station, request_: Request[Any]) -> None:
+def test_a_call_delivers_its_request_and_its_reply(
+    station: Station, request_: Request[Any]
+) -> None:
     assert station.peer.call(request_) == reply_to(request_)
     assert station.handled == [request_]
 
@@ -152,9 +154,9 @@ def test_a_call_that_is_not_in_the_table_is_refused(station: Station) -> None:
         station.ask("nope", {})
 
 
-def test_a_call_that_nobody_here_answers_is_refused(station: Station) -> None:
+def test_a_call_without_a_handler_is_refused(station: Station) -> None:
     del station.service._handlers[Hold]
-    with pytest.raises(InputError, match="'hold' is not answered here"):
+    with pytest.raises(InputError, match="'hold' is not served by this process"):
         station.peer.call(Hold("s", "reader", 1))
 
 
@@ -189,7 +191,7 @@ def hostile(request: Request[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
-def test_a_request_that_does_not_fit_is_refused_at_the_door(
+def test_an_invalid_request_is_refused_before_it_reaches_a_handler(
     station: Station, request_: Request[Any]
 ) -> None:
     for case, body in hostile(request_):
@@ -201,20 +203,20 @@ def test_a_request_that_does_not_fit_is_refused_at_the_door(
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
-def test_what_is_no_object_is_refused(request_: Request[Any]) -> None:
+def test_a_request_body_that_is_no_object_is_refused(request_: Request[Any]) -> None:
     """Only in-process: on the wire, the fields lie in the object of the message."""
     for body in (None, 7, "text", [], [{}], True):
         with pytest.raises(InputError, match="expected an object, found"):
             plain_service([]).answer(name_of(request_), body)
 
 
-def test_a_full_disk_of_the_peer_is_no_fault_of_the_caller(station: Station) -> None:
+def test_a_full_disk_of_the_peer_raises_transport_error_at_the_caller(station: Station) -> None:
     def full(_: Hold) -> calls.Holding:
         raise StorageFull("no space")
 
     del station.service._handlers[Hold]
     station.service.handle(Hold, full)
-    with pytest.raises(TransportError, match="cannot answer now: no space"):
+    with pytest.raises(TransportError, match="cannot answer because of a storage error: no space"):
         station.peer.call(Hold("s", "reader", 1))
 
 
@@ -226,7 +228,7 @@ class Novel(Request[calls.Done]):
     pass
 
 
-def test_a_call_has_one_handler_and_a_place_in_the_table() -> None:
+def test_a_call_has_exactly_one_handler_and_is_in_the_table() -> None:
     service = Service()
     with pytest.raises(AssertionError, match="Novel is not in the table"):
         service.handle(Novel, lambda _: calls.Done())
@@ -234,7 +236,7 @@ def test_a_call_has_one_handler_and_a_place_in_the_table() -> None:
         service.handle(Hold, lambda _: calls.Holding(True))
 
 
-def test_a_handler_gives_the_reply_of_its_call() -> None:
+def test_a_handler_must_return_the_reply_type_of_its_call() -> None:
     service = Service()
     service.handle(calls.GetHosts, lambda _: calls.Done())
     with pytest.raises(AssertionError, match=r"'hosts': .*Done.* instead of .*Hosts"):
@@ -246,7 +248,7 @@ def test_a_handler_gives_the_reply_of_its_call() -> None:
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Iterator[Callable[[str, bytes], None]]:
-    """Sends bytes in each of the four ways; raises what a peer would be told."""
+    """Sends bytes in each of the four ways; raises the error that a peer would receive."""
     log = Log.open(tmp_path, "owner", fsync="never")
     log.open_stream("s", "ts timestamp, value bigint", "ts", 0)
     server = FlightServer(Service(logs={"s": log}))
@@ -306,7 +308,7 @@ def test_messages_of_another_version_are_refused(
 
 
 @pytest.mark.parametrize("way", ASKS)
-def test_exchanges_that_do_not_fit_are_refused(raw: Callable[[str, bytes], None], way: str) -> None:
+def test_invalid_exchange_requests_are_refused(raw: Callable[[str, bytes], None], way: str) -> None:
     body = codec.encode(ASKS[way])
     for name in body:
         for wrong in (1.5, {}, [], ["s"], "\ud800", 10**400):
@@ -322,7 +324,7 @@ def test_exchanges_that_do_not_fit_are_refused(raw: Callable[[str, bytes], None]
 
 
 class Impostor(flight.FlightServerBase):  # type: ignore[misc]
-    """A server that is none of ours, or of another version: it replies what it likes."""
+    """A foreign server, or one of another version, with arbitrary replies."""
 
     def __init__(self) -> None:
         super().__init__("grpc://127.0.0.1:0")
@@ -347,7 +349,7 @@ def impostor() -> Iterator[tuple[Impostor, FlightPeer]]:
 
 
 @pytest.mark.parametrize("call", TABLE, ids=lambda call: call.name)
-def test_replies_are_validated_too(impostor: tuple[Impostor, FlightPeer], call: Call) -> None:
+def test_replies_are_validated(impostor: tuple[Impostor, FlightPeer], call: Call) -> None:
     server, peer = impostor
     request = next(r for r in REQUESTS if type(r) is call.request)
     good = codec.encode(reply_to(request))
@@ -377,13 +379,13 @@ OUTSIDE = ["", ".", "..", "../x", "a/../../x", "a/../x", "/etc/x", "//x", "a//x"
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_no_file_is_named_that_leaves_the_folder(
+def test_file_names_outside_the_folder_are_refused(
     impostor: tuple[Impostor, FlightPeer],
     raw: Callable[[str, bytes], None],
     name: str,
     tmp_path: Path,
 ) -> None:
-    """A partner names the files that it gives; whoever rebuilds a copy from them writes them."""
+    """A peer names the files that it offers, and the replica that is rebuilt writes them."""
     server, peer = impostor
     with pytest.raises(InputError, match="expected the name of a file inside the folder"):
         raw("file", wire.encode("file", {"name": name}))
@@ -398,11 +400,11 @@ def test_no_file_is_named_that_leaves_the_folder(
 
 
 @pytest.mark.parametrize("name", ["x", "a/b", "..x", "a/..b", "...", "out/win.1--2.0f.parquet"])
-def test_names_that_stay_in_the_folder_are_taken(name: str) -> None:
+def test_file_names_inside_the_folder_are_accepted(name: str) -> None:
     assert codec.is_inside(name)
 
 
-def test_a_fault_of_the_server_is_told_without_its_story(
+def test_an_internal_error_of_the_server_is_reported_without_details(
     caplog: pytest.LogCaptureFixture, station: Station
 ) -> None:
     def faulty(_: Hold) -> calls.Holding:
@@ -411,15 +413,15 @@ def test_a_fault_of_the_server_is_told_without_its_story(
     del station.service._handlers[Hold]
     station.service.handle(Hold, faulty)
     if isinstance(station.peer, InProcess):
-        with pytest.raises(KeyError):  # it is the caller's own process
+        with pytest.raises(KeyError):  # the handler runs in the caller's own process
             station.peer.call(Hold("s", "reader", 1))
         return
-    with pytest.raises(TransportError, match=r"the peer failed \(KeyError\); its log says why"):
+    with pytest.raises(TransportError, match=r"the peer failed \(KeyError\); see its log"):
         station.peer.call(Hold("s", "reader", 1))
     assert "of our own" in caplog.text
 
 
-def test_errors_of_ours_keep_their_class(station: Station) -> None:
+def test_holdfast_errors_keep_their_class(station: Station) -> None:
     def refuse(_: Hold) -> calls.Holding:
         raise HoldfastError("no: because")
 

@@ -1,4 +1,4 @@
-"""One contract for both ways to carry: in-process and Flight, with and without shared storage."""
+"""One contract for both transports: in-process and Flight, with and without shared storage."""
 
 from __future__ import annotations
 
@@ -70,27 +70,27 @@ def tables(delivery: Delivery) -> list[pa.Table]:
 
 
 def until(peer: Peer, from_bucket: int | None, upto: int) -> list[Delivery]:
-    stop, found = threading.Event(), []
+    stop, deliveries = threading.Event(), []
     for delivery in peer.follow("s", from_bucket, stop):
-        found.append(delivery)
+        deliveries.append(delivery)
         if delivery.upto >= upto:
             stop.set()
             break
-    return found
+    return deliveries
 
 
-def test_follow_gives_every_bucket_from_the_one_asked_for(log: Log, peer: Peer) -> None:
+def test_follow_delivers_every_bucket_from_the_requested_one_on(log: Log, peer: Peer) -> None:
     for bucket in range(5):
         put(log, bucket)
-    found = until(peer, 2, 4)
-    assert [s.id.bucket for d in found for s in d.segments] == [2, 3, 4]
-    assert [t.to_pydict() for d in found for t in tables(d)] == [
+    deliveries = until(peer, 2, 4)
+    assert [s.id.bucket for d in deliveries for s in d.segments] == [2, 3, 4]
+    assert [t.to_pydict() for d in deliveries for t in tables(d)] == [
         rows(bucket).to_pydict() for bucket in (2, 3, 4)
     ]
-    assert found[-1].epoch == log.epoch
+    assert deliveries[-1].epoch == log.epoch
 
 
-def test_follow_goes_on_with_what_is_appended_later(log: Log, peer: Peer) -> None:
+def test_follow_continues_with_buckets_that_are_appended_later(log: Log, peer: Peer) -> None:
     put(log, 0)
     stop, seen = threading.Event(), []
     for delivery in peer.follow("s", None, stop):
@@ -103,30 +103,32 @@ def test_follow_goes_on_with_what_is_appended_later(log: Log, peer: Peer) -> Non
     assert seen == [0, 1, 2]
 
 
-def test_empty_buckets_are_said_by_the_boundary_alone(log: Log, peer: Peer) -> None:
+def test_empty_buckets_are_delivered_as_a_boundary_without_segments(log: Log, peer: Peer) -> None:
     log.commit("s", [], 1_000_000)
     (delivery,) = until(peer, 0, 1_000_000)
     assert (delivery.segments, delivery.upto) == ((), 1_000_000)
 
 
-def test_the_end_is_said_and_ends_the_following(log: Log, peer: Peer) -> None:
+def test_the_end_of_a_stream_is_delivered_and_ends_follow(log: Log, peer: Peer) -> None:
     put(log, 0)
     log.append(Ended("s"))
-    found = list(peer.follow("s", 0, threading.Event()))
-    assert found[-1].ended
-    assert found[-1].upto == 0
+    deliveries = list(peer.follow("s", 0, threading.Event()))
+    assert deliveries[-1].ended
+    assert deliveries[-1].upto == 0
 
 
-def test_what_was_trimmed_is_refused_with_the_oldest_bucket(log: Log, peer: Peer) -> None:
+def test_following_trimmed_buckets_is_refused_with_the_oldest_available_bucket(
+    log: Log, peer: Peer
+) -> None:
     for bucket in range(4):
         put(log, bucket)
     peer.acknowledge("s", "reader", received=3, needed=1, epoch=1)
-    with pytest.raises(Trimmed, match="starts at bucket 2"):
+    with pytest.raises(Trimmed, match="released the buckets before 2"):
         until(peer, 0, 3)
     assert [s.id.bucket for d in until(peer, None, 3) for s in d.segments] == [2, 3]
 
 
-def test_nothing_is_trimmed_before_every_expected_reader_has_spoken(
+def test_nothing_is_trimmed_before_every_expected_consumer_has_acknowledged(
     log: Log, service: Service, peer: Peer
 ) -> None:
     service.readers["s"] = {"one", "two"}
@@ -137,7 +139,7 @@ def test_nothing_is_trimmed_before_every_expected_reader_has_spoken(
     assert log.info("s").trimmed_upto == 0
 
 
-def test_a_zombie_reader_is_refused(log: Log, peer: Peer) -> None:
+def test_a_zombie_consumer_is_refused(log: Log, peer: Peer) -> None:
     put(log, 0)
     peer.acknowledge("s", "reader", received=0, needed=-1, epoch=2)
     with pytest.raises(StaleEpoch, match="epoch 1"):
@@ -163,8 +165,8 @@ def guess(
 
 
 def correct(log: Log, *buckets: int) -> None:
-    """As SOutput does: the corrections and the boundary that replaces the guesses are one append;
-    then their files go. Only the last bucket has rows."""
+    """As SOutput does: one append adds the corrections and the boundary that replaces the tentative
+    buckets; then the tentative files are deleted. Only the last bucket has rows."""
     id = SegmentId("s", 0, buckets[-1], log.info("s").undos + 1)
     segment = log.write(rows(buckets[-1]), id, Stability.STABLE)
     replaced, _ = log.tentative("s", upto=buckets[-1])
@@ -173,7 +175,7 @@ def correct(log: Log, *buckets: int) -> None:
 
 
 class Reading:
-    """A reader's end of a connection."""
+    """The consumer's end of a connection."""
 
     def __init__(self, peer: Peer, at: int | None, tentative_after: int | None) -> None:
         self.stop = threading.Event()
@@ -187,18 +189,18 @@ class Reading:
         self._deliveries.close()  # type: ignore[attr-defined]
 
     def news(self) -> Delivery:
-        """The next delivery that is more than a sign of life."""
+        """The next delivery that is more than a heartbeat."""
         for delivery in self._deliveries:
             if delivery.upto >= delivery.since or delivery.tentative_upto is not None:
                 return delivery
-        raise AssertionError("the connection is over")
+        raise AssertionError("the connection has ended")
 
 
 def buckets(delivery: Delivery) -> list[tuple[int, str]]:
     return [(segment.id.bucket, segment.stability.value) for segment in delivery.segments]
 
 
-def test_3_1_tentative_buckets_come_after_the_stable_ones_and_say_what_they_lack(
+def test_3_1_tentative_buckets_follow_the_stable_ones_and_name_their_missing_inputs(
     log: Log, peer: Peer
 ) -> None:
     put(log, 0)
@@ -217,25 +219,27 @@ def test_3_1_tentative_buckets_come_after_the_stable_ones_and_say_what_they_lack
         assert (then.since, then.upto, then.partial) == (1, 0, (1.0, 0.9))
 
 
-def test_3_1_buckets_that_are_not_equally_partial_come_one_after_the_other(
+def test_3_1_tentative_buckets_that_are_not_equally_partial_are_delivered_separately(
     log: Log, peer: Peer
 ) -> None:
-    """Each with what it lacks itself, also for who connects late."""
+    """Each delivery names its own missing inputs, also for a consumer that connects late."""
     for bucket in (0, 1):
         guess(log, bucket, bucket, shares=(0.5, 0.9))
     guess(log, 2, 2, missing="farther", shares=(0.75, 0.1))
     with Reading(peer, 0, EVERYTHING) as reading:
-        told = [reading.news() for _ in range(2)]
-    assert [(one.tentative_upto, one.missing, one.partial) for one in told] == [
+        deliveries = [reading.news() for _ in range(2)]
+    assert [
+        (delivery.tentative_upto, delivery.missing, delivery.partial) for delivery in deliveries
+    ] == [
         (1, ("far",), (0.5, 0.9)),
         (2, ("farther",), (0.75, 0.1)),
     ]
 
 
-def test_stable_buckets_say_how_much_of_their_time_was_spent(
+def test_stable_buckets_carry_the_delay_that_was_spent_upstream(
     log: Log, service: Service, peer: Peer
 ) -> None:
-    """Whoever reads them holds them only for the rest of it."""
+    """A consumer may hold the buckets only for the rest of `max_delay`."""
     put(log, 0)
     with Reading(peer, 0, EVERYTHING) as reading:
         assert reading.news().spent_us == 0
@@ -244,7 +248,7 @@ def test_stable_buckets_say_how_much_of_their_time_was_spent(
         assert reading.news().spent_us == 1_250_000
 
 
-def test_3_4_2_corrections_come_in_place_of_what_was_tentative(log: Log, peer: Peer) -> None:
+def test_3_4_2_corrections_replace_tentative_buckets(log: Log, peer: Peer) -> None:
     put(log, 0)
     guess(log, 1, 2, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
@@ -257,9 +261,7 @@ def test_3_4_2_corrections_come_in_place_of_what_was_tentative(log: Log, peer: P
         assert tables(then)[0].to_pydict() == rows(2).to_pydict()
 
 
-def test_what_is_tentative_beyond_a_correction_is_not_given_a_second_time(
-    log: Log, peer: Peer
-) -> None:
+def test_tentative_buckets_after_a_correction_are_not_delivered_twice(log: Log, peer: Peer) -> None:
     guess(log, 0, 2, 1, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         reading.news()
@@ -271,7 +273,9 @@ def test_what_is_tentative_beyond_a_correction_is_not_given_a_second_time(
         assert (buckets(then), then.tentative_upto) == ([(3, "TENTATIVE")], 3)
 
 
-def test_whoever_comes_new_in_a_correction_gets_what_stands(log: Log, peer: Peer) -> None:
+def test_a_consumer_that_connects_during_a_correction_gets_corrected_and_tentative_buckets(
+    log: Log, peer: Peer
+) -> None:
     guess(log, 0, 2, 1, 2)
     correct(log, 0, 1)
     with Reading(peer, 0, EVERYTHING) as reading:
@@ -280,7 +284,9 @@ def test_whoever_comes_new_in_a_correction_gets_what_stands(log: Log, peer: Peer
         assert (first.upto, first.tentative_upto) == (1, 2)
 
 
-def test_property_2_3_a_new_reader_gets_only_what_is_younger(log: Log, peer: Peer) -> None:
+def test_property_2_3_a_new_consumer_gets_only_newer_tentative_buckets(
+    log: Log, peer: Peer
+) -> None:
     put(log, 0)
     guess(log, 1, 2, 1, 2)
     guess(log, 3, 4, 3, 4, missing="farther")
@@ -293,42 +299,44 @@ def test_property_2_3_a_new_reader_gets_only_what_is_younger(log: Log, peer: Pee
         assert reading.news().tentative_upto == 5
 
 
-def test_3_1_who_does_not_tolerate_inconsistency_sees_none(log: Log, peer: Peer) -> None:
+def test_3_1_a_consumer_that_tolerates_no_inconsistency_gets_no_tentative_buckets(
+    log: Log, peer: Peer
+) -> None:
     put(log, 0)
     guess(log, 1, 2, 2)
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
     with Reading(peer, 0, None) as reading:
-        found.append(reading.news())
+        deliveries.append(reading.news())
         guess(log, 3, 3, 3)
         correct(log, 1, 2, 3)
-        while found[-1].upto < 3:
-            found.append(reading.news())
-    assert [b for d in found for b in buckets(d)] == [(0, "STABLE"), (3, "STABLE")]
-    assert {d.tentative_upto for d in found} == {None}
-    assert {d.missing for d in found} == {()}
+        while deliveries[-1].upto < 3:
+            deliveries.append(reading.news())
+    assert [b for d in deliveries for b in buckets(d)] == [(0, "STABLE"), (3, "STABLE")]
+    assert {d.tentative_upto for d in deliveries} == {None}
+    assert {d.missing for d in deliveries} == {()}
 
 
-def test_3_3_a_replica_says_how_it_stands_with_each_delivery_and_when_asked(
+def test_3_3_a_replica_reports_its_status_with_each_delivery_and_on_request(
     log: Log, service: Service, peer: Peer
 ) -> None:
-    def stands() -> tuple[str | None, int | None, int | None]:
+    def status() -> tuple[str | None, int | None, int | None]:
         answer = peer.call(GetStreamStatus("s"))
         return answer.state, answer.upto, answer.tentative_upto
 
     put(log, 0)
-    assert stands() == ("STABLE", 0, None)
+    assert status() == ("STABLE", 0, None)
     service.states["s"] = OutputState.UP_FAILURE
     guess(log, 1, 2)
-    assert stands() == ("UP_FAILURE", 0, 2)
+    assert status() == ("UP_FAILURE", 0, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         assert reading.news().state is OutputState.UP_FAILURE
         service.states["s"] = OutputState.STABILIZATION
         correct(log, 1, 2)
         assert reading.news().state is OutputState.STABILIZATION
-    assert stands() == ("STABILIZATION", 2, None)
+    assert status() == ("STABILIZATION", 2, None)
 
 
-def test_who_asks_how_a_replica_stands_says_how_far_it_is(log: Log, peer: Peer) -> None:
+def test_a_status_request_carries_the_position_of_the_consumer(log: Log, peer: Peer) -> None:
     put(log, 0)
     answer = peer.call(GetStreamStatus("s", ("reader", 0, -1, 2)))
     assert (answer.state, answer.upto) == (OutputState.STABLE, 0)
@@ -337,7 +345,7 @@ def test_who_asks_how_a_replica_stands_says_how_far_it_is(log: Log, peer: Peer) 
         peer.call(GetStreamStatus("s", ("reader", 0, 0, 1)))
 
 
-def test_a_stream_that_is_not_opened_yet_stands_nowhere(
+def test_a_stream_that_is_not_open_yet_has_an_empty_status(
     log: Log, service: Service, peer: Peer
 ) -> None:
     service.logs["later"] = log
@@ -346,21 +354,19 @@ def test_a_stream_that_is_not_opened_yet_stands_nowhere(
         peer.call(GetStreamStatus("nope"))
 
 
-def test_rows_that_are_replaced_before_they_are_read_are_asked_for_again(
-    log: Log, peer: Peer
-) -> None:
+def test_rows_replaced_before_they_are_read_raise_transport_error(log: Log, peer: Peer) -> None:
     guess(log, 0, 0, 0)
     with Reading(peer, 0, EVERYTHING) as reading:
         delivery = reading.news()
         correct(log, 0)
-        if delivery.tables:  # they came by value
+        if delivery.tables:  # the rows were sent by value
             assert tables(delivery)[0].num_rows == 2
         else:
-            with pytest.raises(TransportError, match="taken back"):
+            with pytest.raises(TransportError, match="replaced"):
                 tables(delivery)
 
 
-def test_the_end_comes_after_the_corrections(log: Log, peer: Peer) -> None:
+def test_the_end_of_a_stream_is_delivered_after_the_corrections(log: Log, peer: Peer) -> None:
     guess(log, 0, 1, 1)
     correct(log, 0, 1)
     log.append(Ended("s"))
@@ -369,28 +375,28 @@ def test_the_end_comes_after_the_corrections(log: Log, peer: Peer) -> None:
     assert last.tentative_upto is None
 
 
-def test_unknown_streams_and_sources_are_told(peer: Peer) -> None:
+def test_unknown_streams_and_sources_are_refused(peer: Peer) -> None:
     with pytest.raises(InputError, match="no stream 'nope'"):
         next(iter(peer.follow("nope", 0, threading.Event())))
     with pytest.raises(InputError, match="no source 'nope'"):
         peer.push("nope", rows(0), None, False)
 
 
-def test_push_brings_the_rows_and_the_token(service: Service, peer: Peer) -> None:
-    got: list[tuple[Any, ...]] = []
-    service.pushes["src"] = lambda table, token, flush: got.append((table, token, flush))
+def test_push_delivers_the_rows_and_the_token(service: Service, peer: Peer) -> None:
+    pushed: list[tuple[Any, ...]] = []
+    service.pushes["src"] = lambda table, token, flush: pushed.append((table, token, flush))
     peer.push("src", rows(3), "42", True)
-    ((table, token, flush),) = got
+    ((table, token, flush),) = pushed
     assert (table.to_pydict(), token, flush) == (rows(3).to_pydict(), "42", True)
 
 
-def test_a_peer_that_is_not_there_is_a_transport_error() -> None:
+def test_an_unreachable_peer_raises_transport_error() -> None:
     peer = FlightPeer("127.0.0.1:1")
-    with pytest.raises(TransportError, match=r"127\.0\.0\.1:1 cannot be reached"):
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:1 is unreachable"):
         peer.streams()
 
 
-def test_a_port_in_use_says_so(service: Service) -> None:
+def test_a_port_in_use_is_reported(service: Service) -> None:
     server = FlightServer(service)
     try:
         with pytest.raises(SetupError, match="port in use"):
@@ -399,7 +405,7 @@ def test_a_port_in_use_says_so(service: Service) -> None:
         server.stop()
 
 
-def test_a_damaged_arrival_is_noticed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_damaged_in_transit_are_detected(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     put(log, 0)
     service = Service(logs={"s": log})
     server = FlightServer(service)
@@ -420,7 +426,7 @@ def test_a_damaged_arrival_is_noticed(log: Log, monkeypatch: pytest.MonkeyPatch)
 def test_messages_of_another_format_or_kind_are_refused() -> None:
     with pytest.raises(TransportError, match="same version on both sides"):
         wire.decode(b'{"v":999,"kind":"ack"}', "ack")
-    with pytest.raises(TransportError, match="speaks format True"):
+    with pytest.raises(TransportError, match="uses wire format True"):
         wire.decode(b'{"v":true,"kind":"ack"}', "ack")
     with pytest.raises(TransportError, match="expected a 'ack'"):
         wire.decode(wire.encode("other", {}), "ack")
@@ -433,7 +439,7 @@ def test_messages_of_another_format_or_kind_are_refused() -> None:
             wire.decode(message, "ack")
 
 
-def test_only_what_is_offered_is_fetched_and_byte_for_byte(tmp_path: Path) -> None:
+def test_only_offered_files_are_fetched_and_arrive_byte_for_byte(tmp_path: Path) -> None:
     service = Service()
     server = FlightServer(service)
     peer = FlightPeer(server.address)
@@ -446,7 +452,7 @@ def test_only_what_is_offered_is_fetched_and_byte_for_byte(tmp_path: Path) -> No
         for name, content in (("there", data), ("empty", b"")):
             peer.fetch(name, str(into))
             assert into.read_bytes() == content
-        with pytest.raises(TransportError, match="is gone"):
+        with pytest.raises(TransportError, match="can no longer be read"):
             peer.fetch("deleted", str(into))
         with pytest.raises(TransportError, match="not offered"):
             peer.fetch("other", str(into))
@@ -456,10 +462,10 @@ def test_only_what_is_offered_is_fetched_and_byte_for_byte(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("harm", ["deleted", "cut off"])
-def test_a_segment_that_is_gone_is_said_so_to_the_reader_and_to_its_owner(
+def test_a_lost_segment_is_reported_to_the_consumer_and_to_the_owner_of_the_log(
     log: Log, service: Service, peer: Peer, harm: str
 ) -> None:
-    """The reader may find it at another replica; whose log it is may be rebuilt."""
+    """The consumer may read the segment from another replica; the owner may be rebuilt."""
     put(log, 0)
     put(log, 1)
     file = Path(log.absolute(log.segments("s", 1, 1)[0]))
@@ -467,8 +473,8 @@ def test_a_segment_that_is_gone_is_said_so_to_the_reader_and_to_its_owner(
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-7])
-    told: list[str] = []
-    service.on_damage.append(lambda stream, err: told.append(f"{stream}: {err}"))
+    reports: list[str] = []
+    service.on_damage.append(lambda stream, err: reports.append(f"{stream}: {err}"))
     with pytest.raises(SegmentLost, match=r"b1\.p0"):
         until(peer, 1, 1)
-    assert told and told[0].startswith("s: ") and str(file) in told[0]
+    assert reports and reports[0].startswith("s: ") and str(file) in reports[0]

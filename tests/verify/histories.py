@@ -1,4 +1,4 @@
-"""A good run, and words to break it with."""
+"""A correct history, and helpers that break it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def end_us(bucket: int) -> int:
 
 
 def story(
-    *more: Event,
+    *extra: Event,
     without: Callable[[Event], bool] = lambda event: False,
     change: Callable[[Event], Event] = lambda event: event,
     buckets: int = BUCKETS,
@@ -61,30 +61,35 @@ def story(
         Finished(last_us, settled=True),
     ]
     for bucket in range(buckets):
-        over = end_us(bucket)
+        ended_us = end_us(bucket)
         events += [
-            Accepted(over - 10, "one", rows(bucket)),
-            Logged(over, "one", bucket, rows(bucket)),
+            Accepted(ended_us - 10, "one", rows(bucket)),
+            Logged(ended_us, "one", bucket, rows(bucket)),
         ]
-        events += [Closed(over + 1_000, source, bucket) for source in ("one", "two")]
+        events += [Closed(ended_us + 1_000, source, bucket) for source in ("one", "two")]
         for node in ("n1", "n2"):
-            events.append(Made(over + 2_000, node, 1, "out", bucket, "STABLE", f"{bucket:016x}"))
-            events.append(Held(over + 2_000, node, "one", 2))
-        for client, output, at in (("c", "out", over + 10_000), ("d", "other", over + 12_000)):
-            events.append(Ideal(over, output, bucket, rows(bucket)))
+            events.append(
+                Made(ended_us + 2_000, node, 1, "out", bucket, "STABLE", f"{bucket:016x}")
+            )
+            events.append(Held(ended_us + 2_000, node, "one", 2))
+        for client, output, at in (
+            ("c", "out", ended_us + 10_000),
+            ("d", "other", ended_us + 12_000),
+        ):
+            events.append(Ideal(ended_us, output, bucket, rows(bucket)))
             if rows(bucket):
                 events.append(Given(at, client, output, bucket, rows(bucket)))
             events.append(Told(at + 1, client, output, bucket))
-    kept = [change(event) for event in events if not without(event)]
-    return History(sorted([*kept, *more], key=lambda event: event.at))
+    changed = [change(event) for event in events if not without(event)]
+    return History(sorted([*changed, *extra], key=lambda event: event.at))
 
 
-def failed(history: History, **how: bool) -> dict[str, str]:
-    return {v.checker: v.why for v in check(history, **how) if v.outcome == "failed"}
+def failed(history: History, **options: bool) -> dict[str, str]:
+    return {v.checker: v.why for v in check(history, **options) if v.outcome == "failed"}
 
 
-def verdict(history: History, checker: str, **how: bool) -> Verdict:
-    return next(v for v in check(history, **how) if v.checker == checker)
+def verdict(history: History, checker: str, **options: bool) -> Verdict:
+    return next(v for v in check(history, **options) if v.checker == checker)
 
 
 def of_bucket(kind: type[Event], bucket: int, output: str = "out") -> Callable[[Event], bool]:
@@ -106,7 +111,7 @@ def given_as(bucket: int, to: Iterable[Row], output: str = "out") -> Callable[[E
 
 
 def guess_of(at: int, bucket: int, rows: tuple[Row, ...]) -> Given:
-    """Without the second of two inputs."""
+    """A tentative bucket without the second of two inputs."""
     missing = ("two",)
     return Given(at, "c", "out", bucket, rows, "TENTATIVE", missing=missing, inputs_share=0.5)
 

@@ -1,4 +1,4 @@
-"""The comparison finds every fault that is planted, and none that is not there."""
+"""The comparison finds every planted fault and reports no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.verify.audit.report import inter_order_breaks, judge
 
 WIDTH_US = 1_000_000
 TIME = pa.timestamp("us", tz="UTC")
-#: How long after the end of its bucket a row is received.
+#: Delay between the end of a bucket and the receipt of its rows.
 LATE_US = 20_000
 
 
@@ -36,7 +36,7 @@ def rows(count: int = 200, seed: int = 1) -> pa.Table:
 
 
 def received(ideal: pa.Table, order: str = "shuffled") -> pa.Table:
-    """The same rows, in another order within their bucket, with the time they came."""
+    """The same rows, in another order within their bucket, with their arrival times."""
     buckets = ideal["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
     at = (buckets + 1) * WIDTH_US + LATE_US
     table = ideal.append_column("_received_at", pa.array(at, TIME))
@@ -53,96 +53,98 @@ def change(table: pa.Table, row: int, column: str, value: Any) -> pa.Table:
     return table.set_column(at, field, pa.array(values, field.type, from_pandas=False))
 
 
-def check(ideal: pa.Table, got: pa.Table, **how: Any) -> Comparison:
-    return compare(ideal, got, time="ts", width_us=WIDTH_US, **how)
+def check(ideal: pa.Table, actual: pa.Table, **options: Any) -> Comparison:
+    return compare(ideal, actual, time="ts", width_us=WIDTH_US, **options)
 
 
-def faults(found: Comparison) -> tuple[int, int, int]:
-    return found.missing, found.wrong, found.duplicated
+def faults(comparison: Comparison) -> tuple[int, int, int]:
+    return comparison.missing, comparison.wrong, comparison.duplicated
 
 
-def test_equal_rows_in_any_order_are_lossless_on_time_and_in_order() -> None:
-    found = check(rows(), received(rows()))
-    assert found.lossless
-    assert (found.correct, found.loss_factor, found.error_factor) == (200, 1.0, 0.0)
-    assert found.after_bucket is not None
-    assert found.after_bucket.p50_us == found.after_bucket.max_us == LATE_US
-    assert found.after_row is not None
-    assert LATE_US < found.after_row.p50_us <= found.after_row.max_us <= LATE_US + WIDTH_US
-    assert found.order_breaks == ()
+def test_equal_rows_in_any_order_compare_as_lossless_and_ordered() -> None:
+    comparison = check(rows(), received(rows()))
+    assert comparison.lossless
+    assert (comparison.correct, comparison.loss_factor, comparison.error_factor) == (200, 1.0, 0.0)
+    assert comparison.after_bucket is not None
+    assert comparison.after_bucket.p50_us == comparison.after_bucket.max_us == LATE_US
+    assert comparison.after_row is not None
+    assert (
+        LATE_US < comparison.after_row.p50_us <= comparison.after_row.max_us <= LATE_US + WIDTH_US
+    )
+    assert comparison.order_breaks == ()
 
 
 def test_a_missing_row_is_reported_with_its_bucket() -> None:
     ideal = rows()
-    got = received(ideal, "same")
-    found = check(ideal, pa.concat_tables([got.slice(0, 7), got.slice(8)]))
-    assert faults(found) == (1, 0, 0)
+    actual = received(ideal, "same")
+    comparison = check(ideal, pa.concat_tables([actual.slice(0, 7), actual.slice(8)]))
+    assert faults(comparison) == (1, 0, 0)
     lost = ideal.slice(7, 1).to_pylist()[0]
     bucket = int(ideal["ts"].cast(pa.int64())[7].as_py()) // WIDTH_US
-    assert found.examples == {"missing": [{"bucket": bucket, **lost}]}
-    assert found.loss_factor == 199 / 200
+    assert comparison.examples == {"missing": [{"bucket": bucket, **lost}]}
+    assert comparison.loss_factor == 199 / 200
 
 
 @pytest.mark.parametrize(
     ("column", "value"), [("x", 3.5), ("key", "other"), ("n", 99), ("x", None), ("key", None)]
 )
 def test_a_wrong_value_is_a_missing_and_a_wrong_row(column: str, value: Any) -> None:
-    found = check(rows(), change(received(rows()), 5, column, value))
-    assert faults(found) == (1, 1, 0)
-    assert found.examples["wrong"][0][column] == value
-    assert found.error_factor == 1 / 200
+    comparison = check(rows(), change(received(rows()), 5, column, value))
+    assert faults(comparison) == (1, 1, 0)
+    assert comparison.examples["wrong"][0][column] == value
+    assert comparison.error_factor == 1 / 200
 
 
-def test_a_row_twice_is_duplicated_not_wrong() -> None:
-    got = received(rows())
-    found = check(rows(), pa.concat_tables([got, got.slice(3, 1)]))
-    assert faults(found) == (0, 0, 1)
-    assert found.correct == 200
+def test_a_repeated_row_counts_as_duplicated_not_wrong() -> None:
+    actual = received(rows())
+    comparison = check(rows(), pa.concat_tables([actual, actual.slice(3, 1)]))
+    assert faults(comparison) == (0, 0, 1)
+    assert comparison.correct == 200
 
 
-def test_a_bucket_twice_is_all_its_rows_duplicated_and_no_break_of_order() -> None:
+def test_a_repeated_bucket_counts_as_duplicated_and_keeps_the_order() -> None:
     ideal = rows()
-    got = received(ideal, "same")
+    actual = received(ideal, "same")
     times = ideal["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
-    again = got.filter(pa.array(times == 4))
+    again = actual.filter(pa.array(times == 4))
     later = pa.array(np.full(again.num_rows, 99 * WIDTH_US), TIME)
     again = again.set_column(again.num_columns - 1, "_received_at", later)
-    found = check(ideal, pa.concat_tables([again, got]))
-    assert faults(found) == (0, 0, again.num_rows)
-    assert {row["bucket"] for row in found.examples["duplicated"]} == {4}
-    assert len(found.examples["duplicated"]) == 5
-    assert found.order_breaks == ()  # the first of equal rows is the right one
+    comparison = check(ideal, pa.concat_tables([again, actual]))
+    assert faults(comparison) == (0, 0, again.num_rows)
+    assert {row["bucket"] for row in comparison.examples["duplicated"]} == {4}
+    assert len(comparison.examples["duplicated"]) == 5
+    assert comparison.order_breaks == ()  # of equal rows, the first to arrive is the correct one
 
 
-def test_equal_rows_are_counted_not_only_seen() -> None:
+def test_equal_rows_are_compared_by_their_count() -> None:
     ideal = pa.concat_tables([rows(10), rows(10), rows(10)])
     assert check(ideal, received(ideal)).lossless
     assert faults(check(ideal, received(ideal).slice(2))) == (2, 0, 0)
     assert faults(check(rows(10), received(ideal))) == (0, 0, 20)
 
 
-def test_a_row_delivered_with_another_bucket_than_its_own_is_wrong() -> None:
-    got = received(rows(), "same")
-    buckets = got["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
-    assert check(rows(), got.append_column("_bucket", pa.array(buckets))).lossless
+def test_a_row_delivered_in_the_wrong_bucket_is_wrong() -> None:
+    actual = received(rows(), "same")
+    buckets = actual["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
+    assert check(rows(), actual.append_column("_bucket", pa.array(buckets))).lossless
     buckets = buckets + (np.arange(200) == 11)
-    assert faults(check(rows(), got.append_column("_bucket", pa.array(buckets)))) == (1, 1, 0)
+    assert faults(check(rows(), actual.append_column("_bucket", pa.array(buckets)))) == (1, 1, 0)
 
 
-def test_doubles_are_equal_within_a_billionth_and_not_further() -> None:
+def test_doubles_within_1e_9_are_equal() -> None:
     def shaken(by: float) -> Comparison:
-        got = received(rows())
-        signs = np.random.default_rng(3).choice([-1.0, 1.0], got.num_rows)
-        x = got["x"].to_numpy() * (1 + by * signs)
-        return check(rows(), got.set_column(3, "x", pa.array(x)))
+        actual = received(rows())
+        signs = np.random.default_rng(3).choice([-1.0, 1.0], actual.num_rows)
+        x = actual["x"].to_numpy() * (1 + by * signs)
+        return check(rows(), actual.set_column(3, "x", pa.array(x)))
 
     assert shaken(0.9e-9).lossless
     assert faults(shaken(2e-9)) == (200, 200, 0)
 
 
-def test_close_rows_do_not_confuse_each_other() -> None:
-    """Sorting by the first double would pair these rows wrongly; a chain of close values must not
-    make its ends equal."""
+def test_rows_with_close_values_are_matched_correctly() -> None:
+    """Sorting by the first double would pair these rows wrongly. The ends of a chain of close
+    values must not compare as equal."""
     near = 1 + 1e-12
     table = pa.table({"ts": pa.array([5, 5], TIME), "x": [1.0, near], "y": [7.0, 3.0]})
     other = pa.table({"ts": pa.array([5, 5], TIME), "x": [near, 1.0], "y": [7.0, 3.0]})
@@ -154,27 +156,27 @@ def test_close_rows_do_not_confuse_each_other() -> None:
     assert check(pa.table({"ts": times, "x": chain}), pa.table({"ts": times, "x": chain})).lossless
 
 
-def test_nan_null_zero_and_infinity_are_each_equal_to_themselves_only() -> None:
+def test_nan_null_zero_and_infinity_equal_only_themselves() -> None:
     special = [float("nan"), None, 0.0, float("inf"), -float("inf"), 1e308, 5e-324]
     times = pa.array([5] * len(special), TIME)
     for kind in (pa.float64(), pa.float32()):
         values = [v if kind == pa.float64() or v not in (1e308, 5e-324) else 1.5 for v in special]
         ideal = pa.table({"ts": times, "x": pa.array(values, kind, from_pandas=False)})
         turned = [-0.0 if v == 0.0 and v is not None else v for v in reversed(values)]
-        got = pa.table({"ts": times, "x": pa.array(turned, kind, from_pandas=False)})
-        assert check(ideal, got).lossless
+        actual = pa.table({"ts": times, "x": pa.array(turned, kind, from_pandas=False)})
+        assert check(ideal, actual).lossless
         for at in range(len(values)):
             for other in (2.5, *values):
                 one = pa.array([values[at]], kind, from_pandas=False)
                 two = pa.array([other], kind, from_pandas=False)
                 same = one.equals(two) or (values[at] != values[at] and other != other)
-                found = check(
+                comparison = check(
                     pa.table({"ts": times[:1], "x": one}), pa.table({"ts": times[:1], "x": two})
                 )
-                assert found.lossless == same, (values[at], other)
+                assert comparison.lossless == same, (values[at], other)
 
 
-def test_columns_of_32_bits_have_fewer_digits() -> None:
+def test_float32_columns_have_a_larger_tolerance() -> None:
     times = pa.array([5], TIME)
     one, near, far = (
         pa.table({"ts": times, "x": pa.array([v], pa.float32())}) for v in (0.1, 0.10000001, 0.1001)
@@ -185,64 +187,68 @@ def test_columns_of_32_bits_have_fewer_digits() -> None:
 
 def test_a_column_may_have_its_own_absolute_tolerance() -> None:
     ideal = pa.table({"ts": pa.array([5, 6], TIME), "sd": [1e-3, 1.0], "__t": [1e-4, 0.0]})
-    got = pa.table({"ts": pa.array([5, 6], TIME), "sd": [1.05e-3, 1.0]})
-    assert check(ideal, got, tolerance={"sd": "__t"}).lossless
+    actual = pa.table({"ts": pa.array([5, 6], TIME), "sd": [1.05e-3, 1.0]})
+    assert check(ideal, actual, tolerance={"sd": "__t"}).lossless
     worse = pa.table({"ts": pa.array([5, 6], TIME), "sd": [1.05e-3, 1.00005]})
     assert faults(check(ideal, worse, tolerance={"sd": "__t"})) == (1, 1, 0)
 
 
-def test_nested_columns() -> None:
+def test_nested_columns_are_compared_by_value() -> None:
     kind = pa.struct([("v", pa.float64()), ("l", pa.list_(pa.string()))])
     values = [{"v": 1.0, "l": ["a", None]}, {"v": None, "l": None}, None, {"v": 2.0, "l": []}]
     ideal = pa.table({"ts": pa.array([5] * 4, TIME), "s": pa.array(values, kind)})
     assert check(ideal, ideal.take([3, 1, 0, 2])).lossless
     values[0] = {"v": 1.0 + 1e-12, "l": ["a", None]}
-    got = pa.table({"ts": pa.array([5] * 4, TIME), "s": pa.array(values, kind)})
-    assert check(ideal, got).lossless
+    actual = pa.table({"ts": pa.array([5] * 4, TIME), "s": pa.array(values, kind)})
+    assert check(ideal, actual).lossless
     for changed in ({"v": 1.0, "l": ["a", "b"]}, {"v": 1.0, "l": None}, None):
-        got = pa.table({"ts": ideal["ts"], "s": pa.array([changed, *values[1:]], kind)})
-        assert faults(check(ideal, got))[0] == 1
+        actual = pa.table({"ts": ideal["ts"], "s": pa.array([changed, *values[1:]], kind)})
+        assert faults(check(ideal, actual))[0] == 1
 
 
-def test_nothing_compares_with_nothing() -> None:
+def test_empty_tables_can_be_compared() -> None:
     assert check(rows(0), received(rows(0))).lossless
     assert faults(check(rows(3), received(rows(0)))) == (3, 0, 0)
-    found = check(rows(0), received(rows(3)))
-    assert faults(found) == (0, 3, 0)
-    assert found.error_factor == float("inf")
+    comparison = check(rows(0), received(rows(3)))
+    assert faults(comparison) == (0, 3, 0)
+    assert comparison.error_factor == float("inf")
 
 
-def test_a_bucket_that_comes_before_an_earlier_one_breaks_iaso() -> None:
-    got = received(rows(), "same")
-    at = got["_received_at"].cast(pa.int64()).to_numpy().copy()
-    buckets = got["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
+def test_a_bucket_that_arrives_before_an_earlier_bucket_breaks_iaso() -> None:
+    actual = received(rows(), "same")
+    at = actual["_received_at"].cast(pa.int64()).to_numpy().copy()
+    buckets = actual["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
     at[buckets == 9] = 8 * WIDTH_US
-    found = check(rows(), got.set_column(5, "_received_at", pa.array(at, TIME)))
-    assert found.order_breaks == (9,)
-    assert judge(found, Contract(), wall_clock=True) != []
-    assert judge(found, Contract(order="none"), wall_clock=True) == []
+    comparison = check(rows(), actual.set_column(5, "_received_at", pa.array(at, TIME)))
+    assert comparison.order_breaks == (9,)
+    assert judge(comparison, Contract(), wall_clock=True) != []
+    assert judge(comparison, Contract(order="none"), wall_clock=True) == []
 
 
-def test_order_across_outputs_is_seen_with_all_of_them() -> None:
-    """IESO: bucket 1 of the second output comes before bucket 0 of the first has."""
+def test_ieso_is_evaluated_over_all_outputs() -> None:
+    """IESO: bucket 1 of the second output arrives before bucket 0 of the first output."""
 
-    def output(name: str, times: list[int], came: list[int]) -> OutputReport:
+    def output(name: str, times: list[int], arrived: list[int]) -> OutputReport:
         ideal = pa.table({"ts": pa.array(times, TIME)})
-        got = ideal.append_column("_received_at", pa.array(came, TIME))
-        return OutputReport(name, Contract(order="inter"), found=check(ideal, got))
+        actual = ideal.append_column("_received_at", pa.array(arrived, TIME))
+        return OutputReport(name, Contract(order="inter"), found=check(ideal, actual))
 
     one = output("one", [5, WIDTH_US], [50, 60])
     assert inter_order_breaks([one, output("two", [6, WIDTH_US], [55, 60])]) == ()
     assert inter_order_breaks([one, output("two", [6, WIDTH_US], [40, 45])]) == (1,)
 
 
-def test_levels_are_the_strongest_that_the_rows_show() -> None:
-    """ECOC section 2.5; IESO speaks of all outputs, so it stands with all of them."""
+def test_levels_are_the_strongest_that_the_rows_reach() -> None:
+    """ECOC section 2.5. IESO concerns all outputs, so only the report of all outputs lists it."""
 
-    def output(name: str, times: list[int], came: list[int] | None) -> OutputReport:
+    def output(name: str, times: list[int], arrived: list[int] | None) -> OutputReport:
         ideal = pa.table({"ts": pa.array(times, TIME)})
-        got = ideal if came is None else ideal.append_column("_received_at", pa.array(came, TIME))
-        return OutputReport(name, Contract(), found=check(ideal, got))
+        actual = (
+            ideal
+            if arrived is None
+            else ideal.append_column("_received_at", pa.array(arrived, TIME))
+        )
+        return OutputReport(name, Contract(), found=check(ideal, actual))
 
     one = output("one", [5, WIDTH_US], [5, WIDTH_US])
     assert one.levels == ("LOLE", "DEFR", "IASO")
@@ -250,32 +256,34 @@ def test_levels_are_the_strongest_that_the_rows_show() -> None:
     late = output("two", [5, WIDTH_US], [7_005, WIDTH_US])
     assert late.levels == ("LOLE", "LIDE(7ms)", "IASO")
     both = Report("net", (one, late))
-    assert both.levels == ("LOLE", "LIDE(7ms)", "IASO")  # what was simultaneous came apart
+    assert both.levels == ("LOLE", "LIDE(7ms)", "IASO")  # simultaneous rows arrived apart
     assert both.json()["levels"] == ["LOLE", "LIDE(7ms)", "IASO"]
     assert "all outputs together: LOLE LIDE(7ms) IASO" in both.text()
     early = output("three", [5, WIDTH_US], [4, WIDTH_US])
     assert early.levels == ("LOLE", "IASO")
-    assert output("four", [5, WIDTH_US], None).levels == ("LOLE",)  # nobody noted when it came
+    assert output("four", [5, WIDTH_US], None).levels == ("LOLE",)  # no arrival was recorded
 
 
-def test_the_contract_decides_what_is_a_failure() -> None:
-    got = received(rows(), "same")
-    found = check(rows(), pa.concat_tables([got.slice(2), got.slice(0, 1), got.slice(9, 1)]))
-    assert faults(found) == (1, 0, 1)
-    assert len(judge(found, Contract(), wall_clock=True)) == 2
-    assert judge(found, Contract(loss=0.01, error=0.01), wall_clock=True) == []
-    assert len(judge(found, Contract(loss=0.001, error=0.001), wall_clock=True)) == 2
+def test_the_contract_decides_which_faults_fail_the_audit() -> None:
+    actual = received(rows(), "same")
+    comparison = check(
+        rows(), pa.concat_tables([actual.slice(2), actual.slice(0, 1), actual.slice(9, 1)])
+    )
+    assert faults(comparison) == (1, 0, 1)
+    assert len(judge(comparison, Contract(), wall_clock=True)) == 2
+    assert judge(comparison, Contract(loss=0.01, error=0.01), wall_clock=True) == []
+    assert len(judge(comparison, Contract(loss=0.001, error=0.001), wall_clock=True)) == 2
     late = Contract(loss=0.1, error=0.1, within="1s")
-    assert len(judge(found, late, wall_clock=True)) == 1
-    assert judge(found, late, wall_clock=False) == []
+    assert len(judge(comparison, late, wall_clock=True)) == 1
+    assert judge(comparison, late, wall_clock=False) == []
 
 
-def test_a_report_reads_well_and_is_plain_json() -> None:
+def test_a_report_is_available_as_text_and_as_plain_json() -> None:
     good = OutputReport("good", Contract(), found=check(rows(), received(rows())), upto=20)
     bad = replace(
         good, name="bad", found=check(rows(), received(rows()).slice(1)), broken=("1 is missing",)
     )
-    lost = OutputReport("lost", Contract(), unknown="no client received it durably")
+    lost = OutputReport("lost", Contract(), unknown="no durable client received this output")
     assert (good.verdict, bad.verdict, lost.verdict) == ("ok", "failed", "unknown")
     assert Report("net", (good,)).ok
     assert Report("net", (good, lost)).verdict == "unknown"
@@ -287,7 +295,7 @@ def test_a_report_reads_well_and_is_plain_json() -> None:
     text = report.text()
     assert text.startswith("audit of net: failed\n")
     assert "missing: bucket=" in text
-    told = report.json()
-    assert [output["verdict"] for output in told["outputs"]] == ["ok", "failed", "unknown"]
-    assert told["outputs"][1]["rows"]["missing"] == 1
-    assert isinstance(told["outputs"][1]["rows"]["examples"]["missing"][0]["ts"], str)
+    body = report.json()
+    assert [output["verdict"] for output in body["outputs"]] == ["ok", "failed", "unknown"]
+    assert body["outputs"][1]["rows"]["missing"] == 1
+    assert isinstance(body["outputs"][1]["rows"]["examples"]["missing"][0]["ts"], str)

@@ -1,4 +1,4 @@
-"""Each checker finds the history that was broken for it, and a good history passes them all."""
+"""Each checker fails on the history that was broken for it; a correct history passes them all."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from tests.verify.histories import (
 )
 
 
-def test_a_good_run_passes_everything_in_the_order_of_the_checkers() -> None:
+def test_a_correct_run_passes_all_checkers_in_order() -> None:
     verdicts = check(story(), monitored=True)
     assert [v.checker for v in verdicts] == [checker.__name__ for checker in CHECKERS]
     assert {v.outcome for v in verdicts} == {"ok"}, verdict_table(verdicts)
     assert failed(story(), monitored=True) == {}
 
 
-def test_rows_of_a_bucket_may_come_in_any_order_and_nan_is_itself() -> None:
+def test_rows_of_a_bucket_have_no_order_and_nan_equals_nan() -> None:
     assert failed(story(change=given_as(3, reversed(rows(3))))) == {}
     other = [(1, float("nan"), None), (1, float("nan"), None), (2, "x", 1.5)]
     ideal = [(2, "x", 1.5), (1, float("nan"), None), (1, float("nan"), None)]
@@ -60,23 +60,23 @@ def test_rows_of_a_bucket_may_come_in_any_order_and_nan_is_itself() -> None:
 # -- all together -------------------------------------------------------------------------------
 
 
-def test_a_checker_that_breaks_has_failed_and_raises_nothing() -> None:
-    """It must not look like one that has nothing to say."""
+def test_a_checker_that_raises_counts_as_failed() -> None:
+    """A broken checker must not look like a passed one."""
     verdicts = check(story(without=lambda event: isinstance(event, Began)), monitored=True)
     assert {v.outcome for v in verdicts} == {"ok", "failed"}
-    assert "does not say by which bounds" in verdict_table(verdicts)
+    assert "does not state the bounds of the run" in verdict_table(verdicts)
     assert len(check(History())) == len(CHECKERS)
     odd = check(story(change=given_as(7, [([1], 2)])))
     assert {v.checker for v in odd if v.outcome == "failed"} >= {"wrong", "doubled", "lost"}
 
 
-def test_whether_a_promise_was_reported_is_unknown_where_nobody_watched() -> None:
+def test_reported_is_unknown_without_a_monitor() -> None:
     (verdict,) = [v for v in check(story()) if v.checker == "reported"]
     assert verdict.outcome == "unknown"
 
 
-def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Path) -> None:
-    """Every kind of event, and rows of every kind of value."""
+def test_a_history_keeps_its_verdicts_when_written_and_read(tmp_path: Path) -> None:
+    """Covers every kind of event, and rows with every kind of value."""
     odd = ((1, None, "ü", 0.1, True, ("a", 2)),)
     history = story(
         BROKE, HEALED, Concluded(END_US, "c", "out", 99),
@@ -94,18 +94,18 @@ def test_a_history_is_judged_the_same_when_it_was_written_and_read(tmp_path: Pat
     assert failed(again).keys() == {"alive", "accepted", "corrected", "held", "labelled"}
 
 
-def test_the_table_has_a_line_for_each_verdict() -> None:
-    verdicts = [Verdict("lost", "ok"), Verdict("order", "failed", "told 12 after 19", 2_500_000)]
+def test_the_verdict_table_has_one_line_per_verdict() -> None:
+    verdicts = [Verdict("lost", "ok"), Verdict("order", "failed", "bucket 7 after 8", 2_500_000)]
     assert verdict_table(verdicts).splitlines() == [
         "checker  outcome  at      why",
         "lost     ok",
-        "order    failed   2.500s  told 12 after 19",
+        "order    failed   2.500s  bucket 7 after 8",
     ]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_thousands_of_histories_can_be_checked(turned: bool) -> None:
-    """A few milliseconds each; the bound is generous because machines are busy."""
+def test_checking_a_history_takes_milliseconds(turned: bool) -> None:
+    """A few milliseconds each; the bound is generous because machines may be busy."""
 
     def change(event: Event) -> Event:
         return (

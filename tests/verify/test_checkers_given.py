@@ -1,4 +1,4 @@
-"""What clients were given, held against the ideal: histories broken for one checker each."""
+"""Checkers of delivered rows: each history is broken for one checker."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ from tests.verify.histories import (
 # -- lost, doubled, wrong -----------------------------------------------------------------------
 
 
-def test_a_row_that_was_not_given_is_lost() -> None:
-    found = failed(story(change=given_as(7, rows(7)[1:])))
-    assert found.keys() == {"lost", "contract"}
-    assert found["lost"] == f"output out at client c lacks of bucket 7: {rows(7)[0]}"
-    assert "loss 0.00526316 instead of 0" in found["contract"]
+def test_a_row_that_was_not_delivered_is_lost() -> None:
+    violations = failed(story(change=given_as(7, rows(7)[1:])))
+    assert violations.keys() == {"lost", "contract"}
+    assert violations["lost"] == f"output out at client c: missing in bucket 7: {rows(7)[0]}"
+    assert "loss is 0.00526316, promised at most 0" in violations["contract"]
 
 
-def test_a_bucket_that_was_not_given_is_lost_with_three_rows_named() -> None:
-    found = verdict(story(without=of_bucket(Given, 7)), "lost")
-    assert found.outcome == "failed" and found.at == end_us(7)
-    assert all(str(row) in found.why for row in rows(7)[:3])
-    assert found.why.endswith("and 7 more")
+def test_a_lost_bucket_is_reported_with_three_of_its_rows() -> None:
+    lost = verdict(story(without=of_bucket(Given, 7)), "lost")
+    assert lost.outcome == "failed" and lost.at == end_us(7)
+    assert all(str(row) in lost.why for row in rows(7)[:3])
+    assert lost.why.endswith("and 7 more")
     three = verdict(story(change=given_as(7, rows(7)[3:])), "lost")
     assert three.why.endswith(str(rows(7)[2]))
 
 
-def test_a_client_that_got_nothing_has_lost_everything() -> None:
+def test_a_client_that_received_nothing_lost_all_rows() -> None:
     def for_d(event: Event) -> bool:
         return isinstance(event, Given | Told) and event.client == "d"
 
-    found = failed(story(without=for_d))
-    assert found.keys() == {"lost", "delay", "contract"}
-    assert "(and 18 more)" in found["lost"]
+    violations = failed(story(without=for_d))
+    assert violations.keys() == {"lost", "delay", "contract"}
+    assert "(and 18 more)" in violations["lost"]
 
 
-def test_rows_of_buckets_that_were_not_closed_are_not_lost() -> None:
+def test_rows_of_open_buckets_are_not_lost() -> None:
     def late(event: Event) -> bool:
         return isinstance(event, Closed | Given | Told) and (
             getattr(event, "bucket", getattr(event, "upto", 0)) >= 15
@@ -77,23 +77,23 @@ def test_rows_of_buckets_that_were_not_closed_are_not_lost() -> None:
     assert failed(story(without=late)) == {}
 
 
-def test_the_last_closed_bucket_counts() -> None:
+def test_the_last_closed_bucket_must_be_delivered() -> None:
     last = BUCKETS - 1
     history = story(without=lambda e: of_bucket(Given, last)(e) or of_bucket(Told, last)(e))
     assert failed(history).keys() == {"lost", "delay", "contract"}
 
 
-def test_what_is_given_beyond_the_last_closed_bucket_is_ideal_or_not_all_the_same() -> None:
+def test_rows_delivered_beyond_the_last_closed_bucket_are_checked() -> None:
     def open_(event: Event) -> bool:
         return isinstance(event, Closed) and event.upto >= 15
 
     assert {v.outcome for v in check(story(without=open_), monitored=True)} == {"ok"}
-    found = failed(story(without=open_, change=given_as(17, (*rows(17), ("odd",)))))
-    assert found.keys() == {"wrong", "contract"}
+    violations = failed(story(without=open_, change=given_as(17, (*rows(17), ("odd",)))))
+    assert violations.keys() == {"wrong", "contract"}
 
 
-def test_a_bucket_is_closed_when_every_source_closed_it() -> None:
-    """Source `two` stops after bucket 14: its output waits, the other one does not."""
+def test_a_bucket_is_closed_when_all_sources_have_closed_it() -> None:
+    """Source `two` stops after bucket 14: its output waits, the other output does not."""
 
     def waits(event: Event) -> bool:
         of_two = isinstance(event, Closed) and event.source == "two"
@@ -107,50 +107,50 @@ def test_a_bucket_is_closed_when_every_source_closed_it() -> None:
     }  # fmt: skip
 
 
-def test_a_run_that_should_have_settled_has_lost_something() -> None:
+def test_a_run_that_did_not_settle_in_time_fails_lost() -> None:
     idle = unsettled(HEALED_US + RECOVERY_US)
 
-    def unheard(event: Event) -> bool:
-        """Everything after bucket 6 is still on its way at the end."""
+    def in_transit(event: Event) -> bool:
+        """Everything after bucket 6 is still in transit at the end."""
         late = isinstance(event, Given | Told | Accepted | Made)
         return event.at > HEALED_US + RECOVERY_US or (late and event.at > 7 * WIDTH_US + 50_000)
 
     for settled_by_us, outcome in ((0, "unknown"), (1, "failed")):
         end = unsettled(HEALED_US + RECOVERY_US + settled_by_us)
-        history = story(BROKE, HEALED, without=unheard_but_end(unheard), change=end)
+        history = story(BROKE, HEALED, without=unheard_but_end(in_transit), change=end)
         assert verdict(history, "lost").outcome == outcome
         assert verdict(history, "contract").outcome == "unknown"
         assert not failed(history).keys() - {"lost"}
-    # A bucket that the client was told is whole is lost for certain.
-    told = story(without=of_bucket(Given, 2), change=idle)
-    assert "bucket 2" in verdict(told, "lost").why
+    # A missing bucket that the client knows to be complete is lost in any case.
+    known_complete = story(without=of_bucket(Given, 2), change=idle)
+    assert "bucket 2" in verdict(known_complete, "lost").why
 
 
-def unheard_but_end(unheard: Callable[[Event], bool]) -> Callable[[Event], bool]:
-    return lambda event: not isinstance(event, Finished) and unheard(event)
+def unheard_but_end(dropped: Callable[[Event], bool]) -> Callable[[Event], bool]:
+    return lambda event: not isinstance(event, Finished) and dropped(event)
 
 
 def test_a_run_without_an_end_did_not_settle() -> None:
-    found = verdict(story(without=lambda event: isinstance(event, Finished)), "lost")
-    assert (found.outcome, found.at) == ("failed", end_us(19) + 12_001)
+    lost = verdict(story(without=lambda event: isinstance(event, Finished)), "lost")
+    assert (lost.outcome, lost.at) == ("failed", end_us(19) + 12_001)
 
 
-def test_a_row_given_twice_in_its_bucket_is_doubled() -> None:
-    found = failed(story(change=given_as(7, (*rows(7), rows(7)[0]))))
-    assert found.keys() == {"doubled", "contract"}
-    assert str(rows(7)[0]) in found["doubled"]
+def test_a_row_delivered_twice_in_its_bucket_is_doubled() -> None:
+    violations = failed(story(change=given_as(7, (*rows(7), rows(7)[0]))))
+    assert violations.keys() == {"doubled", "contract"}
+    assert str(rows(7)[0]) in violations["doubled"]
 
 
-def test_a_bucket_given_twice_is_doubled() -> None:
-    found = failed(story(Given(END_US - 5, "c", "out", 7, rows(7))))
-    assert found.keys() == {"doubled", "order", "contract"}
+def test_a_bucket_delivered_twice_is_doubled() -> None:
+    violations = failed(story(Given(END_US - 5, "c", "out", 7, rows(7))))
+    assert violations.keys() == {"doubled", "order", "contract"}
     at_once = Given(end_us(7) + 10_000, "c", "out", 7, rows(7))
     assert failed(story(at_once)).keys() == {"doubled", "order", "contract"}
 
 
-def test_equal_rows_are_counted() -> None:
+def test_equal_rows_are_compared_by_their_count() -> None:
     def thrice(event: Event) -> Event:
-        """Bucket 3 of every output has one row, ideally three times."""
+        """The ideal contains the same row three times in bucket 3 of every output."""
         if isinstance(event, Ideal) and event.bucket == 3:
             return replace(event, rows=((1,),) * 3)
         return event
@@ -169,23 +169,23 @@ def test_equal_rows_are_counted() -> None:
     assert failed(given_times(4)).keys() == {"doubled", "contract"}
 
 
-def test_one_row_too_often_does_not_make_up_for_another() -> None:
+def test_a_duplicate_row_does_not_replace_a_lost_row() -> None:
     one, two = rows(3)[:2]
     ideal = Ideal(end_us(3), "out", 3, (one, one, two))
     history = story(ideal, without=of_bucket(Ideal, 3), change=given_as(3, (one, two, two)))
-    found = failed(history)
-    assert found.keys() == {"lost", "doubled", "contract"}
-    assert str(one) in found["lost"] and str(two) in found["doubled"]
+    violations = failed(history)
+    assert violations.keys() == {"lost", "doubled", "contract"}
+    assert str(one) in violations["lost"] and str(two) in violations["doubled"]
 
 
-def test_a_row_the_ideal_does_not_have_is_wrong() -> None:
+def test_a_row_that_the_ideal_does_not_contain_is_wrong() -> None:
     odd = (1, "odd", 0.0)
-    found = failed(story(change=given_as(7, (*rows(7), odd, odd))))
-    assert found.keys() == {"wrong", "contract"}
-    assert str(odd) in found["wrong"] and "bucket 7" in found["wrong"]
+    violations = failed(story(change=given_as(7, (*rows(7), odd, odd))))
+    assert violations.keys() == {"wrong", "contract"}
+    assert str(odd) in violations["wrong"] and "bucket 7" in violations["wrong"]
 
 
-def test_a_row_in_another_bucket_is_lost_here_and_wrong_there() -> None:
+def test_a_row_in_the_wrong_bucket_is_both_lost_and_wrong() -> None:
     moved = rows(7)[0]
     history = story(
         change=lambda event: given_as(8, (*rows(8), moved))(given_as(7, rows(7)[1:])(event))
@@ -193,24 +193,27 @@ def test_a_row_in_another_bucket_is_lost_here_and_wrong_there() -> None:
     assert failed(history).keys() == {"lost", "wrong", "contract"}
 
 
-def test_a_loss_may_be_promised() -> None:
+def test_a_contract_may_allow_loss_and_error() -> None:
     def lax(event: Event) -> Event:
         return replace(event, loss=0.1, error=0.1) if isinstance(event, Promised) else event
 
     history = story(change=lambda event: lax(given_as(7, (*rows(7)[1:], ("odd",)))(event)))
-    assert failed(history).keys() == {"lost", "wrong"}  # the contract holds, the rows do not
+    assert failed(history).keys() == {
+        "lost",
+        "wrong",
+    }  # the contract holds, although rows are missing and wrong
 
 
 # -- undone, corrected, order -------------------------------------------------------------------
 
 
-def test_stable_rows_do_not_come_again_as_others() -> None:
+def test_a_stable_bucket_must_not_arrive_again_with_different_rows() -> None:
     history = story(Given(end_us(7) + 10_001, "c", "out", 7, rows(7)[1:]))
-    assert "bucket 7 was stable and came again" in failed(history)["undone"]
+    assert "stable bucket 7 arrived again with different rows" in failed(history)["undone"]
 
 
 def tentatively(*correction: Event) -> History:
-    """Bucket 7 comes tentatively first, and then only what is given here."""
+    """Bucket 7 arrives as tentative, and afterwards only as the given events say."""
     wrong = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
     later = of_bucket(Given, 7)
     return story(
@@ -222,102 +225,108 @@ def tentatively(*correction: Event) -> History:
     )
 
 
-def test_tentative_rows_are_corrected() -> None:
+def test_a_tentative_bucket_must_be_corrected() -> None:
     stable = Given(end_us(7) + 9_000, "c", "out", 7, rows(7), "STABLE", 1)
     newer = Given(end_us(7) + 5_000, "c", "out", 7, rows(7), "TENTATIVE", 1, replaces=True)
     assert failed(tentatively(stable)) == {}
     assert failed(tentatively(newer, stable)) == {}
     assert "stays tentative" in failed(tentatively(newer))["corrected"]
-    found = failed(tentatively())
-    assert found.keys() == {"corrected", "lost", "contract"}
-    assert found["corrected"] == "output out at client c: bucket 7 stays tentative"
+    violations = failed(tentatively())
+    assert violations.keys() == {"corrected", "lost", "contract"}
+    assert violations["corrected"] == "output out at client c: bucket 7 stays tentative"
 
 
-def test_a_tentative_bucket_may_turn_out_to_be_empty() -> None:
-    """The application is given the stable bucket without rows; to know how far is not enough."""
+def test_a_tentative_bucket_may_be_corrected_to_an_empty_one() -> None:
+    """The application must receive the stable bucket without rows; a position is not enough."""
     wrong = guess_of(end_us(EMPTY) + 2_000, EMPTY, rows(7))
     empty = Given(end_us(EMPTY) + 5_000, "c", "out", EMPTY, (), replaces=True)
     assert failed(story(wrong, empty)) == {}
     assert failed(story(wrong)).keys() == {"corrected"}
     last = guess_of(END_US - 9, BUCKETS, rows(7))
-    told = Told(END_US - 7, "c", "out", BUCKETS)
+    position = Told(END_US - 7, "c", "out", BUCKETS)
     stays = {"corrected": "output out at client c: bucket 20 stays tentative"}
-    assert failed(story(last)) == failed(story(last, told)) == stays
+    assert failed(story(last)) == failed(story(last, position)) == stays
     stable = Given(END_US - 8, "c", "out", BUCKETS, (), replaces=True)
-    assert failed(story(last, stable, told)) == {}
+    assert failed(story(last, stable, position)) == {}
 
 
-def announced(*more: Event) -> str | None:
-    """What is judged where clients are asked for what they say."""
+def announced(*extra: Event) -> str | None:
+    """The verdict of `corrected` if clients report replacements and REC_DONE."""
 
-    def asked(event: Event) -> Event:
+    def announcing(event: Event) -> Event:
         return replace(event, announces=True) if isinstance(event, Began) else event
 
-    guess = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
-    history = story(guess, *more, without=of_bucket(Given, 7), change=asked)
+    tentative = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
+    history = story(tentative, *extra, without=of_bucket(Given, 7), change=announcing)
     return failed(history).get("corrected")
 
 
-def test_a_client_says_what_takes_the_place_of_a_guess_and_when_all_is_stable() -> None:
+def test_a_client_reports_replacements_and_rec_done() -> None:
     stable = Given(end_us(7) + 9_000, "c", "out", 7, rows(7), replaces=True)
     done = Concluded(end_us(7) + 9_500, "c", "out", 7)
     assert announced(stable, done) is None
-    who = "output out at client c: "
+    client = "output out at client c: "
     newer = Given(end_us(7) + 5_000, "c", "out", 7, rows(7), "TENTATIVE", 1, replaces=True)
     assert announced(newer, stable, done) is None
-    unsaid = announced(replace(newer, replaces=False), stable, done)
-    assert unsaid == f"{who}bucket 7 replaces a guess and does not say so"
-    silent = announced(replace(stable, replaces=False), done)
-    assert silent == f"{who}bucket 7 replaces a guess and does not say so"
+    unmarked_tentative = announced(replace(newer, replaces=False), stable, done)
+    assert (
+        unmarked_tentative
+        == f"{client}bucket 7 replaces a tentative bucket, but is not marked as a replacement"
+    )
+    unmarked_stable = announced(replace(stable, replaces=False), done)
+    assert (
+        unmarked_stable
+        == f"{client}bucket 7 replaces a tentative bucket, but is not marked as a replacement"
+    )
     never = announced(stable)
-    assert never == f"{who}all of it is stable, and REC_DONE never came"
+    assert never == f"{client}all buckets are stable, but REC_DONE never arrived"
     early = announced(replace(done, at=end_us(7) + 3_000), stable, done)
-    assert early == f"{who}REC_DONE while bucket 7 stays tentative"
+    assert early == f"{client}REC_DONE while bucket 7 stays tentative"
 
 
-def test_whether_tentative_rows_would_have_been_corrected_is_unknown_in_the_middle() -> None:
+def test_corrected_is_unknown_in_a_run_that_did_not_settle() -> None:
     last = guess_of(END_US - 9, BUCKETS, rows(7))
     assert verdict(story(last, change=unsettled(END_US)), "corrected").outcome == "unknown"
     assert verdict(story(change=unsettled(END_US)), "corrected").outcome == "ok"
 
 
-def test_buckets_rise() -> None:
+def test_stable_bucket_numbers_increase() -> None:
     def swapped(event: Event) -> Event:
         if isinstance(event, Given) and event.bucket == 7:
             return replace(event, at=end_us(8) + 20_000)
         return event
 
-    found = failed(story(change=swapped))
-    assert found.keys() == {"order", "contract"}
-    assert "got bucket 7 after 8" in found["order"]
+    violations = failed(story(change=swapped))
+    assert violations.keys() == {"order", "contract"}
+    assert "bucket 7 arrived after bucket 8" in violations["order"]
 
 
-def test_nobody_is_told_less_than_before() -> None:
-    found = failed(story(Told(END_US, "c", "out", 12)))
-    assert found == {"order": "output out at client c was told 12 after 19"}
+def test_the_stable_position_never_decreases() -> None:
+    violations = failed(story(Told(END_US, "c", "out", 12)))
+    assert violations == {"order": "output out at client c: stable position fell from 19 to 12"}
     assert failed(story(Told(END_US, "c", "out", 19))) == {}
 
 
 def hint(bucket: int, after_us: int) -> Given:
-    """A tentative bucket, so long after its end."""
+    """A tentative bucket, `after_us` after its end."""
     return guess_of(end_us(bucket) + after_us, bucket, rows(bucket)[1:])
 
 
-def test_property_2_no_tentative_bucket_is_given_twice() -> None:
-    """Nor an older version after a newer one; a newer one replaces what was given before."""
+def test_property_2_no_tentative_bucket_is_delivered_twice() -> None:
+    """No older version arrives after a newer one; a newer version replaces an older one."""
     assert failed(story(hint(7, 1_000), hint(8, 1_000))) == {}
     twice = failed(story(hint(7, 1_000), hint(7, 2_000)))
     assert twice == {
-        "order": "output out at client c got bucket 7 as tentative again, as version 0 after 0"
+        "order": "output out at client c: tentative bucket 7 arrived again: version 0 after 0"
     }
     newer = replace(hint(7, 2_000), version=3)
     assert failed(story(hint(7, 1_000), newer)) == {}
     older = failed(story(hint(7, 1_000), newer, replace(hint(7, 3_000), version=2)))
-    assert older["order"].endswith("as version 2 after 3")
+    assert older["order"].endswith("version 2 after 3")
 
 
-def test_what_is_newer_may_come_for_any_bucket_that_is_not_stable() -> None:
-    """Buckets 6 and 7 are guessed, then 6 again, which stays below 7."""
+def test_a_newer_version_may_arrive_for_any_unstable_bucket() -> None:
+    """Buckets 6 and 7 are tentative; then a new version of bucket 6 arrives."""
     late = story(
         replace(hint(6, 1_000), at=end_us(7) - 5_000),
         replace(hint(7, 0), at=end_us(7) - 4_000),
@@ -327,37 +336,39 @@ def test_what_is_newer_may_come_for_any_bucket_that_is_not_stable() -> None:
     assert "order" not in failed(late)
 
 
-def test_nothing_is_tentative_where_something_stable_is() -> None:
-    """Bucket 7 is told at 10 ms after its end."""
+def test_no_tentative_bucket_arrives_after_its_stable_version() -> None:
+    """The client knows 10 ms after the end of bucket 7 that the bucket is complete."""
     newer = replace(hint(7, 12_000), version=9)
-    found = failed(story(newer))
-    assert found["order"] == (
-        "output out at client c got bucket 7 as tentative, and was stable up to 7"
+    violations = failed(story(newer))
+    assert violations["order"] == (
+        "output out at client c: tentative bucket 7 arrived, but the output is stable up to 7"
     )
-    # Also what was told to be complete and has no rows.
+    # The same holds for a complete bucket without rows.
     empty = guess_of(end_us(EMPTY) + 12_000, EMPTY, rows(7))
-    found = failed(story(empty))
-    assert "order" in found
+    violations = failed(story(empty))
+    assert "order" in violations
 
 
 # -- contract -----------------------------------------------------------------------------------
 
 
-def test_order_across_outputs_is_seen_with_all_of_them() -> None:
-    """`other` promises it, and gets bucket 8 before `out` gets bucket 7."""
+def test_order_across_outputs_is_judged_over_all_outputs() -> None:
+    """`other` promises this order, and receives bucket 8 before `out` receives bucket 7."""
 
     def late(event: Event) -> Event:
-        hit = of_bucket(Given, 7)(event) or of_bucket(Told, 7)(event)
-        return replace(event, at=end_us(8) + 5_000) if hit else event
+        affected = of_bucket(Given, 7)(event) or of_bucket(Told, 7)(event)
+        return replace(event, at=end_us(8) + 5_000) if affected else event
 
     def early(event: Event) -> Event:
-        hit = of_bucket(Given, 8, "other")(event) or of_bucket(Told, 8, "other")(event)
-        return replace(event, at=end_us(8) + 3_000) if hit else event
+        affected = of_bucket(Given, 8, "other")(event) or of_bucket(Told, 8, "other")(event)
+        return replace(event, at=end_us(8) + 3_000) if affected else event
 
     trouble = (replace(BROKE, at=end_us(7)), replace(HEALED, at=end_us(7)))
     history = story(*trouble, change=lambda event: early(late(event)))
-    found = failed(history)
-    assert found == {"contract": "output other at client d: 10 rows of all outputs came too early"}
+    violations = failed(history)
+    assert violations == {
+        "contract": "output other at client d: order across outputs: 10 rows arrived too early"
+    }
 
     def inter(event: Event) -> Event:
         return replace(event, order="inter") if isinstance(event, Promised) else event
@@ -371,7 +382,7 @@ def test_order_across_outputs_is_seen_with_all_of_them() -> None:
     assert failed(story(*trouble, change=lambda event: intra(early(late(event))))) == {}
 
 
-def test_no_order_may_be_promised() -> None:
+def test_a_contract_may_promise_no_order() -> None:
     def swapped(event: Event) -> Event:
         if isinstance(event, Given) and event.bucket == 7:
             return replace(event, at=end_us(8) + 20_000)

@@ -42,10 +42,10 @@ def run_chaos(name: str | None, *, json_to: str | None, history_to: str | None) 
         console.print(f"repeat: holdfast chaos {shlex.quote(name)}", soft_wrap=True)
     else:
         console.print(f"{scenario.name}: ok, {time.monotonic() - began:.0f} s")
-    told = {"scenario": scenario.name, "network": scenario.network, "ok": not failed,
-            "verdicts": [asdict(verdict) for verdict in verdicts]}  # fmt: skip
+    report = {"scenario": scenario.name, "network": scenario.network, "ok": not failed,
+              "verdicts": [asdict(verdict) for verdict in verdicts]}  # fmt: skip
     if json_to is not None:
-        write_verdicts(told, json_to)
+        write_verdicts(report, json_to)
     return 1 if failed else 0
 
 
@@ -70,18 +70,20 @@ def _run(scenario: Scenario, say: Any) -> tuple[History, str]:
         deployment = Deployment(scenario.network, spark)
         started.append(deployment.run)
         with deployment:
-            say(f"network {scenario.network} runs: {_pids(deployment)}")
+            say(f"network {scenario.network} is running: {_pids(deployment)}")
             history = run_scenario(scenario, deployment, say)
             verdicts = check(history, monitored=True)
             deployment.keep_storage = any(verdict.outcome == "failed" for verdict in verdicts)
-    if left := deployment.left():
-        raise HoldfastError(f"these processes did not end: {'; '.join(left)}")
+    if leftovers := deployment.left():
+        raise HoldfastError(
+            f"processes still running after the run: {'; '.join(leftovers)}; kill them"
+        )
     return history, deployment.storage
 
 
 def _pids(deployment: Any) -> str:
     return ", ".join(
-        f"{name} is {process.pid}" for name, process in deployment.run.processes.items()
+        f"{name} (pid {process.pid})" for name, process in deployment.run.processes.items()
     )
 
 

@@ -22,13 +22,13 @@ def storage_of(storage: str | None, network: Any, app: str | None) -> str:
         from holdfast.model.loading import load
 
         return os.path.join(ROOT, load(app).name)
-    found = sorted(os.listdir(ROOT)) if os.path.isdir(ROOT) else []
-    live = [name for name in found if is_running(os.path.join(ROOT, name))]
-    for names in (live, found):
+    networks = sorted(os.listdir(ROOT)) if os.path.isdir(ROOT) else []
+    live = [name for name in networks if is_running(os.path.join(ROOT, name))]
+    for names in (live, networks):
         if len(names) == 1:
             return os.path.join(ROOT, names[0])
-    told = f"{ROOT} holds {', '.join(found)}" if found else f"there is no {ROOT} folder here"
-    raise SetupError(f"which network? {told}; name it with --storage DIR")
+    content = f"{ROOT} holds {', '.join(networks)}" if networks else f"there is none in ./{ROOT}"
+    raise SetupError(f"expected one network, but {content}; choose the storage with --storage DIR")
 
 
 def is_running(storage: str) -> bool:
@@ -45,19 +45,19 @@ def described(storage: str, *wanted: str) -> dict[str, Any]:
     path = _described(storage)
     try:
         with open(path) as file:
-            told: dict[str, Any] = json.load(file)
+            description: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         raise SetupError(
-            f"nothing runs on {storage}: start it with `holdfast run APP --storage {storage}`"
+            f"no run is using {storage}; start one with `holdfast run APP --storage {storage}`"
         ) from None
     except ValueError:
-        raise SetupError(f"{path} is damaged; stop the run and delete it") from None
-    if not isinstance(told, dict) or not told.keys() >= set(wanted):
+        raise SetupError(f"{path} is not valid JSON; stop the run and delete the file") from None
+    if not isinstance(description, dict) or not description.keys() >= set(wanted):
         raise SetupError(
-            f"{path}: expected {', '.join(wanted)} in it; the run is of another version of "
-            "Holdfast: use that one, or stop the run and start it again"
+            f"{path}: expected the fields {', '.join(wanted)}; the run uses another version of "
+            "Holdfast: use that version, or stop the run and start it again"
         )
-    return told
+    return description
 
 
 def _described(storage: str) -> str:

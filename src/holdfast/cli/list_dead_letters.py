@@ -15,10 +15,10 @@ from holdfast.storage import read_only
 def dead_letters(storage: str, source: str, last: int | None, *, as_json: bool) -> int:
     folder = source_folder(storage, source)
     if not os.path.isdir(folder):
-        above = os.path.dirname(folder)
-        known = sorted(os.listdir(above)) if os.path.isdir(above) else []
+        parent = os.path.dirname(folder)
+        sources = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
         raise InputError(
-            f"there is no source {source!r} in {storage} (sources: {', '.join(known) or 'none'})"
+            f"there is no source {source!r} in {storage} (sources: {', '.join(sources) or 'none'})"
         )
     table = read_dead_letters(read_only(folder), source, last)
     rows = [] if table is None else table.to_pylist()
@@ -29,5 +29,5 @@ def dead_letters(storage: str, source: str, last: int | None, *, as_json: bool) 
     if not rows:
         print(f"source {source}: no dead letters", file=sys.stderr)
     elif last is not None and len(rows) == last:
-        print(f"the newest {last}; -n 0 shows all", file=sys.stderr)
+        print(f"showing the newest {last} rows; -n 0 shows all", file=sys.stderr)
     return 0

@@ -112,8 +112,8 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
     with Interrupts(lambda: kill_all(started)):
         network = loaded(args.app, options)
         storage = storage_of(args.storage, network, None)
-        if args.fresh and (gone := delete_storage(storage)):
-            console.print(f"deleted from {storage}: {', '.join(gone)}", highlight=False)
+        if args.fresh and (deleted := delete_storage(storage)):
+            console.print(f"deleted from {storage}: {', '.join(deleted)}", highlight=False)
         run = Run(
             network, storage=storage, deployment=args.deployment, options=options, app=args.app,
             accept_versions=args.accept_versions,
@@ -123,7 +123,9 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         if not args.quiet:
             # The printer shows contract events among the results; do not log them twice.
             logging.getLogger("holdfast.monitor").setLevel(logging.ERROR)
-            run.on_contract.append(lambda told: printer.contract(told, run.monitor.text(told)))
+            run.on_contract.append(
+                lambda action: printer.contract(action, run.monitor.text(action))
+            )
         hosts = f"hosts {', '.join(run.layout)} (Spark)" if run.layout else "Spark"
         notes.print(f"starting {hosts} ...", highlight=False)
         run.start()
@@ -144,7 +146,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
     for name, contract in run.monitor.contracts().items():
         if contract["breaks"]:
             console.print(
-                f"[red]{name}: promises broken {contract['breaks']} times, buckets at most "
+                f"[red]{name}: promises broken {contract['breaks']} times, buckets up to "
                 f"{contract['worst_ms']:.0f} ms overdue, {contract['lost_buckets']} lost[/red]"
             )
     if not args.audit:
@@ -167,10 +169,10 @@ def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer
     )
     outputs = run.network.outputs
     threads = [_reader(run, op, None if args.quiet else printer) for op in outputs]
-    until = None if args.seconds is None else time.monotonic() + args.seconds
+    deadline_s = None if args.seconds is None else time.monotonic() + args.seconds
     while any(thread.is_alive() for thread in threads):
         printer.failures(run.failures.all())
-        if until is not None and time.monotonic() >= until:
+        if deadline_s is not None and time.monotonic() >= deadline_s:
             break
         time.sleep(0.1)
 
@@ -220,33 +222,40 @@ def restart(storage: str, host: str | None) -> int:
     chief, console = running(storage), Console()
     hosts = chief.call(GetHosts()).names
     if not hosts:
-        raise InputError("everything runs in one process; restart that one")
+        raise InputError(
+            "restart needs deployment 'processes', but this network runs in one process: stop the "
+            "run and start it again"
+        )
     check_unchanged(storage)
-    for number, one in enumerate([host] if host else hosts, 1):
+    for number, name in enumerate([host] if host else hosts, 1):
         began = time.monotonic()
         count = 1 if host else len(hosts)
-        console.print(f"restarting host {one} ({number} of {count}) ...", highlight=False)
-        chief.call(Restart(one))
-        while not _restarted(chief, one):
+        console.print(f"restarting host {name} ({number} of {count}) ...", highlight=False)
+        chief.call(Restart(name))
+        while not _restarted(chief, name):
             if time.monotonic() - began > BACK_S:
-                raise SetupError(f"host {one!r} did not come back within {BACK_S:.0f} s")
+                raise SetupError(
+                    f"host {name!r} did not return within {BACK_S:.0f} s; see `holdfast status`"
+                )
             time.sleep(0.5)
-        console.print(f"host {one} is back after {time.monotonic() - began:.1f} s", highlight=False)
+        console.print(
+            f"host {name} is back after {time.monotonic() - began:.1f} s", highlight=False
+        )
     return 0
 
 
 def check_unchanged(storage: str) -> None:
     """Refuse the restart before any host is stopped, if the query, the code or the libraries have
     changed: the controller would refuse the restarted hosts."""
-    known, told = read_marker(storage), described(storage, "app", "cwd")
-    with chdir(told["cwd"]):
-        network = loaded(told["app"], Options())
-    if known is not None and (changed := differences(known, identity_of(physical(network)))):
+    identity, description = read_marker(storage), described(storage, "app", "cwd")
+    with chdir(description["cwd"]):
+        network = loaded(description["app"], Options())
+    if identity is not None and (changes := differences(identity, identity_of(physical(network)))):
         raise IdentityMismatch(
-            f"{told['app']} or the libraries are not what this run was started with:"
-            f"{listed(changed)}\n"
-            "No host was restarted. Put back what changed. To change it, stop the run: another "
-            "query needs another --storage, other libraries a start with --accept-versions"
+            f"{description['app']} or the libraries differ from those at the start of this run:"
+            f"{listed(changes)}\n"
+            "No host was restarted. Undo the change, or stop the run to keep it: a changed query "
+            "needs another --storage, changed libraries need a start with --accept-versions"
         )
 
 

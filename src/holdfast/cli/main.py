@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Fault-tolerant continuous queries on Spark.",
         epilog="APP is path/to/app.py or package.module:network: a file with one hf.Network.",
     )
-    top.add_argument("--debug", action="store_true", help="stack traces and Spark's own log")
+    top.add_argument("--debug", action="store_true", help="show stack traces and Spark's own log")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     run = _command(commands, "run", "run an application until it ends or is interrupted", _run)
@@ -61,71 +61,75 @@ def _parser() -> argparse.ArgumentParser:
         "--deployment",
         choices=("local", "processes"),
         default="local",
-        help="everything in one process (default), or node processes",
+        help="run everything in one process (default), or in host processes",
     )
     run.add_argument(
         "--hosts",
         type=int,
         metavar="N",
-        help="with processes: N of them share the nodes (default: one process per node)",
+        help="with --deployment processes: N hosts share the nodes (default: one host per node)",
     )
     run.add_argument(
         "--standby",
         type=int,
         default=0,
         metavar="N",
-        help="with hosts: N more that take over what a lost one ran (default: %(default)s)",
+        help="with --hosts: N standbys take over the nodes of lost hosts (default: %(default)s)",
     )
-    run.add_argument("--seconds", type=float, help="stop after so long")
+    run.add_argument("--seconds", type=float, help="stop after this many seconds")
     run.add_argument(
         "--fresh",
         action="store_true",
-        help="delete the storage first: only one of Holdfast's own, and not one in use",
+        help="delete the storage first; refused if it is in use or not Holdfast's own",
     )
     run.add_argument(
         "--accept-versions",
         action="store_true",
-        help="go on with a storage that other versions of Python, Spark or libraries have written",
+        help="continue a storage written with other versions of Python, Spark or libraries",
     )
-    run.add_argument("--audit", action="store_true", help="audit after the run; 1 if it fails")
+    run.add_argument(
+        "--audit", action="store_true", help="audit after the run; exit code 1 if it fails"
+    )
     run.add_argument("--quiet", action="store_true", help="do not print results")
-    run.add_argument("--port", type=int, default=0, help="of the Flight server (default: any)")
+    run.add_argument(
+        "--port", type=int, default=0, help="port of the Flight server (default: any free port)"
+    )
     run.add_argument(
         "--metrics-port",
         type=int,
         metavar="PORT",
-        help="serve metrics for Prometheus there, 0 for any free one (default: nowhere)",
+        help="serve Prometheus metrics on this port, 0 for any free port (default: no metrics)",
     )
     run.add_argument("--memory", default="2g", help="heap of each JVM (default: %(default)s)")
     run.add_argument(
         "--fsync",
         choices=("always", "never"),
         default="always",
-        help="flush before acknowledging (default: %(default)s)",
+        help="flush to disk before acknowledging (default: %(default)s)",
     )
     run.add_argument(
         "--recovery",
         choices=("replay", "checkpoint"),
         default="replay",
-        help="what upstream keeps for a node that comes back (default: %(default)s)",
+        help="what upstream retains for a node that restarts (default: %(default)s)",
     )
     run.add_argument(
         "--checkpoint-buckets",
         type=int,
         default=100,
         metavar="N",
-        help="durable whole-state checkpoint every N buckets (default: %(default)s)",
+        help="durable checkpoint of the complete state every N buckets (default: %(default)s)",
     )
     run.add_argument(
         "--buffer-buckets",
         type=int,
         metavar="N",
-        help="stop taking rows when a reader is N buckets behind (default: never)",
+        help="stop accepting rows when a consumer is N buckets behind (default: never)",
     )
     run.add_argument(
         "--no-archive",
         action="store_true",
-        help="trim source logs and client receipts; no audit later",
+        help="trim source logs and client receipts; the run cannot be audited",
     )
     _master(run)
 
@@ -133,104 +137,140 @@ def _parser() -> argparse.ArgumentParser:
     _app(check)
     _master(check)
 
-    status = _command(commands, "status", "what a running network is doing", _status)
-    status.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    status = _command(commands, "status", "show the status of a running network", _status)
+    status.add_argument(
+        "app", nargs="?", metavar="APP", help="find the storage of this application"
+    )
     _storage(status)
-    status.add_argument("--json", action="store_true", help="machine-readable")
+    status.add_argument("--json", action="store_true", help="print the complete status as JSON")
 
     tail = _command(commands, "tail", "follow an output of a running network", _tail)
     tail.add_argument("output", metavar="OUTPUT")
-    tail.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    tail.add_argument("app", nargs="?", metavar="APP", help="find the storage of this application")
     _storage(tail)
     tail.add_argument("--json", action="store_true", help="one JSON object per row")
     tail.add_argument("-n", "--buckets", type=int, help="stop after N buckets with rows")
-    tail.add_argument("--all", action="store_true", help="from the oldest bucket, not from now")
+    tail.add_argument(
+        "--all", action="store_true", help="start at the oldest bucket, not at the next one"
+    )
 
-    dead = _command(commands, "dead-letters", "rows that a source did not take, and why", _dead)
+    dead = _command(
+        commands, "dead-letters", "list the rows that a source rejected, and why", _dead
+    )
     dead.add_argument("source", metavar="SOURCE")
-    dead.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    dead.add_argument("app", nargs="?", metavar="APP", help="find the storage of this application")
     _storage(dead)
     dead.add_argument("--json", action="store_true", help="one JSON object per row")
     dead.add_argument(
         "-n", "--rows", type=int, default=20, metavar="N",
-        help="the newest N (default: %(default)s); 0 for all",
+        help="show the newest N rows (default: %(default)s); 0 for all",
     )  # fmt: skip
 
     restart = _command(
-        commands, "restart", "restart all hosts, one after the other, while the rest goes on",
+        commands, "restart", "restart all hosts one after the other, while the others continue",
         _restart,
     )  # fmt: skip
-    restart.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    restart.add_argument(
+        "app", nargs="?", metavar="APP", help="find the storage of this application"
+    )
     _storage(restart)
-    restart.add_argument("--host", metavar="HOST", help="only this one")
+    restart.add_argument("--host", metavar="HOST", help="restart only this host")
 
-    retire = _command(commands, "retire", "go on without a source for good", _retire)
+    retire = _command(commands, "retire", "continue permanently without a source", _retire)
     retire.add_argument("source", metavar="SOURCE")
-    retire.add_argument("app", nargs="?", metavar="APP", help="to find its storage")
+    retire.add_argument(
+        "app", nargs="?", metavar="APP", help="find the storage of this application"
+    )
     _storage(retire)
     retire.add_argument(
-        "--why", default="it does not come back", help="kept in the log with the decision"
+        "--why", default="the source will not return", help="reason, logged with the decision"
     )
 
-    audit = _command(commands, "audit", "compare what clients received with the ideal", _audit)
+    audit = _command(
+        commands, "audit", "compare what clients received with the ideal output", _audit
+    )
     _app(audit)
     _storage(audit)
-    audit.add_argument("--json", metavar="FILE", help="write the report there, - for stdout")
+    audit.add_argument("--json", metavar="FILE", help="write the report to FILE, - for stdout")
     _master(audit)
 
     experiment = _command(
-        commands, "experiment", "measure, beside the papers' figures", _experiment
+        commands, "experiment", "run a measurement and compare it with the papers", _experiment
     )
     experiment.add_argument("name", metavar="NAME", help="an experiment, or `list`")
-    experiment.add_argument("--quick", action="store_true", help="short form, for every day")
-    experiment.add_argument("--json", metavar="FILE", help="write the figures there, - for stdout")
-    experiment.add_argument("--plots", metavar="DIR", help="draw the figures there as PNG")
+    experiment.add_argument("--quick", action="store_true", help="short version, for everyday use")
+    experiment.add_argument(
+        "--json", metavar="FILE", help="write the figures to FILE, - for stdout"
+    )
+    experiment.add_argument("--plots", metavar="DIR", help="write the plots to DIR as PNG")
 
     simulate = _command(
-        commands, "simulate", "run the protocols in virtual time, with faults by lot", _simulate
+        commands, "simulate", "run the protocols in virtual time, with random faults", _simulate
     )
-    which = simulate.add_mutually_exclusive_group()
-    which.add_argument("--seed", type=int, metavar="N", help="one seed, with its transcript")
-    which.add_argument("--seeds", metavar="A..B", help="many seeds (default: 1..50)")
-    which.add_argument(
-        "--scenario", metavar="SCENARIO", help="one of `holdfast chaos`, or a .toml file"
+    selection = simulate.add_mutually_exclusive_group()
+    selection.add_argument(
+        "--seed", type=int, metavar="N", help="run one seed and print its transcript"
     )
-    simulate.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
-    simulate.add_argument("--history", metavar="FILE", help="of one run: write what happened there")
+    selection.add_argument("--seeds", metavar="A..B", help="run many seeds (default: 1..50)")
+    selection.add_argument(
+        "--scenario", metavar="SCENARIO", help="run a scenario of `holdfast chaos`, or a .toml file"
+    )
+    simulate.add_argument("--json", metavar="FILE", help="write the verdicts to FILE, - for stdout")
+    simulate.add_argument(
+        "--history", metavar="FILE", help="with --seed or --scenario: write the events to FILE"
+    )
 
     chaos = _command(
-        commands, "chaos", "break a network of real processes, and judge what it delivers", _chaos
+        commands,
+        "chaos",
+        "inject faults into a network of real processes, and judge its results",
+        _chaos,
     )
     chaos.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="a name or a .toml file (default: list)"
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="a name or a .toml file (default: list the names)",
     )
-    chaos.add_argument("--json", metavar="FILE", help="write the verdicts there, - for stdout")
-    chaos.add_argument("--history", metavar="FILE", help="write what happened there")
+    chaos.add_argument("--json", metavar="FILE", help="write the verdicts to FILE, - for stdout")
+    chaos.add_argument("--history", metavar="FILE", help="write the events to FILE")
 
-    about = "mean time to failure of a cluster whose work runs twice"
+    about = "mean time to failure of a cluster that runs everything in two replicas"
     mttf = _command(commands, "reliability", about, _reliability).add_argument
     mttf("layout", metavar="LAYOUT", help="a .toml file: nodes, node_mttf, repair")
-    mttf("--runs", type=int, metavar="N", help="simulated (default: 40000)")
-    mttf("--seed", type=int, default=0, metavar="N", help="of the dice (default: %(default)s)")
-    mttf("--as-paper", action="store_true", help="only the primary of a pair can fail first")
-    mttf("--constant-repair", action="store_true", help="simulate without variation of repairs")
-    mttf("--json", metavar="FILE", help="write the figures there, - for stdout")
+    mttf("--runs", type=int, metavar="N", help="number of simulated runs (default: 40000)")
+    mttf(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the random numbers (default: %(default)s)",
+    )
+    mttf(
+        "--as-paper",
+        action="store_true",
+        help="as in the paper: only the primary of a pair can fail first",
+    )
+    mttf("--constant-repair", action="store_true", help="simulate repairs of constant duration")
+    mttf("--json", metavar="FILE", help="write the figures to FILE, - for stdout")
 
-    version = _command(commands, "version", "print the versions", _version)
+    version = _command(
+        commands, "version", "print the versions of Holdfast, Spark, Arrow and Python", _version
+    )
     version.set_defaults(call=_version)
     return top
 
 
 def _command(commands: Any, name: str, help: str, call: Any) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help + ".")
-    made.add_argument(
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help + ".")
+    parser.add_argument(
         "--debug",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="stack traces and Spark's own log",
+        help="show stack traces and Spark's own log",
     )
-    made.set_defaults(call=call)
-    return made
+    parser.set_defaults(call=call)
+    return parser
 
 
 def _app(parser: argparse.ArgumentParser) -> None:
@@ -239,7 +279,7 @@ def _app(parser: argparse.ArgumentParser) -> None:
 
 def _storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--storage", metavar="DIR", help="where logs are kept (default: holdfast-data/NETWORK)"
+        "--storage", metavar="DIR", help="folder of the logs (default: holdfast-data/NETWORK)"
     )
 
 
@@ -282,7 +322,7 @@ def _run(args: argparse.Namespace) -> int:
         buffer_buckets=args.buffer_buckets,
     )
     if args.audit and args.no_archive:
-        raise HoldfastError("--audit wants the archive; leave out --no-archive")
+        raise HoldfastError("--audit needs the archive; remove --no-archive")
     return run_live(args, options)
 
 
@@ -301,14 +341,14 @@ def _status(args: argparse.Namespace) -> int:
     from holdfast.cli.status_view import show_status
     from holdfast.streams.calls import GetStatus
 
-    told = running(_folder(args)).call(GetStatus()).body
-    show_status(told, as_json=args.json)
+    status = running(_folder(args)).call(GetStatus()).body
+    show_status(status, as_json=args.json)
     failed = (
-        any(failure["permanent"] for failure in told["failures"])
-        or told["stopped"]
-        or any(part["out"] for part in told["unhealthy"])
+        any(failure["permanent"] for failure in status["failures"])
+        or status["stopped"]
+        or any(part["out"] for part in status["unhealthy"])
     )
-    return 1 if failed or any(node.get("failure") for node in told["nodes"]) else 0
+    return 1 if failed or any(node.get("failure") for node in status["nodes"]) else 0
 
 
 def _tail(args: argparse.Namespace) -> int:
@@ -327,8 +367,11 @@ def _retire(args: argparse.Namespace) -> int:
     from holdfast.cli.find import running
     from holdfast.streams.calls import Retire
 
-    told = running(_folder(args)).call(Retire(args.source, args.why))
-    print(f"source {args.source}: from bucket {told.from_bucket} on everybody goes on without it")
+    retired = running(_folder(args)).call(Retire(args.source, args.why))
+    print(
+        f"source {args.source} retired: from bucket {retired.from_bucket} on, all consumers "
+        "continue without this source"
+    )
     return 0
 
 

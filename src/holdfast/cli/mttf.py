@@ -30,20 +30,20 @@ _SPANS_S = {"years": 31_557_600.0, "days": 86_400.0, "h": 3_600.0, "min": 60.0, 
 def run_reliability(args: argparse.Namespace) -> int:
     layout = read_layout(args.layout)
     args.runs = RUNS if args.runs is None else args.runs
-    told = {
+    report = {
         "layout": asdict(layout), "both_fail": not args.as_paper,
         "constant_repair": args.constant_repair, "runs": args.runs, "seed": args.seed,
         "schemes": [_figures(layout, args, scheme) for scheme in SCHEMES],
     }  # fmt: skip
     if args.json == "-":
-        print(json.dumps(told, indent=2))
+        print(json.dumps(report, indent=2))
         return 0
     if args.json is not None:
         try:
-            Path(args.json).write_text(json.dumps(told, indent=2) + "\n")
+            Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
         except OSError as err:
             raise InputError(f"--json {args.json} cannot be written: {err.strerror}") from None
-    _print(layout, told)
+    _print(layout, report)
     return 0
 
 
@@ -56,10 +56,10 @@ def read_layout(path: str) -> Layout:
         raise InputError(f"{path}: not TOML ({err})") from None
     unknown = sorted(set(body) - set(_KEYS))
     if unknown:
-        raise InputError(f"{path}: unknown {', '.join(unknown)}; there is {', '.join(_KEYS)}")
+        raise InputError(f"{path}: unknown keys {', '.join(unknown)}; expected {', '.join(_KEYS)}")
     missing = [key for key in _KEYS[:3] if key not in body]
     if missing:
-        raise InputError(f"{path}: {', '.join(missing)} missing")
+        raise InputError(f"{path}: missing keys {', '.join(missing)}")
     nodes = body["nodes"]
     if type(nodes) is not int:
         raise InputError(f"{path}: nodes = {nodes!r} is not a whole number")
@@ -94,7 +94,7 @@ def _figures(layout: Layout, args: argparse.Namespace, scheme: Scheme) -> dict[s
     }
 
 
-def _print(layout: Layout, told: dict[str, Any]) -> None:
+def _print(layout: Layout, report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -103,7 +103,7 @@ def _print(layout: Layout, told: dict[str, Any]) -> None:
     table.add_column("scheme")
     for column in ("paper", "exact", "simulated", "95 %"):
         table.add_column(column, justify="right")
-    for row in told["schemes"]:
+    for row in report["schemes"]:
         share = row["ci95_s"] / row["mttf_simulated_s"]
         exact_s = row["mttf_exact_s"]
         table.add_row(
@@ -111,14 +111,16 @@ def _print(layout: Layout, told: dict[str, Any]) -> None:
             _span(row["mttf_simulated_s"]), f"± {share:.1%}",
         )  # fmt: skip
     console.print(table)
-    first = "either node of a pair" if told["both_fail"] else "only the primary of a pair"
+    first = "either node of a pair" if report["both_fail"] else "only the primary of a pair"
     low, high = _span(layout.repair_s), _span(layout.nodes * layout.repair_s)
     lines = [
         f"fails first: {first}",
         f"repair of a replica set {_span(layout.repair_cluster_s)}; the paper: {low} to {high}",
     ]
-    if any(row["mttf_exact_s"] is None for row in told["schemes"]):
-        lines.append("exact -: too many nodes are down at once to look at all ways")
+    if any(row["mttf_exact_s"] is None for row in report["schemes"]):
+        lines.append(
+            "exact -: not computed, too many nodes are down at once to enumerate all states"
+        )
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 

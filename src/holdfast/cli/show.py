@@ -22,7 +22,7 @@ def show_network(network: Any, compiled: Any) -> None:
     for op in network.operators:
         state = "-"
         if op.stateful:
-            state = "convergent" if op.convergent else "not convergent: kept for ever"
+            state = "convergent" if op.convergent else "not convergent: retained forever"
         reads = ", ".join(up.name for up in op.inputs if up is not None)
         table.add_row(op.name, op.kind, reads, compiled.schema.get(op.name, ""), state)
     console.print(table)

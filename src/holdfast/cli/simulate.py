@@ -42,11 +42,13 @@ def run_simulate(
     _get_ready()
     console = Console(stderr=json_to == "-")
     if seed is not None or scenario is not None:
-        one = scenario_of(seed) if seed is not None else find(str(scenario))
-        again = f"--seed {seed}" if seed is not None else f"--scenario {shlex.quote(str(scenario))}"
-        return _one(one, again, console, json_to, history_to)
+        selected = scenario_of(seed) if seed is not None else find(str(scenario))
+        repeat_with = (
+            f"--seed {seed}" if seed is not None else f"--scenario {shlex.quote(str(scenario))}"
+        )
+        return _one(selected, repeat_with, console, json_to, history_to)
     if history_to is not None:
-        raise InputError("--history is for one run: name it with --seed or --scenario")
+        raise InputError("--history needs a single run; select it with --seed or --scenario")
     return _many(_range(seeds or "1..50"), console, json_to)
 
 
@@ -75,12 +77,16 @@ def _uncollected() -> Iterator[None]:
 def _range(text: str) -> range:
     match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
     if match is None or int(match[1]) > int(match[2]):
-        raise InputError(f"--seeds {text!r}: write the first and the last, such as 1..50")
+        raise InputError(f"--seeds {text!r}: expected the first and the last seed, such as 1..50")
     return range(int(match[1]), int(match[2]) + 1)
 
 
 def _one(
-    scenario: Scenario, again: str, console: Console, json_to: str | None, history_to: str | None
+    scenario: Scenario,
+    repeat_with: str,
+    console: Console,
+    json_to: str | None,
+    history_to: str | None,
 ) -> int:
     with _uncollected():
         began = time.process_time()
@@ -92,7 +98,7 @@ def _one(
     _print_verdicts(outcome, console)
     console.print(_speed(outcome.node_seconds, seconds), highlight=False, soft_wrap=True)
     if outcome.failed:
-        _explain(outcome, again, console)
+        _explain(outcome, repeat_with, console)
     _write([_ran(outcome, seconds)], outcome.node_seconds / 60 / seconds, json_to)
     return 1 if outcome.failed else 0
 
@@ -134,7 +140,7 @@ def _all(seeds: range) -> Iterator[_Ran]:
 
 
 def _many(seeds: range, console: Console, json_to: str | None) -> int:
-    kept: list[_Ran] = []
+    failed: list[_Ran] = []
     outcomes: Counter[tuple[str, str]] = Counter()
     node_seconds = seconds = 0.0
     checkers: list[str] = []
@@ -143,9 +149,11 @@ def _many(seeds: range, console: Console, json_to: str | None) -> int:
         checkers = [verdict.checker for verdict in ran.verdicts]
         outcomes.update((verdict.checker, verdict.outcome) for verdict in ran.verdicts)
         if ran.failed:
-            kept.append(ran)
-            seen = [verdict.checker for verdict in ran.verdicts if verdict.outcome == "failed"]
-            console.print(f"seed {ran.seed} failed: {', '.join(seen)}", highlight=False)
+            failed.append(ran)
+            failing_checkers = [
+                verdict.checker for verdict in ran.verdicts if verdict.outcome == "failed"
+            ]
+            console.print(f"seed {ran.seed} failed: {', '.join(failing_checkers)}", highlight=False)
     width = max(len(checker) for checker in checkers)
     console.print(f"{'checker':<{width}}      ok  failed  unknown", highlight=False)
     for checker in checkers:
@@ -154,22 +162,22 @@ def _many(seeds: range, console: Console, json_to: str | None) -> int:
             f"{checker:<{width}}  {counts[0]:>6}  {counts[1]:>6}  {counts[2]:>7}", highlight=False
         )
     speed = _speed(node_seconds, seconds)
-    told = f"{len(seeds)} seeds, {len(kept)} failed; {speed}"
-    console.print(told, highlight=False, soft_wrap=True)
-    if kept:
-        console.print(f"\nfailed: seeds {', '.join(str(ran.seed) for ran in kept[:20])}")
-        first = simulate(scenario_of(kept[0].seed))
+    summary = f"{len(seeds)} seeds, {len(failed)} failed; {speed}"
+    console.print(summary, highlight=False, soft_wrap=True)
+    if failed:
+        console.print(f"\nfailed: seeds {', '.join(str(ran.seed) for ran in failed[:20])}")
+        first = simulate(scenario_of(failed[0].seed))
         _print_verdicts(first, console)
-        _explain(first, f"--seed {kept[0].seed}", console)
-    _write(kept, node_seconds / 60 / seconds, json_to)
-    return 1 if kept else 0
+        _explain(first, f"--seed {failed[0].seed}", console)
+    _write(failed, node_seconds / 60 / seconds, json_to)
+    return 1 if failed else 0
 
 
 def _speed(node_seconds: float, seconds: float) -> str:
     minutes = node_seconds / 60
     return (
         f"{minutes:.1f} simulated node-minutes in {seconds:.2f} s of one core "
-        f"({minutes / seconds:.0f} a second)"
+        f"({minutes / seconds:.0f} per second)"
     )
 
 
@@ -178,7 +186,7 @@ def _print_verdicts(outcome: Outcome, console: Console) -> None:
     console.print(table, markup=False, highlight=False, soft_wrap=True)
 
 
-def _explain(outcome: Outcome, again: str, console: Console) -> None:
+def _explain(outcome: Outcome, repeat_with: str, console: Console) -> None:
     """Print the smallest scenario found that fails the same checkers, and the command that repeats
     the failure."""
     names = {verdict.checker for verdict in outcome.failed}
@@ -186,26 +194,26 @@ def _explain(outcome: Outcome, again: str, console: Console) -> None:
     def fails(scenario: Scenario) -> bool:
         return bool(names & {verdict.checker for verdict in simulate(scenario).failed})
 
-    small = shrink(outcome.scenario, fails)
-    short = simulate(small)
-    console.print("\nthe smallest scenario found that fails like this:\n")
-    console.print(small.toml(), markup=False, highlight=False)
-    lines = _upto(short).splitlines()
-    console.print(f"its last {min(LINES, len(lines))} of {len(lines)} events:\n")
+    smallest = shrink(outcome.scenario, fails)
+    replayed = simulate(smallest)
+    console.print("\nthe smallest scenario found that fails one of the same checkers:\n")
+    console.print(smallest.toml(), markup=False, highlight=False)
+    lines = _upto(replayed).splitlines()
+    console.print(f"the last {min(LINES, len(lines))} of its {len(lines)} events:\n")
     console.print("\n".join(lines[-LINES:]), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\nrepeat: holdfast simulate {again}", highlight=False, soft_wrap=True)
+    console.print(f"\nrepeat: holdfast simulate {repeat_with}", highlight=False, soft_wrap=True)
 
 
 def _upto(outcome: Outcome) -> str:
     """The transcript up to the last failure."""
-    seen = [verdict.at for verdict in outcome.failed if verdict.at is not None]
-    return outcome.world.transcript(to_us=max(seen, default=2**62))
+    failed_at = [verdict.at for verdict in outcome.failed if verdict.at is not None]
+    return outcome.world.transcript(to_us=max(failed_at, default=2**62))
 
 
 def _write(runs: list[_Ran], rate: float, to: str | None) -> None:
     if to is None:
         return
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "ok": not any(ran.failed for ran in runs),
         "node_minutes_per_second": round(rate, 1),
         "runs": [
@@ -217,4 +225,4 @@ def _write(runs: list[_Ran], rate: float, to: str | None) -> None:
             for ran in runs
         ],
     }
-    write_verdicts(told, to)
+    write_verdicts(report, to)

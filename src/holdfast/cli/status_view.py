@@ -135,11 +135,11 @@ class _View:
             reason = escape(why)
             yield f"[bold red]output {output} stopped, no replica is left:[/bold red] {reason}"
         for failure in status["failures"]:
-            stops = ", ".join(failure["outputs"])
-            what = "failed" if failure["permanent"] else "failed and is retried"
+            dependents = ", ".join(failure["outputs"])
+            outcome = "failed" if failure["permanent"] else "failed and is retried"
             color = "red" if failure["permanent"] else "yellow"
-            needed = f" (needed by {stops})" if stops else ""
-            yield escape(f"{failure['node']} {what}{needed}: {failure['message']}").join(
+            needed = f" (needed by {dependents})" if dependents else ""
+            yield escape(f"{failure['node']} {outcome}{needed}: {failure['message']}").join(
                 (f"[{color}]", f"[/{color}]")
             )
         failed = {failure["node"] for failure in status["failures"]} | {*self._unhealthy}
@@ -185,8 +185,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _seconds(seconds: float) -> str:

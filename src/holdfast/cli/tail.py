@@ -42,8 +42,8 @@ def tail(storage: str, stream: str, as_json: bool, buckets: int | None, oldest: 
         for row in table.to_pylist():
             print(_line(info, row, as_json), flush=True)
         if info.replaces and not info.rows:
-            none = _line(info, {"rows": 0}, True) if as_json else f"{info.bucket} STABLE no rows"
-            print(none, flush=True)
+            line = _line(info, {"rows": 0}, True) if as_json else f"{info.bucket} STABLE no rows"
+            print(line, flush=True)
         seen += not info.rec_done
         if buckets is not None and seen >= buckets:
             return 0
@@ -92,11 +92,11 @@ class _Looking:
     def _watch(self) -> None:
         while not self._stop.wait(1.0):
             if not is_running(self._storage):
-                self._over = SetupError(f"nothing runs on {self._storage} any more")
-            reads = self._subscriber
-            heard_us = self._began_us if reads is None else reads.heard_us
-            if monotonic_us() - heard_us > 1e6 * GONE_S:
-                self._over = SetupError(f"nothing is heard of {self._stream!r} for {GONE_S:.0f} s")
+                self._over = SetupError(f"no run is using {self._storage} any more")
+            subscriber = self._subscriber
+            last_heartbeat_us = self._began_us if subscriber is None else subscriber.heard_us
+            if monotonic_us() - last_heartbeat_us > 1e6 * GONE_S:
+                self._over = SetupError(f"no heartbeat from {self._stream!r} for {GONE_S:.0f} s")
             if self._over is not None:
                 self._stop.set()
 
@@ -104,11 +104,11 @@ class _Looking:
 def _producers(storage: str, stream: str) -> Connections:
     """Connections to the producers of a stream. Sources, and in a local run all streams, are in the
     process of the run."""
-    told = running(storage).call(GetProducers(stream))
-    if not told.known:
-        outputs = ", ".join(told.outputs) or "none"
+    producers = running(storage).call(GetProducers(stream))
+    if not producers.known:
+        outputs = ", ".join(producers.outputs) or "none"
         raise InputError(f"there is no output {stream!r} (outputs: {outputs})")
-    return {name: partial(_connect, storage, name) for name in told.names} or {
+    return {name: partial(_connect, storage, name) for name in producers.names} or {
         stream: partial(running, storage)
     }
 
@@ -124,18 +124,18 @@ def _newest(storage: str, producers: Connections, stream: str) -> int | None:
     """The last complete bucket of the stream; None if the stream begins now, because the run is
     starting."""
     waited = False
-    heard_us = monotonic_us()
-    while (found := _found(producers, stream)) is None:
+    last_answer_us = monotonic_us()
+    while (newest := _found(producers, stream)) is None:
         if not waited:
             print(f"waiting for {stream!r}: the run is starting", file=sys.stderr, flush=True)
         waited = True
         threading.Event().wait(WAIT_S)
         with suppress(TransportError):
             running(storage).call(GetProducers(stream))  # raises if the run has stopped
-            heard_us = monotonic_us()
-        if monotonic_us() - heard_us > 1e6 * GONE_S:
-            raise SetupError(f"nothing is heard of the run on {storage} for {GONE_S:.0f} s")
-    return None if waited else found
+            last_answer_us = monotonic_us()
+        if monotonic_us() - last_answer_us > 1e6 * GONE_S:
+            raise SetupError(f"no answer from the run on {storage} for {GONE_S:.0f} s")
+    return None if waited else newest
 
 
 def _found(producers: Connections, stream: str) -> int | None:
@@ -152,5 +152,5 @@ def _line(info: BucketInfo, row: dict[str, Any], as_json: bool) -> str:
     if as_json:
         body = {"bucket": info.bucket, "stability": info.stability.value}
         return json.dumps({**body, **shown}, default=str)
-    told = "  ".join(f"{key}={value}" for key, value in shown.items())
-    return f"{info.bucket} {info.stability.value} {told}"
+    text = "  ".join(f"{key}={value}" for key, value in shown.items())
+    return f"{info.bucket} {info.stability.value} {text}"

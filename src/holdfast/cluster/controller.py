@@ -132,9 +132,9 @@ class Controller:
     def judge(self, at: int) -> tuple[list[str], dict[str, str]]:
         """Newly dead nodes, and the new hosts of the nodes of lost hosts. The decisions are durable
         when this method returns."""
-        decided = self._handle(Tick(at))
-        dead = [record.name for record in decided if isinstance(record, Dead)]
-        moved = {r.node: r.host for r in decided if isinstance(r, Placed)}
+        records = self._handle(Tick(at))
+        dead = [record.name for record in records if isinstance(record, Dead)]
+        moved = {r.node: r.host for r in records if isinstance(r, Placed)}
         return dead, moved
 
     def standings(self) -> dict[str, Standing]:
@@ -156,10 +156,10 @@ class Controller:
             self._refused.pop(host, None)
             if changed:
                 self._refused[host] = (
-                    f"host {host!r} is not what this run was started with{listed(changed, '; ')}. "
-                    "Put back what changed. To change it, stop the run: another query needs "
-                    "another storage (storage=, --storage), other libraries a start with "
-                    "accept_versions=True (--accept-versions)"
+                    f"host {host!r} differs from what this run was started with"
+                    f"{listed(changed, '; ')}. Undo the change, or stop the run to keep it: a "
+                    "changed query needs another storage (storage=, --storage), changed libraries "
+                    "need a start with accept_versions=True (--accept-versions)"
                 )
                 raise IdentityMismatch(self._refused[host])
 
@@ -187,8 +187,8 @@ class Controller:
             *(("node", node, tuple(sorted(self._nodes))) for node in nodes),
         ):
             if name not in known:
-                listed = ", ".join(known) or "none"
-                raise InputError(f"expected a {kind} of this run ({listed}), found {name!r}")
+                names = ", ".join(known) or "none"
+                raise InputError(f"expected a {kind} of this run ({names}), found {name!r}")
 
     def assigned(self, host: str) -> list[str]:
         """The nodes that a host must run."""
@@ -199,17 +199,17 @@ class Controller:
 
     def _handle(self, event: Event) -> list[Record]:
         with self._lock:
-            decided = self._members.handle(event)
-        if not decided:
+            records = self._members.handle(event)
+        if not records:
             return []
         with self._writing:
             with self._lock:  # another thread may have written meanwhile
-                decided = self._members.handle(event)
-            self._log.append(*(self._counter(record) for record in decided))
+                records = self._members.handle(event)
+            self._log.append(*(self._counter(record) for record in records))
             with self._lock:
-                for record in decided:
+                for record in records:
                     self._members.apply(record)
-        return decided
+        return records
 
     def _counter(self, record: Record) -> Counter:
         match record:
@@ -245,13 +245,13 @@ class Controller:
                 self._log.append(Counter("hosts", shared))
         elif counter("hosts") != shared:
             raise SetupError(
-                "this storage was made with another number of hosts; run with as many as before, "
-                "or use another storage (storage=, --storage)"
+                "this storage was created with another number of hosts; run with as many hosts as "
+                "before (hosts=, --hosts), or use another storage (storage=, --storage)"
             )
         for name in names:
             if counter(f"host.{name}") > len(self._hosts):
                 raise SetupError(
-                    f"node {name!r} was given to one of {counter(f'host.{name}')} hosts, and there "
-                    f"are {len(self._hosts)} now; stand by with as many as before, or use another "
-                    "storage (storage=, --storage)"
+                    f"node {name!r} was placed on host number {counter(f'host.{name}')}, but there "
+                    f"are only {len(self._hosts)} hosts now; run with as many standby hosts as "
+                    "before (standby=, --standby), or use another storage (storage=, --storage)"
                 )

@@ -56,7 +56,9 @@ class ControllerService:
 
     def differs(self) -> dict[str, tuple[str, ...]]:
         """Nodes whose results differ from other replicas, with the differences."""
-        return {node: told for node, told in list(self._differs.items()) if told}
+        return {
+            node: differences for node, differences in list(self._differs.items()) if differences
+        }
 
     def ended(self, host: str) -> None:
         """Record that the process of a host has exited."""
@@ -71,24 +73,24 @@ class ControllerService:
     def judge(self, stop: threading.Event, every_s: float) -> None:
         """Every `every_s`, declare nodes dead that send no heartbeats, so that producers stop
         waiting for them."""
-        said: str | None = None
+        last_error: str | None = None
         while not stop.wait(every_s):
             try:
                 self._judge()
-                said = None
+                last_error = None
             except (LogError, TransportError) as err:  # retried in the next round
-                if str(err) != said:
-                    said = str(err)
-                    _log.warning("nobody can be declared dead at the moment: %s", err)
+                if str(err) != last_error:
+                    last_error = str(err)
+                    _log.warning("no node can be declared dead at the moment, will retry: %s", err)
 
     def _judge(self) -> None:
         controller = self._controller
         dead, moved = controller.judge(self._clock())
         for name in dead:
-            _log.warning("declared dead: node=%s, %s", name, controller.why_dead(name))
+            _log.warning("node %s was declared dead: %s", name, controller.why_dead(name))
         for host in dict.fromkeys(moved.values()):
-            taken = ", ".join(name for name, to in moved.items() if to == host)
-            _log.warning("host %s, a standby, takes over %s", host, taken)
+            node_names = ", ".join(name for name, to in moved.items() if to == host)
+            _log.warning("standby host %s takes over nodes %s", host, node_names)
         self._service.lost(controller.standings(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
@@ -107,7 +109,7 @@ class ControllerService:
         the clients of this process: nodes release no bucket before all of them have
         acknowledged it."""
         controller, readers, at = self._controller, self._service.readers, self._clock()
-        controller.check_known(ask.host, [told.node for told in ask.nodes])
+        controller.check_known(ask.host, [instance.node for instance in ask.nodes])
         try:
             if not controller.here(ask.host, ask.epoch, at):
                 return Registration(current=False)
@@ -116,24 +118,24 @@ class ControllerService:
             raise
         self.on_heartbeat(ask.host)
         self._unhealthy[ask.host] = ask.unhealthy
-        positions = [told.position for told in ask.nodes if told.position is not None]
+        positions = [instance.position for instance in ask.nodes if instance.position is not None]
         if positions:
             self.on_progress(ask.host, min(positions))
         return Registration(
             current=True,
-            refused=tuple(told.node for told in ask.nodes if not self._knows(told, at)),
+            refused=tuple(instance.node for instance in ask.nodes if not self._knows(instance, at)),
             assigned=tuple(controller.assigned(ask.host)),
             readers={s: tuple(sorted(r)) for s, r in readers.items() if s in self._outputs},
             standings=controller.standings(),
         )
 
-    def _knows(self, told: Instance, at: int) -> bool:
-        self._differs[told.node] = told.differs
+    def _knows(self, instance: Instance, at: int) -> bool:
+        self._differs[instance.node] = instance.differs
         try:
-            if not told.up:
-                return self._controller.announce(told.node, told.address, told.epoch)
+            if not instance.up:
+                return self._controller.announce(instance.node, instance.address, instance.epoch)
             return self._controller.register(
-                told.node, told.address, told.epoch, at, told.positions
+                instance.node, instance.address, instance.epoch, at, instance.positions
             )
         except LogError:
             return True  # the next heartbeat repeats the registration

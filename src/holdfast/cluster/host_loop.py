@@ -83,18 +83,22 @@ class HostLoop:
                 node.stop()
 
     def heartbeat(self) -> None:
-        up = {name: said for name, node in self.nodes.items() if (said := node.told())}
+        instances = {
+            name: instance for name, node in self.nodes.items() if (instance := node.told())
+        }
         at = self._clock()
-        unhealthy = {name: met.status(at) for name, met in self._core.conditions.items()}
-        asked = Register(self.name, self._epoch, tuple(up.values()), unhealthy)
+        unhealthy = {
+            name: condition.status(at) for name, condition in self._core.conditions.items()
+        }
+        request = Register(self.name, self._epoch, tuple(instances.values()), unhealthy)
         try:
-            reply: Registration | HoldfastError = self._chief(asked)
+            reply: Registration | HoldfastError = self._chief(request)
         except HoldfastError as err:
             reply = err
         event = heartbeat_event(reply, self._clock())
         self._handle(event)
         if isinstance(event, Answered) and isinstance(reply, Registration):
-            for name in up:
+            for name in instances:
                 if name in self.nodes:
                     self.nodes[name].heard(reply.readers, reply.standings)
 
@@ -133,14 +137,14 @@ class HostLoop:
         try:
             node.stop()
         except Exception:
-            _log.exception("node %s did not stop in good order", node.name)
+            _log.exception("node %s did not stop cleanly", node.name)
         self._stopped.put(node.name)
         self._wake.set()
 
     def _report(self, report: Report) -> None:
         if report.condition is None:
-            _log.info("node %s works again", report.node)
+            _log.info("node %s is healthy again", report.node)
         else:
-            told = report.condition.status(self._clock())
-            level = logging.ERROR if told.quarantined else logging.WARNING
-            _log.log(level, "node %s %s", report.node, told.text)
+            status = report.condition.status(self._clock())
+            level = logging.ERROR if status.quarantined else logging.WARNING
+            _log.log(level, "node %s %s", report.node, status.text)

@@ -108,8 +108,8 @@ class _Host:
         """Get an epoch for the process. A first start and a standby also warm up; a restarted host
         with nodes does not, because its waiting buckets warm up the code."""
         chief = self._place.chief
-        ask = NextEpoch(process_of(self.name), identity=self._identity)
-        epoch = patiently(lambda: chief.call(ask).epoch, stop)
+        request = NextEpoch(process_of(self.name), identity=self._identity)
+        epoch = patiently(lambda: chief.call(request).epoch, stop)
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         if epoch == 1 or not assigned:
             self._warm_up(assigned)
@@ -124,19 +124,22 @@ class _Host:
         """Run the paths of the assigned nodes on generated rows; a standby warms up all fragments,
         because it may have to run any of them."""
         network = self._place.network
-        parts = {part.name: part for part in fragments(network)}
+        by_name = {fragment.name: fragment for fragment in fragments(network)}
         engine = Engine(
             network, self._place.sessions, f"{self._folder}.warm", compiled=self._place.compiled
         )
-        for name in one_of_each(network, map(fragment_of, assigned) if assigned else parts):
-            for path in parts[name].paths:
+        for name in one_of_each(network, map(fragment_of, assigned) if assigned else by_name):
+            for path in by_name[name].paths:
                 engine.warm_up(path, rounds=2)
         os.rmdir(engine.folder)
 
     def _rebuildable(self, node: str) -> bool:
         """Whether an empty node can rebuild its state: from its peer, or from upstream logs."""
-        network, part = self._place.network, fragment_of(node)
-        return is_pair(network, part) or recovery_of(network, part, self._place.options) == "replay"
+        network, fragment = self._place.network, fragment_of(node)
+        return (
+            is_pair(network, fragment)
+            or recovery_of(network, fragment, self._place.options) == "replay"
+        )
 
 
 if __name__ == "__main__":

@@ -155,22 +155,24 @@ class Hosted:
         except BaseException as err:
             self._error = err
             if not (isinstance(err, HoldfastError) or self._stop.is_set()):
-                _log.error("node %s did not come up", self.name, exc_info=err)
+                _log.error("node %s did not start", self.name, exc_info=err)
         self._news.set()
 
     def _come_up(self) -> None:
         place, name, stop = self._place, self.name, self._stop
         network, options = place.network, place.options
         if self._rebuild and (aside := set_aside(self._folder)) is not None:
-            _log.warning("node %s: its storage was moved to %s and is rebuilt", name, aside)
+            _log.warning("node %s is rebuilt; its old storage was moved to %s", name, aside)
         self._held = log = patiently(self._open, stop)
-        asked = NextEpoch(name, at_least=log.epoch)
-        epoch = patiently(lambda: place.chief.call(asked).epoch, stop)
+        request = NextEpoch(name, at_least=log.epoch)
+        epoch = patiently(lambda: place.chief.call(request).epoch, stop)
         log.raise_epoch(epoch)
-        for stream, readers in readers_of(network).items():
+        for stream, consumers in readers_of(network).items():
             if stream in self.fragment.outputs:
                 self._service.readers[stream] = {
-                    reader for reader in readers if name in producers_for(network, stream, reader)
+                    consumer
+                    for consumer in consumers
+                    if name in producers_for(network, stream, consumer)
                 }
         upstream = {
             stream: {m: partial(self._connect, m) for m in producers_for(network, stream, name)}
@@ -192,17 +194,17 @@ class Hosted:
         self._server = FlightServer(self._service, options.host, 0)
 
     def _connect(self, producer: str, *, catching_up: bool = False) -> FlightPeer:
-        options, known = self._place.options, self._known
+        options, addresses = self._place.options, self._known
         try:
             address = self._place.chief.call(Locate(producer, self.name, catching_up)).address
             if address is None:
                 raise TransportError(f"node {producer!r} has not reported yet")
-            known[producer] = address
+            addresses[producer] = address
         except TransportError:
-            if producer not in known:  # otherwise reading continues without the controller
+            if producer not in addresses:  # otherwise reading continues without the controller
                 raise
         return FlightPeer(
-            known[producer], silence_s=options.silence_s, by_reference=options.by_reference
+            addresses[producer], silence_s=options.silence_s, by_reference=options.by_reference
         )
 
     # -- catch-up ---------------------------------------------------------------------------------
@@ -244,8 +246,10 @@ def set_aside(folder: str) -> str | None:
         if not os.path.lexists(folder):
             return None
         parent, name = os.path.split(folder)
-        ends = [f.removeprefix(f"{name}{ASIDE}") for f in os.listdir(parent) if f.startswith(name)]
-        numbers = sorted(int(end) for end in ends if end.isdigit())
+        suffixes = [
+            f.removeprefix(f"{name}{ASIDE}") for f in os.listdir(parent) if f.startswith(name)
+        ]
+        numbers = sorted(int(suffix) for suffix in suffixes if suffix.isdigit())
         aside = f"{folder}{ASIDE}{max([0, *numbers]) + 1}"
         os.rename(folder, aside)
         for number in damaged_to_delete(numbers):
@@ -265,4 +269,4 @@ def patiently(act: Callable[[], T], stop: threading.Event) -> T:
             if not may_try_again(waited_us, in_use=isinstance(err, StorageInUse)):
                 raise
         if stop.wait(0.2):
-            raise TransportError("stopped before it was up")
+            raise TransportError("stopped before the start was complete")

@@ -95,7 +95,7 @@ class Rebuild:
             comes_up = self.step(Began())
             while comes_up is None:
                 comes_up = self.step(self._next())
-            _log.info("node %s comes up from %s: %s", self.name, comes_up.source, comes_up.why)
+            _log.info("node %s starts, state from %s: %s", self.name, comes_up.source, comes_up.why)
             return comes_up
         finally:
             for peer in self._connections.values():
@@ -112,7 +112,7 @@ class Rebuild:
             due_s = (self._wakes[0] - now) / 1e6 if self._wakes else LOOK_S
             with suppress(queue.Empty):
                 return self._happened.get(timeout=min(due_s, LOOK_S))
-        raise TransportError("stopped before it was up")
+        raise TransportError("the node was stopped before it had started")
 
     # -- events in, actions performed -------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Rebuild:
             self._perform(action)
         if self._core.trouble not in (None, self._said):
             self._said = self._core.trouble
-            _log.info("node %s waits to be caught up: %s", self.name, self._said)
+            _log.info("node %s waits to catch up: %s", self.name, self._said)
         return None
 
     def _perform(self, action: core.Action) -> None:

@@ -283,14 +283,14 @@ class HostProcess:
             self._asked.by_us = 2**62
             _signal(self.pid, signal.SIGKILL)
         _log.warning(
-            "host %s did not end within %.0f s, killed: pid=%s", self.host, END_S, self.pid
+            "host %s did not exit within %.0f s, killed: pid=%s", self.host, END_S, self.pid
         )
 
     def _silent_text(self, us: int) -> str:
-        found = "is gone"
+        process_state = "is gone"
         with suppress(psutil.Error):
-            found = f"exists, state {psutil.Process(self.pid).status()}"
-        return f"it has sent no heartbeat for {us / 1e6:.0f} s (pid {self.pid} {found})"
+            process_state = f"exists, state {psutil.Process(self.pid).status()}"
+        return f"it has sent no heartbeat for {us / 1e6:.0f} s (pid {self.pid} {process_state})"
 
     def _handle(self, event: Event) -> None:
         reports: list[Report] = []
@@ -309,11 +309,11 @@ class HostProcess:
 
     def _report(self, condition: Condition | None) -> None:
         if condition is None:
-            _log.info("host %s works again", self.host)
+            _log.info("host %s is healthy again", self.host)
         else:
-            told = condition.status(monotonic_us())
-            level = logging.ERROR if told.quarantined else logging.WARNING
-            _log.log(level, "host %s %s", self.host, told.text)
+            status = condition.status(monotonic_us())
+            level = logging.ERROR if status.quarantined else logging.WARNING
+            _log.log(level, "host %s %s", self.host, status.text)
         self._reported(self.host, condition)
 
     def _spawn(self) -> list[Event]:
@@ -340,7 +340,7 @@ class HostProcess:
         except OSError as err:
             if out is not None:
                 out.close()
-            return [Failed(monotonic_us(), kind_of(err), f"it was not started: {reason_of(err)}")]
+            return [Failed(monotonic_us(), kind_of(err), f"start failed: {reason_of(err)}")]
         self._process = process
         self._hung = None
         self._watchdog.handle(watchdog.Started(monotonic_us()))
@@ -356,7 +356,7 @@ class HostProcess:
             os.makedirs(self._nodes, exist_ok=True)
             return open(path, "a+b")
         except OSError as err:
-            _log.warning("host %s has no log this time: %s", self.host, reason_of(err))
+            _log.warning("host %s starts without its log file: %s", self.host, reason_of(err))
         with suppress(OSError):
             return tempfile.TemporaryFile()
         return None
@@ -364,44 +364,44 @@ class HostProcess:
     def _watch(self, process: subprocess.Popen[bytes], out: IO[bytes] | None, since: int) -> None:
         code = process.wait()
         _signal(process.pid, signal.SIGKILL)  # the JVM may have survived its driver
-        said = _last_words(out, since)
+        last_words = _last_words(out, since)
         with self._changed:
             replaced = process is not self._process
             self._former = [other for other in self._former if other is not process]
             if self._stopping:
                 return
-            self.exits.append(Exit(now_us(), process.pid, code, replaced, said))
-            asked, hung = self._asked, self._hung
+            self.exits.append(Exit(now_us(), process.pid, code, replaced, last_words))
+            restart, hung = self._asked, self._hung
             if not replaced:
                 self._watchdog.handle(watchdog.Stopped())
         if replaced:
-            _log.info("host %s: the instance that was replaced ended (%s)", self.host, said)
+            _log.info("host %s: the replaced process has exited (%s)", self.host, last_words)
             return
         self._ended(self.host)
         now = monotonic_us()
-        if asked is not None:
-            self._handle(Ended(now, again_at=now + int(1e6 * asked.after_s)))
+        if restart is not None:
+            self._handle(Ended(now, again_at=now + int(1e6 * restart.after_s)))
         elif hung is not None:
             self._handle(Failed(now, "hung", hung))
         else:
-            self._handle(Failed(now, kind_of_exit(code), _how(code, said)))
+            self._handle(Failed(now, kind_of_exit(code), _how(code, last_words)))
 
 
-def _how(code: int, said: str) -> str:
+def _how(code: int, last_words: str) -> str:
     """Describe an exit. The last message explains an exit code; for a signal, name likely
     senders."""
     if code >= 0:
-        return f"the process ended with code {code}: {said}"
+        return f"the process exited with code {code}: {last_words}"
     name = f"signal {-code}"
     with suppress(ValueError):
         name = signal.Signals(-code).name
     sender = {
         "SIGKILL": "`kill -9`, or the kernel's out-of-memory killer (see `dmesg`)",
         "SIGTERM": "`kill`, or a service manager",
-        "SIGHUP": "the end of its terminal",
+        "SIGHUP": "its terminal was closed",
         "SIGINT": "Ctrl-C",
-    }.get(name, "usually a fault in native code: Python, Arrow or the JVM")
-    return f"the process was ended by {name}: {sender}"
+    }.get(name, "usually a crash in native code: Python, Arrow or the JVM")
+    return f"the process was terminated by {name}: {sender}"
 
 
 def _last_words(out: IO[bytes] | None, since: int) -> str:
@@ -417,8 +417,8 @@ def _last_words(out: IO[bytes] | None, since: int) -> str:
     except OSError as err:
         return f"no message ({reason_of(err)})"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("error: ")]
-    return (told or lines or ["no message"])[-1].removeprefix("error: ")
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["no message"])[-1].removeprefix("error: ")
 
 
 def _signal(pid: int, number: int) -> None:

@@ -156,21 +156,21 @@ class CatchUp:
             case HoldAnswered():
                 return self._hold_answered(event)
             case PeerAnswered():
-                heard = self._current(event.round, Phase.ASKING)
-                return self._peer_answered(event.at, event.answer) if heard else []
+                current = self._current(event.round, Phase.ASKING)
+                return self._peer_answered(event.at, event.answer) if current else []
             case Fetched():
-                heard = self._fetching(event.round, event.piece)
-                return self._fetched(event.at) if heard else []
+                current = self._fetching(event.round, event.piece)
+                return self._fetched(event.at) if current else []
             case FetchFailed():
-                heard = self._fetching(event.round, event.piece)
-                return self._fetch_failed(event.at, event.failure) if heard else []
+                current = self._fetching(event.round, event.piece)
+                return self._fetch_failed(event.at, event.failure) if current else []
             case Installed():
                 if not self._current(event.round, Phase.INSTALLING):
                     return []
-                return self._come_up("peer", f"it has the state of {self._peer}")
+                return self._come_up("peer", f"installed the state of {self._peer}")
             case InstallFailed():
-                heard = self._current(event.round, Phase.INSTALLING)
-                return self._start_over(event.at, event.failure) if heard else []
+                current = self._current(event.round, Phase.INSTALLING)
+                return self._start_over(event.at, event.failure) if current else []
             case _:
                 assert_never(event)
 
@@ -212,7 +212,9 @@ class CatchUp:
         unheld = [stream for stream in self._producers if not self._held(stream)]
         if unheld:
             names = ", ".join(dict.fromkeys(m for s in unheld for m in self._producers[s]))
-            return self._wait(event.at, f"no producer of {unheld[0]} holds it yet ({names})")
+            return self._wait(
+                event.at, f"no producer retains {unheld[0]} for the replica yet ({names})"
+            )
         self._move(Phase.ASKING)
         return [AskState(self.round, self._peer)]
 
@@ -229,13 +231,13 @@ class CatchUp:
                 self._move(Phase.FETCHING)
                 return [Fetch(self.round, self._peer, self._pieces[0])]
             case Waits():
-                why = f"{self._peer} waits for state itself"
+                why = f"{self._peer} is catching up itself"
                 if own:
                     return self._start_unpaired(why)
                 if own is False and all(self._said.get(p) == Waits(own=False) for p in self._peers):
                     return self._give_up(self._lost(why, at))
             case BeganEmpty():
-                why = f"{self._peer} began without state"
+                why = f"{self._peer} started without state"
                 if own:
                     return self._start_unpaired(why)
             case NotReady() | Unreachable():
@@ -277,7 +279,7 @@ class CatchUp:
         self._failures += 1
         return [*release, Discard(), *self._wait(at, failure.why, pause_us)]
 
-    # -- how it ends ------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def _come_up(self, source: str, why: str) -> list[Action]:
         self._move(Phase.OVER)
@@ -297,8 +299,8 @@ class CatchUp:
         since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
         return (
             f"node {self.name!r}: the state of the pair is lost: {why}{since}, and "
-            f"{self._why_not_own()}. Bring back the storage of {' or '.join(self._peers)}, or "
-            "start the network afresh with another --storage"
+            f"{self._why_not_own()}. Restore the storage of {' or '.join(self._peers)}, or start "
+            "the network from scratch with another --storage"
         )
 
     def _why_not_own(self) -> str:
@@ -310,10 +312,11 @@ class CatchUp:
             bucket, needs_from = path.version
             for stream in path.inputs:
                 if self._keeps(stream, needs_from) is not True:
-                    first = min(held.trimmed_upto for held in self._held(stream)) + 1
+                    first = min(answer.trimmed_upto for answer in self._held(stream)) + 1
                     return (
                         f"the checkpoint on its own disk (bucket {bucket} of {name!r}) needs "
-                        f"{stream!r} from bucket {needs_from} on, which is kept from {first} on"
+                        f"{stream!r} from bucket {needs_from} on, which is retained only from "
+                        f"{first} on"
                     )
         return "its own disk was not tried"
 
@@ -324,22 +327,24 @@ class CatchUp:
         return self._peers[(self.round - 1) % len(self._peers)]
 
     def _held(self, stream: str) -> list[Held]:
-        found = (self._holds.get((stream, producer)) for producer in self._producers[stream])
-        return [answer for answer in found if isinstance(answer, Held)]
+        answers = (self._holds.get((stream, producer)) for producer in self._producers[stream])
+        return [answer for answer in answers if isinstance(answer, Held)]
 
     def _path_suffices(self, path: OwnPath) -> bool | None:
-        whole = _all(self._keeps(stream, None) for stream in path.inputs)
-        if whole or path.version is None:
-            return whole
+        complete = _all(self._keeps(stream, None) for stream in path.inputs)
+        if complete or path.version is None:
+            return complete
         needs_from = path.version[1]
-        kept = _all(self._keeps(stream, needs_from) for stream in path.inputs)
-        return kept if kept is not False else whole
+        retained = _all(self._keeps(stream, needs_from) for stream in path.inputs)
+        return retained if retained is not False else complete
 
     def _keeps(self, stream: str, first: int | None) -> bool | None:
         """Whether a producer retains the stream from bucket `first` on (None: from its start).
         Returns None while this is not known."""
         held = self._held(stream)
-        if any(it.whole or (first is not None and it.trimmed_upto < first) for it in held):
+        if any(
+            answer.whole or (first is not None and answer.trimmed_upto < first) for answer in held
+        ):
             return True
         return False if len(held) == len(self._producers[stream]) else None
 
@@ -366,13 +371,14 @@ class CatchUp:
         if to not in _MOVES[self.phase]:
             story = "\n  ".join(self._story)
             raise ProtocolViolation(
-                f"catch-up of {self.name}: {self.phase} to {to}; before:\n  {story}"
+                f"catch-up of {self.name}: illegal transition from {self.phase} to {to}; recent "
+                f"events, oldest first:\n  {story}"
             )
         self.phase = to
         if to is not Phase.WAITING:
             self.trouble = None
 
 
-def _all(known: Iterable[bool | None]) -> bool | None:
-    found = list(known)
-    return False if False in found else None if None in found else True
+def _all(answers: Iterable[bool | None]) -> bool | None:
+    values = list(answers)
+    return False if False in values else None if None in values else True

@@ -282,7 +282,7 @@ class Lending:
 
     def expired(self, at: int) -> tuple[list[str], int | None]:
         """End the leases that are over. Returns their replicas, and when to call this again."""
-        gone = [to for to, until in self._until.items() if at >= until]
-        for to in gone:
+        replicas = [to for to, until in self._until.items() if at >= until]
+        for to in replicas:
             del self._until[to]
-        return gone, min(self._until.values(), default=None)
+        return replicas, min(self._until.values(), default=None)

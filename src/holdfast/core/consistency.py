@@ -127,8 +127,8 @@ class Consistency:
         """The policy for buckets that cannot be stable; None: they wait."""
         if self.state is not OutputState.STABILIZATION or self.sunion.lacks_since_start:
             return self.policy.on_failure
-        healing = self.policy.while_correcting
-        return None if healing == "suspend" or self.promises.covered(at) else healing
+        policy = self.policy.while_correcting
+        return None if policy == "suspend" or self.promises.covered(at) else policy
 
     def answers(self, at: int) -> bool:
         """Whether the path gives results, stable or tentative, as they become due."""
@@ -146,21 +146,21 @@ class Consistency:
         `overtaken`: the stable line is about to overtake the tentative line, which then runs only
         buckets whose holding time is over."""
         upto = {stream: self.sunion.available(stream) for stream in self.sunion.complete_upto}
-        found = [after]
+        candidates = [after]
         expired = self.sunion.expired_upto(at)
         if expired is not None:
-            found.append(expired)
+            candidates.append(expired)
         if self.mode(at) == "process" and not overtaken:
             # An input without a bucket whose holding time is over counts as missing, and later
             # buckets do not wait for it. An input that has returned is waited for again.
-            held = max(found)
-            awaited = [known for known in upto.values() if known is not None and known >= held]
+            held_upto = max(candidates)
+            awaited = [known for known in upto.values() if known is not None and known >= held_upto]
             if awaited:
-                found.append(min(awaited))
+                candidates.append(min(awaited))
         reached = [to for tree in self.trees.values() if (to := reach(tree, upto)) is not None]
         newest = self.sunion.newest()
         limits = [max(reached, default=after), after if newest is None else newest]
-        return min(max(found), *limits)
+        return min(max(candidates), *limits)
 
     def run(self, lo: int, hi: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Partial]:
         """Run the tentative line from `lo` to `hi`. Returns the last bucket of each output, the
@@ -174,20 +174,20 @@ class Consistency:
     def _label(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
         """What is missing for `lo` to `hi`, in these buckets or in earlier ones that windows and
         state still hold."""
-        lacked = self._lacked
-        while lacked and self.extent is not None and lacked[0].upto < lo - self.extent:
-            lacked.popleft()
+        entries = self._lacked
+        while entries and self.extent is not None and entries[0].upto < lo - self.extent:
+            entries.popleft()
         missing, partial = self.sunion.missing(lo, hi)
         if missing:
-            if lacked and lacked[-1][1:] == (missing, partial):
-                lacked.pop()
-            lacked.append(_Lacked(hi, missing, partial))
-        if not lacked:
+            if entries and entries[-1][1:] == (missing, partial):
+                entries.pop()
+            entries.append(_Lacked(hi, missing, partial))
+        if not entries:
             return missing, partial
-        names = dict.fromkeys(name for before in lacked for name in before.missing)
+        names = dict.fromkeys(name for entry in entries for name in entry.missing)
         least = Partial(
-            min(before.partial.inputs for before in lacked),
-            min(partial.rows, *(before.partial.rows for before in lacked)),
+            min(entry.partial.inputs for entry in entries),
+            min(partial.rows, *(entry.partial.rows for entry in entries)),
         )
         if self.extent is None:
             self._lacked = deque([_Lacked(hi, tuple(names), least)])

@@ -174,7 +174,7 @@ class Monitor:
         if isinstance(event, Tick):
             outputs = self._outputs.items()
             return [
-                action for name, known in outputs for action in self._tick(event.at, name, known)
+                action for name, state in outputs for action in self._tick(event.at, name, state)
             ]
         output = self._outputs[event.output]
         if isinstance(event, Began):
@@ -203,24 +203,24 @@ class Monitor:
         return max(at, min(due)) if due else None
 
     def standing(self, output: str, at: int) -> Standing:
-        known = self._outputs[output]
+        state = self._outputs[output]
         return Standing(
-            kept=known.broken is None and not known.breaks["loss"],
-            broken_since_us=known.broken[1] if known.broken else None,
-            overdue_us=self._overdue_us(at, known),
-            breaks=dict(known.breaks),
-            worst_us=max(known.worst_us, self._overdue_us(at, known)),
-            lost_buckets=known.lost_buckets,
-            known_upto=known.known_upto,
-            missing=None if known.first is None else known.missing(),
+            kept=state.broken is None and not state.breaks["loss"],
+            broken_since_us=state.broken[1] if state.broken else None,
+            overdue_us=self._overdue_us(at, state),
+            breaks=dict(state.breaks),
+            worst_us=max(state.worst_us, self._overdue_us(at, state)),
+            lost_buckets=state.lost_buckets,
+            known_upto=state.known_upto,
+            missing=None if state.first is None else state.missing(),
         )
 
     # -- one method per event ---------------------------------------------------------------------
 
     def _known(self, event: Known, output: _Output) -> list[Action]:
         output.worst_us = max(output.worst_us, self._overdue_us(event.at, output))
-        known = output.known_upto
-        output.known_upto = event.upto if known is None else max(known, event.upto)
+        known_upto = output.known_upto
+        output.known_upto = event.upto if known_upto is None else max(known_upto, event.upto)
         output.gaps = [(lo, hi) for lo, hi in output.gaps if hi > output.known_upto]
         return self._kept_again(event, output)
 
@@ -236,7 +236,7 @@ class Monitor:
         actions: list[Action] = []
         if output.promised.lossless:
             output.breaks["loss"] += 1
-            why = f"buckets {lo} to {event.upto} were deleted before the reader had them"
+            why = f"buckets {lo} to {event.upto} were deleted before the client received them"
             actions.append(Broken(event.at, event.output, "loss", lo, 0, why))
         return actions + self._kept_again(event, output)
 
@@ -256,10 +256,12 @@ class Monitor:
         output.worst_us = max(output.worst_us, at - due_us)
         if output.broken is not None:
             return []
-        bucket, known = output.missing(), output.known_upto
+        bucket, known_upto = output.missing(), output.known_upto
         output.broken = (bucket, due_us)
         output.breaks["within"] += 1
-        why = "the reader has " + ("nothing yet" if known is None else f"up to bucket {known}")
+        why = "the client has received " + (
+            "nothing yet" if known_upto is None else f"buckets up to {known_upto}"
+        )
         return [Broken(at, name, "within", bucket, at - due_us, why)]
 
     # -- decisions --------------------------------------------------------------------------------

@@ -108,9 +108,9 @@ class Promises:
     def end(self) -> bool:
         """The correction is over, or postponed. True: peers were asked, answered or not, and must
         be notified; otherwise they wait for the correction until the promise ends."""
-        asked = self.correction is not None and bool(self._ask_at)
+        peers_asked = self.correction is not None and bool(self._ask_at)
         self.correction, self._leases, self._answers = None, {}, {}
-        return asked
+        return peers_asked
 
     def due(self, at: int) -> bool:
         """Whether to ask all peers now. True starts the interval until the next request."""
@@ -164,14 +164,14 @@ class Promises:
         if not able:
             self._grants.pop(peer, None)
             return "refused" if self.covered(at) else "away"
-        held, left = grant is not None and grant.until > at, newest - question.position
-        if wants and self.correction is not None and self.me < peer and not held:
+        promised, remaining = grant is not None and grant.until > at, newest - question.position
+        if wants and self.correction is not None and self.me < peer and not promised:
             return "refused"
         if grant is None or grant.correction != question.correction:
-            grant = _Grant(question.correction, at, left, at)
+            grant = _Grant(question.correction, at, remaining, at)
             self._grants[peer] = grant
-        elif left < grant.left or not question.started:
-            grant.left, grant.nearer_at = left, at
+        elif remaining < grant.left or not question.started:
+            grant.left, grant.nearer_at = remaining, at
         if wants and at - grant.nearer_at >= STALLED_US:
             grant.until = at
             return "refused"
@@ -184,8 +184,8 @@ class Promises:
 
     def next_at(self, at: int) -> int | None:
         """Time of the next change without an event: a request is due, or a promise ends."""
-        found = [grant.until for grant in self._grants.values() if grant.until > at]
+        times = [grant.until for grant in self._grants.values() if grant.until > at]
         if self.correction is not None and self.peers:
             ends = [lease.until for lease in self._leases.values()]
-            found += [max(self._ask_at, at + 1), *(end for end in ends if end > at)]
-        return min(found, default=None)
+            times += [max(self._ask_at, at + 1), *(end for end in ends if end > at)]
+        return min(times, default=None)

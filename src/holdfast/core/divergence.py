@@ -90,7 +90,7 @@ class Difference:
         others = ", ".join(f"{name} {_shown(digest)}" for name, digest in self.theirs.items())
         why = f" ({self.why})" if self.why else ""
         return (
-            f"bucket {self.bucket} of {self.stream!r} was made otherwise: here "
+            f"bucket {self.bucket} of {self.stream!r} has different digests: here "
             f"{_shown(self.own)}, {others}; {self.state}{why}"
         )
 
@@ -199,13 +199,16 @@ class Divergence:
     def found(self) -> dict[str, tuple[int, Finding]]:
         """What peers receive: by stream, the recomputed bucket and the finding."""
         return {
-            stream: (it.bucket, "confirmed" if it.state == "confirmed" else "unknown")
-            for stream, it in self.differences.items()
-            if it.state in ("confirmed", "unknown", "not deterministic")
+            stream: (
+                difference.bucket,
+                "confirmed" if difference.state == "confirmed" else "unknown",
+            )
+            for stream, difference in self.differences.items()
+            if difference.state in ("confirmed", "unknown", "not deterministic")
         }
 
     def _compared(self, event: Compared) -> list[Action]:
-        peer, known = event.peer, self.differences.get(event.stream)
+        peer, difference = event.peer, self.differences.get(event.stream)
         self._heard[peer] = event.at
         overlap = range(
             max(event.own.since, event.theirs.since), min(event.own.upto, event.theirs.upto) + 1
@@ -218,113 +221,130 @@ class Divergence:
         ]
         actions: list[Action] = []
         if not differing:
-            return self._agrees(known, peer, overlap) if known is not None else []
+            return self._agrees(difference, peer, overlap) if difference is not None else []
         first = differing[0]
-        if known is None or first < known.bucket:
-            known = Difference(event.stream, first, own.get(first, ""), event.at)
-            self.differences[event.stream] = known
-        elif (known.bucket not in overlap or not known.theirs) and known.state != "recomputing":
+        if difference is None or first < difference.bucket:
+            difference = Difference(event.stream, first, own.get(first, ""), event.at)
+            self.differences[event.stream] = difference
+        elif (
+            difference.bucket not in overlap or not difference.theirs
+        ) and difference.state != "recomputing":
             # The bucket is no longer retained, or every differing peer was rebuilt; a later bucket
             # differs, too.
-            known.bucket, known.own, known.state = first, own.get(first, ""), "suspected"
-            known.theirs.clear()
-            known.found.clear()
-            known.agree.clear()
-        if known.bucket in overlap:
-            digest = theirs.get(known.bucket, "")
-            if digest == known.own:
-                known.agree.add(peer)
-                known.theirs.pop(peer, None)
+            difference.bucket, difference.own, difference.state = (
+                first,
+                own.get(first, ""),
+                "suspected",
+            )
+            difference.theirs.clear()
+            difference.found.clear()
+            difference.agree.clear()
+        if difference.bucket in overlap:
+            digest = theirs.get(difference.bucket, "")
+            if digest == difference.own:
+                difference.agree.add(peer)
+                difference.theirs.pop(peer, None)
             else:
-                known.agree.discard(peer)
-                new = peer not in known.theirs
-                known.theirs[peer] = digest
-                if event.found is not None and event.found[0] == known.bucket:
-                    known.found[peer] = event.found[1]
+                difference.agree.discard(peer)
+                new = peer not in difference.theirs
+                difference.theirs[peer] = digest
+                if event.found is not None and event.found[0] == difference.bucket:
+                    difference.found[peer] = event.found[1]
                 if new:
-                    actions.append(Report(known.text))
-        known.number[peer] = len(differing)
-        return [*actions, *self._decide(known, event.at)]
+                    actions.append(Report(difference.text))
+        difference.number[peer] = len(differing)
+        return [*actions, *self._decide(difference, event.at)]
 
-    def _agrees(self, known: Difference, peer: str, overlap: range) -> list[Action]:
-        if not overlap or known.bucket > overlap[-1]:
+    def _agrees(self, difference: Difference, peer: str, overlap: range) -> list[Action]:
+        if not overlap or difference.bucket > overlap[-1]:
             return []
-        known.agree.add(peer)
-        known.number.pop(peer, None)
-        if known.theirs.pop(peer, None) is None or known.theirs or known.state == "recomputing":
+        difference.agree.add(peer)
+        difference.number.pop(peer, None)
+        if (
+            difference.theirs.pop(peer, None) is None
+            or difference.theirs
+            or difference.state == "recomputing"
+        ):
             return []
-        del self.differences[known.stream]
-        return [Report(f"replicas agree on {known.stream!r} again", resolved=True)]
+        del self.differences[difference.stream]
+        return [Report(f"replicas agree on {difference.stream!r} again", resolved=True)]
 
-    def _decide(self, known: Difference, at: int) -> list[Action]:
-        if known.state in ("recomputing", "refuted") or not known.theirs:
+    def _decide(self, difference: Difference, at: int) -> list[Action]:
+        if difference.state in ("recomputing", "refuted") or not difference.theirs:
             return []
-        made, votes = Counter(known.theirs.values()).most_common(1)[0]
+        digest, votes = Counter(difference.theirs.values()).most_common(1)[0]
         if self._majority(votes):
-            why = f"{votes} of {self._replicas} replicas made {_shown(made)}"
-            return self._refute(known, why, at)
-        if self._majority(1 + len(known.agree)) or not self._its_turn(known, at):
+            why = f"{votes} of {self._replicas} replicas have {_shown(digest)}"
+            return self._refute(difference, why, at)
+        if self._majority(1 + len(difference.agree)) or not self._its_turn(difference, at):
             return []
-        if known.state == "suspected" and known.recomputed < RECOMPUTATIONS_MAX:
-            known.state, known.recomputed = "recomputing", known.recomputed + 1
-            return [Recompute(known.stream, known.bucket)]
-        if known.state in ("confirmed", "unknown") and at >= known.again_at:
-            known.again_at = at + AGAIN_US
-            return [CompareInputs(known.stream)]
+        if difference.state == "suspected" and difference.recomputed < RECOMPUTATIONS_MAX:
+            difference.state, difference.recomputed = "recomputing", difference.recomputed + 1
+            return [Recompute(difference.stream, difference.bucket)]
+        if difference.state in ("confirmed", "unknown") and at >= difference.again_at:
+            difference.again_at = at + AGAIN_US
+            return [CompareInputs(difference.stream)]
         return []
 
     def _majority(self, votes: int) -> bool:
         """Majority of all replicas: one that has not answered yet may have either result."""
         return 2 * votes > self._replicas
 
-    def _its_turn(self, known: Difference, at: int) -> bool:
-        before = [peer for peer in known.theirs if peer > self.name]
-        return all(peer in known.found for peer in before) or at - known.since >= TURN_US
+    def _its_turn(self, difference: Difference, at: int) -> bool:
+        before = [peer for peer in difference.theirs if peer > self.name]
+        return all(peer in difference.found for peer in before) or at - difference.since >= TURN_US
 
     def _recomputed(self, event: Recomputed) -> list[Action]:
-        known = self.differences.get(event.stream)
-        if known is None or known.bucket != event.bucket or known.state != "recomputing":
+        difference = self.differences.get(event.stream)
+        if (
+            difference is None
+            or difference.bucket != event.bucket
+            or difference.state != "recomputing"
+        ):
             return []
-        known.again_at = event.at
-        if not known.theirs:  # the peer was rebuilt in the meantime
-            del self.differences[known.stream]
-            return [Report(f"replicas agree on {known.stream!r} again", resolved=True)]
+        difference.again_at = event.at
+        if not difference.theirs:  # the peer was rebuilt in the meantime
+            del self.differences[difference.stream]
+            return [Report(f"replicas agree on {difference.stream!r} again", resolved=True)]
         if event.digest is None:
-            known.state, known.why = "unknown", event.why
-        elif event.digest == known.own:
-            known.state, known.why = "confirmed", "computed again, it is the same"
-        elif event.digest in known.theirs.values():
-            return self._refute(known, "computed again, it is what the other one made", event.at)
+            difference.state, difference.why = "unknown", event.why
+        elif event.digest == difference.own:
+            difference.state, difference.why = "confirmed", "the recomputation gave the same result"
+        elif event.digest in difference.theirs.values():
+            return self._refute(difference, "the recomputation gave the result of a peer", event.at)
         else:
-            known.state = "not deterministic"
-            known.why = f"computed again, it is {_shown(event.digest)}"
-        return [Report(known.text)]
+            difference.state = "not deterministic"
+            difference.why = f"the recomputation gave a third result, {_shown(event.digest)}"
+        return [Report(difference.text)]
 
     def _input_compared(self, event: InputCompared) -> list[Action]:
-        known = self.differences.get(event.stream)
-        if known is None or known.state not in ("confirmed", "unknown") or not event.made:
+        difference = self.differences.get(event.stream)
+        if difference is None or difference.state not in ("confirmed", "unknown") or not event.made:
             return []
         windows = [event.taken, *event.made.values()]
         overlap = range(max(w.since for w in windows), min(w.upto for w in windows) + 1)
-        taken, *made = [dict(window.digests) for window in windows]
+        taken, *produced = [dict(window.digests) for window in windows]
         for bucket in overlap:
-            agreed = {digests.get(bucket, "") for digests in made}
-            if len(agreed) == 1 and (had := taken.get(bucket, "")) not in agreed:
-                (right,) = agreed
+            agreed = {digests.get(bucket, "") for digests in produced}
+            if len(agreed) == 1 and (used := taken.get(bucket, "")) not in agreed:
+                (expected,) = agreed
                 why = (
-                    f"it took {_shown(had)} for bucket {bucket} of its input {event.input!r}, of "
-                    f"which every producer says {_shown(right)}"
+                    f"the replica used {_shown(used)} for bucket {bucket} of its input "
+                    f"{event.input!r}, but every producer has {_shown(expected)}"
                 )
-                return self._refute(known, why, event.at)
+                return self._refute(difference, why, event.at)
         return []
 
-    def _refute(self, known: Difference, why: str, at: int) -> list[Action]:
+    def _refute(self, difference: Difference, why: str, at: int) -> list[Action]:
         """Refute this replica, unless no peer has answered within `FRESH_US`."""
         if all(at - heard > FRESH_US for heard in self._heard.values()):
-            known.state, known.why = "suspected", f"{why}, but no other replica is there"
-            return [Report(known.text)]
-        known.state, known.why = "refuted", why
-        return [Report(known.text), Refute(known.text)]
+            difference.state, difference.why = (
+                "suspected",
+                f"{why}, but no peer has answered recently",
+            )
+            return [Report(difference.text)]
+        difference.state, difference.why = "refuted", why
+        return [Report(difference.text), Refute(difference.text)]
 
 
 def extended(
@@ -335,19 +355,19 @@ def extended(
     if known is None:
         return window_of(since, upto, digests)
     since = max(known.since, upto - WINDOW_BUCKETS + 1)
-    kept = bisect_left(known.digests, since, key=itemgetter(0))
-    return Window(since, upto, known.digests[kept:] + window_of(since, upto, digests).digests)
+    start = bisect_left(known.digests, since, key=itemgetter(0))
+    return Window(since, upto, known.digests[start:] + window_of(since, upto, digests).digests)
 
 
 def window_of(since: int, upto: int, digests: Iterable[tuple[int, str]]) -> Window:
     """The last buckets of a stream that is retained from `since` on and complete up to `upto`. A
     bucket may have several segments, whose digests are joined."""
     since = max(since, upto - WINDOW_BUCKETS + 1)
-    found: dict[int, str] = {}
+    by_bucket: dict[int, str] = {}
     for bucket, digest in digests:
         if since <= bucket <= upto:
-            found[bucket] = f"{found[bucket]}+{digest}" if bucket in found else digest
-    return Window(since, upto, tuple(found.items()))
+            by_bucket[bucket] = f"{by_bucket[bucket]}+{digest}" if bucket in by_bucket else digest
+    return Window(since, upto, tuple(by_bucket.items()))
 
 
 def _shown(digest: str) -> str:

@@ -27,7 +27,9 @@ ORPHANED_US = 10_000_000
 #: have been suspended.
 ABSENCE_US = 5_500_000
 
-DECLARED_DEAD = "the controller declared it dead (no heartbeat, or no progress); it is rebuilt"
+DECLARED_DEAD = (
+    "the controller declared the node dead (no heartbeat, or no progress); the node is rebuilt"
+)
 
 
 def may_try_again(waited_us: int, *, in_use: bool) -> bool:
@@ -132,8 +134,10 @@ class _Node:
     def works(self) -> bool:
         """Whether the node runs and shows that the process is intact: the last failure of the node
         was not a crash, or the node has made progress since."""
-        met = self.quarantine.condition
-        return self.state == "runs" and (met is None or met.works or met.kind != "crash")
+        condition = self.quarantine.condition
+        return self.state == "runs" and (
+            condition is None or condition.works or condition.kind != "crash"
+        )
 
 
 class Host:
@@ -149,8 +153,10 @@ class Host:
     @property
     def conditions(self) -> dict[str, Condition]:
         """Conditions of the assigned nodes that have failed."""
-        met = {name: node.quarantine.condition for name, node in self._nodes.items() if node.ours}
-        return {name: condition for name, condition in met.items() if condition is not None}
+        conditions = {
+            name: node.quarantine.condition for name, node in self._nodes.items() if node.ours
+        }
+        return {name: condition for name, condition in conditions.items() if condition is not None}
 
     def handle(self, event: Event) -> list[Action]:
         match event:
@@ -161,16 +167,22 @@ class Host:
                 self._absent_us += min(event.at - self._last, ABSENCE_US)
                 self._last = event.at
                 if self._absent_us > ORPHANED_US:
-                    return [End(0, "the controller is gone: this host is an orphan")]
+                    return [
+                        End(
+                            0,
+                            f"no reply from the controller for {ORPHANED_US // 1_000_000} s: the "
+                            "host stops, because another host may have taken over its nodes",
+                        )
+                    ]
                 return []
             case Replaced():
-                return [End(EXIT_CODES["transport"], "another process was started in its place")]
+                return [End(EXIT_CODES["transport"], "another process has replaced this host")]
             case NodeFailed():
                 return self._failed(event)
             case NodeProgressed():
                 node = self._nodes[event.node]
-                said = q.Progressed(event.at, event.position)
-                return self._told(event.node, node.quarantine.handle(said))
+                progressed = q.Progressed(event.at, event.position)
+                return self._told(event.node, node.quarantine.handle(progressed))
             case NodeStopped():
                 node = self._nodes[event.node]
                 node.state = "waits"
@@ -206,7 +218,7 @@ class Host:
         )
         actions += self._stop(event.node)
         if event.kind == "crash" and not any(other.works for other in self._nodes.values()):
-            why = f"node {event.node} crashed and nothing else works here: {event.reason}"
+            why = f"node {event.node} crashed and no other node of the host works: {event.reason}"
             actions.append(End(EXIT_CODES["crash"], why))
         return actions
 

@@ -74,75 +74,81 @@ class Lag:
     def heard(self, name: str, peer: str, epoch: int, positions: Positions, at: int) -> None:
         """Take the positions of a heartbeat. A gap of more than `silence_us` between two heartbeats
         does not count as a stall: the replica may have moved in between."""
-        known = self._copies.get(name)
-        if known is None or known.epoch != epoch:
-            known = self._copies[name] = _Copy(epoch, positions, at)
-        if at - known.heard_at > self.silence_us:
-            known.positions = positions
-            known.behind.clear()
+        replica = self._copies.get(name)
+        if replica is None or replica.epoch != epoch:
+            replica = self._copies[name] = _Copy(epoch, positions, at)
+        if at - replica.heard_at > self.silence_us:
+            replica.positions = positions
+            replica.behind.clear()
         for path, position in positions.items():
-            before = known.positions.get(path)
+            before = replica.positions.get(path)
             if position == before:
                 continue
             if position is not None and before is not None:
-                known.steps.append(position - before)
-            if (behind := known.behind.get(path)) is not None:
-                known.delays_us.append(at - behind.moved_at)
+                replica.steps.append(position - before)
+            if (behind := replica.behind.get(path)) is not None:
+                replica.delays_us.append(at - behind.moved_at)
                 behind.moved_at = at
-        known.positions, known.heard_at = positions, at
-        other = self._copies.get(peer)
-        if other is not None:
-            self._compare(known, other, at)
-            self._compare(other, known, at)
+        replica.positions, replica.heard_at = positions, at
+        peer_replica = self._copies.get(peer)
+        if peer_replica is not None:
+            self._compare(replica, peer_replica, at)
+            self._compare(peer_replica, replica, at)
 
     def stalled(self, name: str, peer: str) -> str | None:
         """The reason to evict the replica; None: it is not stalled."""
-        mine, other = self._copies.get(name), self._copies.get(peer)
-        if mine is None or other is None:
+        replica, peer_replica = self._copies.get(name), self._copies.get(peer)
+        if replica is None or peer_replica is None:
             return None
-        patience_us = max(self.stall_us, *(2 * us for us in (*mine.delays_us, *other.delays_us)), 0)
-        for path, behind in mine.behind.items():
-            position, theirs = mine.positions.get(path), other.positions.get(path)
-            stood_us, late_us = mine.heard_at - behind.moved_at, mine.heard_at - behind.since
-            if stood_us >= patience_us:
+        patience_us = max(
+            self.stall_us, *(2 * us for us in (*replica.delays_us, *peer_replica.delays_us)), 0
+        )
+        for path, behind in replica.behind.items():
+            position, peer_position = replica.positions.get(path), peer_replica.positions.get(path)
+            still_us, late_us = replica.heard_at - behind.moved_at, replica.heard_at - behind.since
+            if still_us >= patience_us:
                 return (
-                    f"alive but makes no progress: path {path!r} has stood at bucket {position} "
-                    f"for {stood_us / 1e6:.1f} s, {peer} is at {theirs}"
+                    f"alive but makes no progress: path {path!r} has been at bucket {position} "
+                    f"for {still_us / 1e6:.1f} s, its peer {peer} is at {peer_position}"
                 )
-            if position is None or theirs is None:
+            if position is None or peer_position is None:
                 continue
-            far = late_us >= self.stall_us and theirs - position > 2 * _step(mine, other)
-            if far and mine.heard_at - behind.nearer_at >= patience_us:
+            far_behind = late_us >= self.stall_us and peer_position - position > 2 * _step(
+                replica, peer_replica
+            )
+            if far_behind and replica.heard_at - behind.nearer_at >= patience_us:
                 return (
-                    f"alive but falls behind: path {path!r} is at bucket {position}, where "
-                    f"{peer} was {late_us / 1e6:.1f} s ago, which is at {theirs}"
+                    f"alive but falls behind: path {path!r} is at bucket {position}, where its "
+                    f"peer {peer} was {late_us / 1e6:.1f} s ago; the peer is now at {peer_position}"
                 )
         return None
 
     def forget(self, name: str) -> None:
         self._copies.pop(name, None)
 
-    def _compare(self, copy: _Copy, other: _Copy, at: int) -> None:
-        for path, position in copy.positions.items():
-            theirs = other.positions.get(path)
-            if theirs is None or (position is not None and theirs - position < AHEAD_BUCKETS):
-                copy.behind.pop(path, None)
+    def _compare(self, replica: _Copy, peer: _Copy, at: int) -> None:
+        for path, position in replica.positions.items():
+            peer_position = peer.positions.get(path)
+            if peer_position is None or (
+                position is not None and peer_position - position < AHEAD_BUCKETS
+            ):
+                replica.behind.pop(path, None)
                 continue
-            behind = copy.behind.get(path)
-            if behind is None or theirs < behind.ahead[-1][1]:  # the peer restarted
-                behind = copy.behind[path] = _Behind(deque([(at, theirs)]), at, at)
-            if theirs > behind.ahead[-1][1]:
-                behind.ahead.append((at, theirs))
+            behind = replica.behind.get(path)
+            if behind is None or peer_position < behind.ahead[-1][1]:  # the peer restarted
+                behind = replica.behind[path] = _Behind(deque([(at, peer_position)]), at, at)
+            if peer_position > behind.ahead[-1][1]:
+                behind.ahead.append((at, peer_position))
             if position is None:
                 continue
             while behind.ahead[0][1] - position < AHEAD_BUCKETS:
                 behind.ahead.popleft()
-            distance = theirs - position
+            distance = peer_position - position
             behind.most = max(behind.most, distance)
-            if distance < behind.most - _step(copy, other):
+            if distance < behind.most - _step(replica, peer):
                 behind.most, behind.nearer_at = distance, at
 
 
-def _step(copy: _Copy, other: _Copy) -> int:
+def _step(replica: _Copy, peer: _Copy) -> int:
     """The largest recent move of either replica, in buckets."""
-    return max((*copy.steps, *other.steps), default=1)
+    return max((*replica.steps, *peer.steps), default=1)

@@ -46,7 +46,7 @@ class Standing:
 
 def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
     """The names whose newest instance is dead, each with the epoch up to which it is dead."""
-    return {name: known.dead for name, known in standings.items() if known.gone}
+    return {name: standing.dead for name, standing in standings.items() if standing.gone}
 
 
 _PROCESS = "process."
@@ -207,44 +207,45 @@ class Membership:
 
     def _tick(self, at: int) -> list[Record]:
         self.detector.tick(at)
-        known = self.standings()
-        lost_now = lost(self._peers, known, self.detector, at)
-        dead = [Dead(name, known[name].epoch) for name in lost_now]
-        dead += self._evict(known, lost_now, at)
-        gone = {*dead_of(known), *(record.name for record in dead)}
+        standings = self.standings()
+        lost_now = lost(self._peers, standings, self.detector, at)
+        dead = [Dead(name, standings[name].epoch) for name in lost_now]
+        dead += self._evict(standings, lost_now, at)
+        gone = {*dead_of(standings), *(record.name for record in dead)}
         self.detector.found_dead(gone, at)
         moved = stand_ins(self.runs(), self._peers, self.detector, at)
         return [
             *dead,
-            *self._release(known, at),
+            *self._release(standings, at),
             *(Placed(node, host) for node, host in moved.items()),
         ]
 
-    def _evict(self, known: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
+    def _evict(self, standings: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
         """Declare replicas dead that are alive but make no progress; never both of a pair."""
         if self._lag is None:
             return []
         gone = set(lost_now)
-        found: list[Dead] = []
+        evicted: list[Dead] = []
         for name, peer in self._peers.items():
             if gone & {name, peer} or not all(
-                known[one].lives and self.detector.speaks(one, at) for one in (name, peer)
+                standings[replica].lives and self.detector.speaks(replica, at)
+                for replica in (name, peer)
             ):
                 continue
             if (why := self._lag.stalled(name, peer)) is not None:
                 gone.add(name)
-                found.append(Dead(name, known[name].epoch, why))
-        return found
+                evicted.append(Dead(name, standings[name].epoch, why))
+        return evicted
 
-    def _release(self, known: Mapping[str, Standing], at: int) -> list[Released]:
+    def _release(self, standings: Mapping[str, Standing], at: int) -> list[Released]:
         """Release replicas that have been dead for `rejoin_us`, if the peer is alive and sends
         heartbeats: retention costs producers storage only while the peer makes progress."""
         return [
-            Released(name, known[name].dead)
+            Released(name, standings[name].dead)
             for name, us in self.detector.dead_us(at).items()
             if us >= self._rejoin_us
-            and known[name].released < known[name].dead
-            and known[self._peers[name]].lives
+            and standings[name].released < standings[name].dead
+            and standings[self._peers[name]].lives
             and self.detector.speaks(self._peers[name], at)
         ]
 
@@ -269,14 +270,14 @@ class Membership:
 
     def runs(self) -> dict[str, list[str]]:
         """The current nodes of each host, in the order of the layout."""
-        found: dict[str, list[str]] = {host: [] for host in self._hosts}
+        nodes_of: dict[str, list[str]] = {host: [] for host in self._hosts}
         for name, host in self._host_of.items():
-            found[host].append(name)
-        return found
+            nodes_of[host].append(name)
+        return nodes_of
 
     def assigned(self, host: str) -> list[str]:
         """The nodes that the host must run."""
-        return [name for name, where in self._host_of.items() if where == host]
+        return [name for name, current in self._host_of.items() if current == host]
 
 
 def lost(
@@ -288,17 +289,17 @@ def lost(
     """Replicas that are now dead: no heartbeat for `silence`, while the peer is alive and sends
     heartbeats. Never both of a pair: when neither replica sends heartbeats, the controller itself
     may be cut off."""
-    found: list[str] = []
+    lost_names: list[str] = []
     for name, peer in peers.items():
-        alive = standings[peer].lives and peer not in found
+        alive = standings[peer].lives and peer not in lost_names
         if (
             standings[name].lives
             and alive
             and detector.silent(name, at)
             and detector.speaks(peer, at)
         ):
-            found.append(name)
-    return found
+            lost_names.append(name)
+    return lost_names
 
 
 def stand_ins(

@@ -41,10 +41,10 @@ class PathState:
     @property
     def reached(self) -> int | None:
         """The last bucket that the path has given, stable or tentative; None before Start."""
-        guessed = self.consistency.position
-        if self.position is None or guessed is None:
+        tentative = self.consistency.position
+        if self.position is None or tentative is None:
             return self.position
-        return max(self.position, guessed)
+        return max(self.position, tentative)
 
 
 def path_state(

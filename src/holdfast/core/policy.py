@@ -25,11 +25,11 @@ def policy_of(network: Network, fragment: str, peers: tuple[str, ...]) -> Policy
     """The policy of a fragment. Delays count from the start of a bucket, and a bucket is already
     one width old when its first boundary arrives. So the width is subtracted from the holding
     times."""
-    protection, known = network.protection(fragment), patience(network)[fragment]
-    if known is None:
+    protection, limits = network.protection(fragment), patience(network)[fragment]
+    if limits is None:
         return Policy()
-    spare_us = int((1 - protection.wait_share) * known.own_us) + network.width_us
+    spare_us = int((1 - protection.wait_share) * limits.own_us) + network.width_us
     return Policy(
         protection.on_failure, protection.while_correcting, protection.reconcile,
-        max(0, known.total_us - spare_us), max(0, known.own_us - spare_us), peers,
+        max(0, limits.total_us - spare_us), max(0, limits.own_us - spare_us), peers,
     )  # fmt: skip

@@ -85,11 +85,11 @@ class Progress:
         self.unpaired = False
         self.checkpoint_buckets = checkpoint_buckets
         self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
-        known = resumed or {}
+        resume_points = resumed or {}
         # Upstream stops when `buffer_buckets` are full: a larger piece would never become complete.
         piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
         self.paths = {
-            plan.name: path_state(plan, known.get(plan.name), me, min(piece, PIECE_BUCKETS))
+            plan.name: path_state(plan, resume_points.get(plan.name), me, min(piece, PIECE_BUCKETS))
             for plan in paths
         }
         self.received: dict[str, int] = {}
@@ -107,9 +107,9 @@ class Progress:
         try:
             actions = self._handle(event)
         except ProtocolViolation as err:
-            told = [f"{event} -> {[*actions]}" for event, actions in self._story]
-            story = "\n".join(["", *told, f"{event} -> ?"])
-            raise ProtocolViolation(f"{err}; what happened before:{story}") from None
+            lines = [f"{event} -> {[*actions]}" for event, actions in self._story]
+            story = "\n".join(["", *lines, f"{event} -> ?"])
+            raise ProtocolViolation(f"{err}; recent events, oldest first:{story}") from None
         self._story.append((event, tuple(actions)))
         return actions
 
@@ -152,8 +152,8 @@ class Progress:
                 return self._unpaired(event.unpaired)
             case Tick():
                 self._alarm.rang()
-                begun = [path for path in self.paths.values() if path.position is not None]
-                return [action for path in begun for action in self._next(path, event.at)]
+                started = [path for path in self.paths.values() if path.position is not None]
+                return [action for path in started for action in self._next(path, event.at)]
             case _:
                 assert_never(event)
 
@@ -169,26 +169,26 @@ class Progress:
 
     def _start(self, path: PathState, at: int) -> list[Action]:
         plan = path.plan
-        gone = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
+        trimmed_upto = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
         if path.resumed is not None:
             bucket, path.needs_from, path.origin = path.resumed
             path.durable = (bucket, path.needs_from)
             valid_from = path.origin
-        elif not gone:
+        elif not trimmed_upto:
             path.origin = min(starts for starts, _ in path.origins.values())
             bucket, valid_from = path.origin - 1, path.origin
             path.needs_from = path.origin
         elif plan.convergent:
             path.origin = min(starts for starts, _ in path.origins.values())
-            bucket = max(gone)
+            bucket = max(trimmed_upto)
             valid_from = bucket + 1 + plan.extent
             path.needs_from = bucket + 1
         else:
             return [
                 Fail(
                     plan.name,
-                    f"path {plan.name!r} keeps state that an empty start cannot rebuild, inputs up "
-                    f"to bucket {max(gone)} are gone, and there is no checkpoint; run with "
+                    f"path {plan.name!r} cannot start: it has no checkpoint, and its state needs "
+                    f"inputs up to bucket {max(trimmed_upto)}, which were deleted; run with "
                     "recovery='replay' to survive the loss of a node's storage",
                 )
             ]
@@ -217,8 +217,8 @@ class Progress:
                 )
             for bucket in event.rows:
                 insort(path.waiting, bucket)
-            known = path.ended_upto
-            path.ended_upto = event.upto if known is None else max(known, event.upto)
+            ended_upto = path.ended_upto
+            path.ended_upto = event.upto if ended_upto is None else max(ended_upto, event.upto)
             if path.position is not None:
                 actions += self._next(path, event.at)
         return actions
@@ -227,8 +227,8 @@ class Progress:
         path = self.paths[event.path]
         if path.running_upto != event.hi:
             raise ProtocolViolation(
-                f"path {event.path}: buckets up to {event.hi} are done, but the run under way goes "
-                f"up to {path.running_upto}"
+                f"path {event.path}: a step up to bucket {event.hi} is done, expected the running "
+                f"step up to bucket {path.running_upto}"
             )
         before = path.position
         assert before is not None
@@ -236,11 +236,11 @@ class Progress:
         path.needs_from, path.horizon = event.needs_from, event.horizon
         del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
         actions: list[Action] = []
-        every = self.checkpoint_buckets
+        interval = self.checkpoint_buckets
         if self.recovery == "pairs":
-            every = every or (PAIR_CHECKPOINT_BUCKETS if self.unpaired else 0)
+            interval = interval or (PAIR_CHECKPOINT_BUCKETS if self.unpaired else 0)
         last = path.durable[0] if path.durable else path.origin - 1
-        if every and event.hi - last >= every:
+        if interval and event.hi - last >= interval:
             actions.append(Checkpoint(event.path, event.hi))
         path.sunion.done(event.hi)
         actions += self._caught_up(path)
@@ -385,8 +385,8 @@ class Progress:
             and self._is_corrected(path)
         )
         if not (started or wants):
-            told = promises.end()
-            return [Ask(path.plan.name, correction, path.position, done=True)] if told else []
+            notify = promises.end()
+            return [Ask(path.plan.name, correction, path.position, done=True)] if notify else []
         ask = Ask(path.plan.name, correction, path.position, started)
         return [ask] if promises.due(at) else []
 
@@ -395,8 +395,8 @@ class Progress:
         has received."""
         if self.buffer_buckets is None:
             return FOREVER
-        had = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
-        return min(had, default=FOREVER) + self.buffer_buckets
+        received = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
+        return min(received, default=FOREVER) + self.buffer_buckets
 
     def _caught_up(self, path: PathState) -> list[Action]:
         """After a step: end the tentative line if the stable line has overtaken it, including the
@@ -467,11 +467,11 @@ class Progress:
     def _acknowledge(self, path: PathState) -> list[Action]:
         actions: list[Action] = []
         for stream in path.plan.inputs:
-            readers = self._reading(stream)
-            if any(other.position is None for other in readers):
+            paths = self._reading(stream)
+            if any(other.position is None for other in paths):
                 continue
-            received = min(other.position for other in readers if other.position is not None)
-            needed = min(self._needed(other) for other in readers)
+            received = min(other.position for other in paths if other.position is not None)
+            needed = min(self._needed(other) for other in paths)
             if self._told.get(stream) != (received, needed):
                 self._told[stream] = (received, needed)
                 actions.append(Acknowledge(stream, received, needed))

@@ -64,55 +64,60 @@ POLICIES: Mapping[Kind, Policy] = {
     # A peer or the controller is unreachable, or the instance was replaced.
     "transport": Policy(
         200_000, 5 * S, 20,
-        "it is tried again by itself; if it lasts, check the network between the hosts",
+        "the component is retried automatically; if the error persists, check the network between "
+        "the hosts",
     ),
     # Full, read-only, permission denied, EIO. Attempts are cheap, and a component that returns
     # early catches up early.
     "storage": Policy(
-        500_000, 5 * S, 3, "free or repair the storage; it is tried again by itself",
+        500_000, 5 * S, 3,
+        "free or repair the storage; the component is retried automatically",
     ),
     # The data differs from what was written, or the folder is missing: rebuilt where that is safe.
     "damaged": Policy(
         200_000, 60 * S, 3,
-        "its storage is rebuilt; what was there is kept beside it as *.damaged-N. Check the disk",
+        "its storage is rebuilt automatically; the damaged storage is retained beside it as "
+        "*.damaged-N. Check the disk",
     ),
     # No producer has the input data that the component needs.
     "inputs": Policy(
         500_000, 30 * S, 5,
-        "restore the named file from a backup; it is tried again by itself. Without the file its "
-        "rows are lost: start the network afresh with another storage",
+        "restore the named file from a backup; the component is retried automatically. Without "
+        "the file its rows are lost: start the network from scratch with another storage",
     ),
     # The environment: Java, ports, memory.
     "setup": Policy(
-        5 * S, 60 * S, 1, "prepare the machine as it says; it is tried again by itself",
+        5 * S, 60 * S, 1,
+        "correct the setup of the machine as described; the component is retried automatically",
     ),
     # The query, its options and its storage do not match: a restart would fail again.
     "refused": Policy(
-        0, 0, 1, "mend the cause, then run `holdfast restart --host HOST`", repeated=False,
+        0, 0, 1, "fix the cause, then run `holdfast restart --host HOST`", repeated=False,
     ),
     # Any other error.
     "crash": Policy(
         100_000, 30 * S, 4,
-        "it is tried again by itself; the reason is in the log of its host. If it is not memory "
-        "(Options.memory, `--memory`), please report it with that log",
+        "the component is retried automatically; details are in the log of its host. If a lack of "
+        "memory (Options.memory, `--memory`) is not the cause, please report it with that log",
     ),
     # Killed from outside, by an operator or the kernel.
     "killed": Policy(
         100_000, 30 * S, 4,
-        "it is started again by itself. If nobody killed it, the machine is short of memory: lower "
-        "Options.memory (`--memory`) or the number of hosts",
+        "the process is restarted automatically. If nobody killed it, the machine is short of "
+        "memory: lower Options.memory (`--memory`) or the number of hosts",
     ),
     # Alive, but killed because heartbeats were missing for too long (`core.watchdog`).
     "hung": Policy(
         100_000, 30 * S, 4,
-        "it is killed and started again by itself. If it happens again, look for swapping, a disk "
-        "that hangs, or a debugger or SIGSTOP on its machine",
+        "the process is killed and restarted automatically. If this happens again, look for "
+        "swapping, a disk that hangs, or a debugger or SIGSTOP on its machine",
     ),
 }  # fmt: skip
 
 NOT_REBUILT = (
-    "restore its storage from a backup, or delete it to start empty: it is not rebuilt by itself, "
-    "because with recovery='checkpoint' nobody keeps what it would need"
+    "restore its storage from a backup, or delete it to start empty. With "
+    "recovery='checkpoint' the storage is not rebuilt automatically, because upstream does not "
+    "retain the inputs for a rebuild"
 )
 
 #: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not
@@ -120,7 +125,7 @@ NOT_REBUILT = (
 #: previous position again.
 _LOOPING: tuple[Kind, ...] = ("crash", "killed", "hung")
 _EXTERNAL: tuple[Kind, ...] = ("killed", "hung")
-#: SIGHUP, SIGINT, SIGKILL, SIGTERM: sent by others. Other signals are faults of the process.
+#: SIGHUP, SIGINT, SIGKILL, SIGTERM: sent from outside. Other signals are faults of the process.
 _SENT = (1, 2, 9, 15)
 
 #: Exit code of a host process by kind of error. 0: asked to stop, or the supervisor is gone.
@@ -156,10 +161,10 @@ def reason_of(err: BaseException) -> str:
 
 def kind_of_exit(code: int) -> Kind:
     """Kind of error of a process that exited with `code` without being asked to stop."""
-    named: dict[int, Kind] = {number: kind for kind, number in EXIT_CODES.items()}
+    kinds: dict[int, Kind] = {number: kind for kind, number in EXIT_CODES.items()}
     if -code in _SENT:
         return "killed"
-    return "transport" if code == 0 else named.get(code, "crash")
+    return "transport" if code == 0 else kinds.get(code, "crash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +232,10 @@ class PartStatus:
     @property
     def text(self) -> str:
         """One line: state, reason, next restart and remedy."""
-        tried = "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
-        return f"{self.state}{tried}: {self.reason.rstrip('.')}. To do: {self.remedy}"
+        next_try = (
+            "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
+        )
+        return f"{self.state}{next_try}: {self.reason.rstrip('.')}. To do: {self.remedy}"
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -338,8 +345,8 @@ class Quarantine:
         if loops := kind in _LOOPING and self._loops(at, more=1):
             repeats = max(repeats, len(self._crashes))
             reason = (
-                f"crash loop: it ended {len(self._crashes)} times within "
-                f"{LOOP_US // S} s, the last time with: {reason}"
+                f"crash loop: {len(self._crashes)} failures within {LOOP_US // S} s, "
+                f"the last one: {reason}"
             )
         pause_us = min(policy.first_us * 2 ** min(repeats - 1, 30), policy.most_us)
         self.due = at + (policy.most_us if helpless else pause_us) if policy.repeated else None
@@ -350,12 +357,12 @@ class Quarantine:
         )  # fmt: skip
 
     def _progressed(self, event: Progressed) -> None:
-        known = self._reached
-        self._reached = event.position if known is None else max(known, event.position)
-        if known is None or self.runs_since is None:
+        reached = self._reached
+        self._reached = event.position if reached is None else max(reached, event.position)
+        if reached is None or self.runs_since is None:
             return
-        back = self.condition is not None and self.condition.kind in _EXTERNAL
-        if event.position > known or (back and event.position >= known):
+        external = self.condition is not None and self.condition.kind in _EXTERNAL
+        if event.position > reached or (external and event.position >= reached):
             self._well(event.at)
 
     def _tick(self, at: int) -> list[Action]:
@@ -406,9 +413,9 @@ def stopped(
     """The outputs that need a fragment without any replica left, and the nodes that are missing.
     `needs`: for each output, the replicas of every fragment upstream of it. `out`: the nodes that
     do not work."""
-    found: dict[str, list[str]] = {}
+    stopped_outputs: dict[str, list[str]] = {}
     for output, groups in needs.items():
-        gone = [name for group in groups if all(n in out for n in group) for name in group]
-        if gone:
-            found[output] = gone
-    return found
+        missing_nodes = [name for group in groups if all(n in out for n in group) for name in group]
+        if missing_nodes:
+            stopped_outputs[output] = missing_nodes
+    return stopped_outputs

@@ -89,21 +89,21 @@ class ReplicaSelector:
         return replica in self._known
 
     def heard(self, at: int, replica: str, status: Status) -> None:
-        was = self._known.get(replica)
-        if was is None:
+        last = self._known.get(replica)
+        if last is None:
             self._known[replica] = _Known(replica, status, NOTHING, at)
-        elif was.status.reached != status.reached:
-            self._known[replica] = _Known(replica, status, was.status.reached, at)
-        elif was.status != status:
-            self._known[replica] = _Known(replica, status, was.before, was.stepped_at)
+        elif last.status.reached != status.reached:
+            self._known[replica] = _Known(replica, status, last.status.reached, at)
+        elif last.status != status:
+            self._known[replica] = _Known(replica, status, last.before, last.stepped_at)
 
     def said(self, at: int, replica: str, state: OutputState, upto: int) -> bool:
         """Update the status from a delivery: the state of the replica and its last stable bucket.
         True if the choice may change."""
-        known = self._known.get(replica)
-        if known is None:
+        entry = self._known.get(replica)
+        if entry is None:
             return False
-        before = known.status
+        before = entry.status
         self.heard(at, replica, before._replace(state=state, upto=max(upto, before.upto)))
         return before.state is not state
 
@@ -126,49 +126,49 @@ class ReplicaSelector:
 
     def _best(self, now: int, wanted: int | None) -> str | None:
         """The replica to read. The current one is preferred among equally good replicas."""
-        known = [self._known[name] for name in self.replicas if name in self._known]
-        rank = {it.replica: self._rank(it, now) for it in known}
+        entries = [self._known[name] for name in self.replicas if name in self._known]
+        rank = {entry.replica: self._rank(entry, now) for entry in entries}
 
-        def key(it: _Known) -> tuple[int, bool, bool, bool, bool]:
-            behind = wanted is not None and it.status.upto < wanted - 1
-            name = it.replica
+        def key(entry: _Known) -> tuple[int, bool, bool, bool, bool]:
+            behind = wanted is not None and entry.status.upto < wanted - 1
+            name = entry.replica
             # A replica that never completes the stream need not be behind by a single bucket.
-            return rank[name], rank[name] == 0 and behind, not it.status.ended, (
+            return rank[name], rank[name] == 0 and behind, not entry.status.ended, (
                 name != self.home), name != self.choice.main  # fmt: skip
 
-        first = min(known, key=key, default=None)
+        first = min(entries, key=key, default=None)
         if first is None:
             return None
-        equal = [it for it in known if rank[it.replica] == rank[first.replica]]
+        equal = [entry for entry in entries if rank[entry.replica] == rank[first.replica]]
         if self._furthest(first, equal, now) - first.status.reached >= LAG_BUCKETS:
-            return max(equal, key=lambda it: it.status.reached).replica
+            return max(equal, key=lambda entry: entry.status.reached).replica
         return first.replica
 
-    def _rank(self, known: _Known, now: int) -> int:
-        status = known.status
+    def _rank(self, entry: _Known, now: int) -> int:
+        status = entry.status
         if status.state is OutputState.STABLE:
             # A replica that is cut off from all its inputs stays STABLE but makes no progress.
-            furthest = self._furthest(known, self._known.values(), now)
+            furthest = self._furthest(entry, self._known.values(), now)
             return 2 if furthest - status.upto >= self.too_far else 0
         if status.state is OutputState.UP_FAILURE:
             # A replica that makes no progress has no new results.
-            furthest = self._furthest(known, self._known.values(), now)
+            furthest = self._furthest(entry, self._known.values(), now)
             return 4 if furthest - status.reached >= self.too_far else 1
         return 3
 
-    def _furthest(self, known: _Known, others: Iterable[_Known], now: int) -> int:
+    def _furthest(self, entry: _Known, others: Iterable[_Known], now: int) -> int:
         """Position of the furthest replica. For the local replica: the position that it can be
         expected to have reached as well."""
-        home = known.replica == self.home
-        return max(it.surely(now) if home else it.status.reached for it in others)
+        is_local = entry.replica == self.home
+        return max(other.surely(now) if is_local else other.status.reached for other in others)
 
     def _corrector(self, main: str | None) -> str | None:
         if main is None or self._known[main].status.state is not OutputState.UP_FAILURE:
             return None
         others = [
-            known
-            for name, known in self._known.items()
-            if name != main and known.status.state is not OutputState.UP_FAILURE
+            entry
+            for name, entry in self._known.items()
+            if name != main and entry.status.state is not OutputState.UP_FAILURE
         ]
-        best = max(others, key=lambda it: (it.status.upto, it.replica), default=None)
+        best = max(others, key=lambda other: (other.status.upto, other.replica), default=None)
         return None if best is None else best.replica

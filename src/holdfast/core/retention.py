@@ -52,5 +52,5 @@ def position_of_gone(
             return None
         return Position(FOREVER, FOREVER, epoch)
     needed = FOREVER if released else max(last.needed, trimmed_upto)
-    found = Position(FOREVER, needed, epoch)
-    return None if found == last else found
+    position = Position(FOREVER, needed, epoch)
+    return None if position == last else position

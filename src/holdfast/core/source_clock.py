@@ -90,7 +90,7 @@ class SourceClock:
     @property
     def now_us(self) -> int:
         """Time of the source clock when the clocks were last read."""
-        assert self._at is not None, "the clocks were not read yet"
+        assert self._at is not None, "the clocks have not been read yet"
         return self._shown + self._at
 
     @property
@@ -103,7 +103,7 @@ class SourceClock:
         if self._at is None:
             return self._begin(event.at, wall)
         elapsed_us, step_us = event.at - self._at, wall - self._wall
-        assert elapsed_us >= 0, f"monotonic time went from {self._at} to {event.at}"
+        assert elapsed_us >= 0, f"monotonic time went back from {self._at} to {event.at}"
         self._at, self._wall = event.at, wall
         actions: list[ClockAction] = []
         if abs(step_us) >= STEP_US:
@@ -125,10 +125,10 @@ class SourceClock:
             self._stands.append((since, self._wall))
         before = self._shown
         while self._stands:
-            since, where = self._stands[0]
-            if at - since < min(where - self._shown, CONFIRM_US):
+            since, offset = self._stands[0]
+            if at - since < min(offset - self._shown, CONFIRM_US):
                 break
-            self._shown = where
+            self._shown = offset
             del self._stands[0]
         if self._shown == before:
             return []
@@ -145,8 +145,8 @@ class SourceClock:
         return [Behind(at, self.apart_us)]
 
     def _agreement(self, at: int) -> list[ClockAction]:
-        was, self._apart = self._apart, abs(self.apart_us) >= STEP_US
-        return [Agreed(at)] if was and not self._apart else []
+        was_apart, self._apart = self._apart, abs(self.apart_us) >= STEP_US
+        return [Agreed(at)] if was_apart and not self._apart else []
 
 
 Course = Literal["slower", "confirms", "as before"]

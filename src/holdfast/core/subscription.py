@@ -258,8 +258,8 @@ class Subscription:
     @property
     def main(self) -> str | None:
         """The replica that is read."""
-        reads = self._connections.get(False)
-        return None if reads is None else reads.replica
+        connection = self._connections.get(False)
+        return None if connection is None else connection.replica
 
     def handle(self, event: Event) -> list[Action]:
         """The only method that changes the state."""
@@ -301,7 +301,7 @@ class Subscription:
     # -- polling replicas and reporting the position --------------------------------------------
 
     def _polls(self, at: int) -> list[Action]:
-        found: list[Action] = []
+        actions: list[Action] = []
         for replica, polling in self._polling.items():
             if polling.under_way or at < max(polling.due, self._paused_until):
                 continue
@@ -314,10 +314,10 @@ class Subscription:
                 polling.due = at + self._every_us if self.many else 0
                 continue
             polling.under_way, polling.telling = True, self._position if news else None
-            found.append(Poll(replica, polling.telling))
-        if self.ended and not found and not self._owed:
-            found.append(Finished())
-        return found
+            actions.append(Poll(replica, polling.telling))
+        if self.ended and not actions and not self._owed:
+            actions.append(Finished())
+        return actions
 
     @property
     def _owed(self) -> bool:
@@ -334,8 +334,8 @@ class Subscription:
 
     def _tells(self, replica: str) -> bool:
         """Whether the replica reports its status with its deliveries."""
-        reads = self._connections.get(False)
-        return self.home is not None and reads is not None and reads.replica == replica
+        connection = self._connections.get(False)
+        return self.home is not None and connection is not None and connection.replica == replica
 
     def _answered(self, at: int, replica: str) -> _Polling:
         polling = self._polling[replica]
@@ -364,8 +364,8 @@ class Subscription:
             return []
         choice, actions = self.selector.choose(at, self.at), list[Action]()
         for correcting, replica in ((True, choice.correcting), (False, choice.main)):
-            reads = self._connections.get(correcting)
-            if reads is None or reads.replica != replica:
+            connection = self._connections.get(correcting)
+            if connection is None or connection.replica != replica:
                 actions += self._close(correcting)
                 if replica is not None:
                     actions += self._connect(at, replica, correcting=correcting)
@@ -382,19 +382,19 @@ class Subscription:
         return [Connect(self._number, replica, self.at, after)]
 
     def _close(self, correcting: bool) -> list[Action]:
-        reads = self._connections.pop(correcting, None)
-        return [] if reads is None else [Disconnect(reads.id)]
+        connection = self._connections.pop(correcting, None)
+        return [] if connection is None else [Disconnect(connection.id)]
 
     def _find(self, connection: int) -> _Connection | None:
-        for known in self._connections.values():
-            if known.id == connection:
-                return known
+        for candidate in self._connections.values():
+            if candidate.id == connection:
+                return candidate
         return None
 
     def _gone(self, at: int, replica: str, why: str) -> list[Action]:
         actions: list[Action] = []
-        for correcting, reads in list(self._connections.items()):
-            if reads.replica == replica:
+        for correcting, connection in list(self._connections.items()):
+            if connection.replica == replica:
                 actions += self._close(correcting)
                 if not correcting:
                     self._wanted_at = at
@@ -403,55 +403,61 @@ class Subscription:
         self.selector.gone(replica)
         return [*actions, *self._choose(at)]
 
-    def _lost(self, at: int, reads: _Connection, why: str) -> list[Action]:
+    def _lost(self, at: int, connection: _Connection, why: str) -> list[Action]:
         if self.many:
-            return self._gone(at, reads.replica, why)
-        actions = [*self._close(reads.correcting), Lost(reads.replica, why)]
+            return self._gone(at, connection.replica, why)
+        actions = [*self._close(connection.correcting), Lost(connection.replica, why)]
         self._wanted_at = at
         self._retry_at = at + self._retry_us
         self._retry_us = min(2 * self._retry_us, RETRY_US_MAX)
         return actions
 
     def _disconnected(self, event: Disconnected) -> list[Action]:
-        reads = self._find(event.connection)
-        if reads is None or self.ended:
+        connection = self._find(event.connection)
+        if connection is None or self.ended:
             return []
         if event.trimmed:
-            self._trimmed.add(reads.replica)
+            self._trimmed.add(connection.replica)
             if len(self._trimmed) == len(self.replicas):
                 return [*self._close(False), *self._close(True), Unobtainable()]
-        return self._lost(event.at, reads, "the connection is over")
+        return self._lost(event.at, connection, "the connection was closed or failed")
 
     # -- deliveries -----------------------------------------------------------------------------
 
     def _delivered(self, event: Delivered) -> list[Action]:
-        reads = self._find(event.connection)
-        if reads is None or self.ended:
+        connection = self._find(event.connection)
+        if connection is None or self.ended:
             return []
         actions: list[Action] = []
-        self._trimmed.discard(reads.replica)
-        if (refused := self._refuses(event, reads.replica)) is not None:
-            return self._lost(event.at, reads, refused)
-        self.epochs[reads.replica], self._retry_us = event.epoch, RETRY_US
-        if self.many and self.selector.said(event.at, reads.replica, event.state, event.upto):
+        self._trimmed.discard(connection.replica)
+        if (refusal := self._refuses(event, connection.replica)) is not None:
+            return self._lost(event.at, connection, refusal)
+        self.epochs[connection.replica], self._retry_us = event.epoch, RETRY_US
+        if self.many and self.selector.said(event.at, connection.replica, event.state, event.upto):
             actions += self._choose(event.at)
         main = self._connections.get(False)
         after = None
-        if main is not None and main.replica == reads.replica:
+        if main is not None and main.replica == connection.replica:
             after = self.tentative_upto if self.tentative else None
             if self._wanted_at is not None:
                 us = max(1, event.at - self._wanted_at)
                 self._wanted_at = None
-                actions.append(Switched(reads.replica, us))
+                actions.append(Switched(connection.replica, us))
         return [*actions, Take(event.connection, self.at, after)]
 
     def _refuses(self, event: Delivered, replica: str) -> str | None:
         """Why a delivery is refused; None: the delivery is accepted."""
         newest = self.epochs.get(replica, 0)
         if event.epoch < newest:
-            return f"epoch {event.epoch} spoke after its successor of epoch {newest}"
+            return (
+                f"delivery of epoch {event.epoch} refused: a newer instance, epoch {newest}, has "
+                "already delivered"
+            )
         if self.at is not None and event.since > self.at:
-            return f"bucket {event.since} came while {self.at} is still missing"
+            return (
+                f"delivery refused: expected bucket {self.at}, received a delivery that starts at "
+                f"bucket {event.since}"
+            )
         return None
 
     def _taken(self, event: Taken) -> list[Action]:

@@ -61,7 +61,7 @@ class SUnion:
     def __init__(
         self, inputs: Sequence[str], patience_us: int | None = None, own_us: int = 0
     ) -> None:
-        assert inputs, "a path without inputs"
+        assert inputs, "expected at least one input, found none"
         #: How long a bucket is held after it arrived on one input: `patience_us` less the delay
         #: already spent upstream, but at least `own_us`. `patience_us` None: without limit.
         self.patience_us, self.own_us = patience_us, own_us
@@ -111,17 +111,17 @@ class SUnion:
     ) -> None:
         """An input is complete up to `upto`. `spent_us`: delay that the buckets have already spent
         upstream."""
-        known = self.complete_upto[stream]
+        complete = self.complete_upto[stream]
         self._heard.add(stream)
         if ended:
             self._arrived(stream, upto, at, spent_us)
             self.ended_at[stream], upto = upto, FOREVER
         elif self._resumed_at is not None and upto <= self._resumed_at:
             return
-        if known is not None and upto < known:
-            raise ProtocolViolation(f"the boundary of {stream} went back from {known} to {upto}")
+        if complete is not None and upto < complete:
+            raise ProtocolViolation(f"the boundary of {stream} went back from {complete} to {upto}")
         self._arrived(stream, upto, at, spent_us)
-        self._count(stream, rows, known, upto)
+        self._count(stream, rows, complete, upto)
         self.complete_upto[stream] = upto
         if upto >= self.tentative_upto.get(stream, upto):
             self.tentative_upto.pop(stream, None)
@@ -135,22 +135,22 @@ class SUnion:
         lacked: tuple[str, ...],
         partial: Partial = WHOLE,
     ) -> None:
-        known = self.complete_upto[stream]
-        if known is None or upto > known:
+        complete = self.complete_upto[stream]
+        if complete is None or upto > complete:
             self._arrived(stream, upto, at, None)
             self.tentative_upto[stream] = max(upto, self.tentative_upto.get(stream, upto))
-            guesses = self._guesses[stream]
-            if guesses and guesses[-1].upto >= upto:
+            entries = self._guesses[stream]
+            if entries and entries[-1].upto >= upto:
                 return  # a tentative bucket is taken once
-            if guesses and (guesses[-1].lacked, guesses[-1].partial) == (lacked, partial):
-                guesses.pop()
-            guesses.append(_Guess(upto, lacked, partial))
+            if entries and (entries[-1].lacked, entries[-1].partial) == (lacked, partial):
+                entries.pop()
+            entries.append(_Guess(upto, lacked, partial))
 
     def _arrived(self, stream: str, upto: int, at: int, spent_us: int | None) -> None:
         if self.patience_us is None or upto >= FOREVER:
             return
-        known = self.available(stream)
-        if known is not None and upto <= known:
+        available = self.available(stream)
+        if available is not None and upto <= available:
             return
         hold_us = self.own_us
         if spent_us is not None:
@@ -163,17 +163,17 @@ class SUnion:
             since = min(since, held.pop().since)
         held.append(_Held(upto, since, until))
 
-    def _count(self, stream: str, rows: int, known: int | None, upto: int) -> None:
-        if known is None or upto >= FOREVER or upto <= known:
+    def _count(self, stream: str, rows: int, complete: int | None, upto: int) -> None:
+        if complete is None or upto >= FOREVER or upto <= complete:
             return
-        newest, before = rows / (upto - known), self.rate[stream]
-        weight = 1.0 if before is None else min(1.0, RATE_WEIGHT * (upto - known))
+        newest, before = rows / (upto - complete), self.rate[stream]
+        weight = 1.0 if before is None else min(1.0, RATE_WEIGHT * (upto - complete))
         self.rate[stream] = newest * weight + (before or 0.0) * (1.0 - weight)
 
     def newest(self) -> int | None:
         """The newest bucket that is available on any input."""
-        found = [self.ended_at.get(s, self.available(s)) for s in self.complete_upto]
-        return max((upto for upto in found if upto is not None), default=None)
+        positions = [self.ended_at.get(s, self.available(s)) for s in self.complete_upto]
+        return max((upto for upto in positions if upto is not None), default=None)
 
     def available(self, stream: str) -> int | None:
         """Last available bucket of an input, stable or tentative."""
@@ -182,8 +182,8 @@ class SUnion:
 
     def all_complete_upto(self) -> int | None:
         """Last bucket that is complete on every input; None while any input is unknown."""
-        known = [upto for upto in self.complete_upto.values() if upto is not None]
-        return min(known) if len(known) == len(self.complete_upto) else None
+        boundaries = [upto for upto in self.complete_upto.values() if upto is not None]
+        return min(boundaries) if len(boundaries) == len(self.complete_upto) else None
 
     def waiting_for(self) -> list[str]:
         """The inputs that the next bucket waits for, in order of their names."""
@@ -197,35 +197,37 @@ class SUnion:
         """The inputs missing in the buckets `lo` to `hi`, here or upstream, and how partial the
         worst of these buckets is."""
         names: list[str] = []
-        lacked: list[str] = []
+        missing_upstream: list[str] = []
         known_rates = [rate for rate in self.rate.values() if rate is not None]
         usual = sum(known_rates) / len(known_rates) if known_rates else 1.0
         weights = {s: usual if rate is None else rate for s, rate in self.rate.items()}
-        there = Partial(0.0, 0.0)
+        available = Partial(0.0, 0.0)
         for stream in sorted(self.complete_upto):
-            known, weight = self.available(stream), weights[stream]
+            available_upto, weight = self.available(stream), weights[stream]
             share = Partial(0.0, 0.0)
-            used = self._used(stream, lo, hi)
-            for guess in used:
-                lacked += guess.lacked
-            if known is None or known < hi:
+            entries = self._used(stream, lo, hi)
+            for entry in entries:
+                missing_upstream += entry.lacked
+            if available_upto is None or available_upto < hi:
                 names.append(stream)
             else:
                 share = Partial(
-                    min((guess.partial.inputs for guess in used), default=1.0),
-                    min((guess.partial.rows for guess in used), default=1.0),
+                    min((entry.partial.inputs for entry in entries), default=1.0),
+                    min((entry.partial.rows for entry in entries), default=1.0),
                 )
-            there = Partial(there.inputs + share.inputs, there.rows + weight * share.rows)
+            available = Partial(
+                available.inputs + share.inputs, available.rows + weight * share.rows
+            )
         expected = sum(weights.values())
-        rows = there.rows / expected if expected else 1.0
-        partial = Partial(round(there.inputs / len(self.complete_upto), 4), round(rows, 4))
-        return tuple(dict.fromkeys([*names, *lacked])), partial
+        rows = available.rows / expected if expected else 1.0
+        partial = Partial(round(available.inputs / len(self.complete_upto), 4), round(rows, 4))
+        return tuple(dict.fromkeys([*names, *missing_upstream])), partial
 
     def _used(self, stream: str, lo: int, hi: int) -> list[_Guess]:
         """The tentative entries that cover the buckets `lo` to `hi`."""
-        guesses = self._guesses[stream]
-        first = bisect_left(guesses, lo, key=_upto)
-        return guesses[first : bisect_left(guesses, hi, lo=first, key=_upto) + 1]
+        entries = self._guesses[stream]
+        first = bisect_left(entries, lo, key=_upto)
+        return entries[first : bisect_left(entries, hi, lo=first, key=_upto) + 1]
 
     def spent_us(self, at: int) -> int:
         """Delay spent so far on the oldest bucket that is held, including upstream."""
@@ -245,9 +247,9 @@ class SUnion:
         if self._expired_upto is not None and self._expired_upto > after:
             return True
         return any(
-            known.upto > after and known.until <= at
+            deadline.upto > after and deadline.until <= at
             for held in self._held.values()
-            for known in held
+            for deadline in held
         )
 
     def next_expiry(self, after: int, at: int) -> int | None:

@@ -170,9 +170,12 @@ class Watermark:
                 self.open_us = event.open_us
                 return self._reports(event.at)
             case Excluded():
-                told = self._told.setdefault(event.reason, _Told())
-                told.rows, told.total = told.rows + event.rows, told.total + event.rows
-                told.example_us = event.example_us
+                excluded = self._told.setdefault(event.reason, _Told())
+                excluded.rows, excluded.total = (
+                    excluded.rows + event.rows,
+                    excluded.total + event.rows,
+                )
+                excluded.example_us = event.example_us
                 return self._reports(event.at)
             case _:
                 assert_never(event)
@@ -233,11 +236,13 @@ class Watermark:
 
     def _reports(self, at: int) -> list[Action]:
         actions: list[Action] = []
-        for reason, told in self._told.items():
-            due = told.last_at is None or at - told.last_at >= SUMMARY_US
-            if told.rows and due:
+        for reason, excluded in self._told.items():
+            due = excluded.last_at is None or at - excluded.last_at >= SUMMARY_US
+            if excluded.rows and due:
                 actions.append(
-                    Report(at, reason, told.rows, told.total, told.example_us, self.open_us)
+                    Report(
+                        at, reason, excluded.rows, excluded.total, excluded.example_us, self.open_us
+                    )
                 )
-                told.last_at, told.rows = at, 0
+                excluded.last_at, excluded.rows = at, 0
         return actions

@@ -138,8 +138,8 @@ class Client:
         if self._reading is None:
             if self.closed and not self.ended and self._failure is None:
                 raise InputError(
-                    f"this client of {self.output!r} was closed; open another one with "
-                    f"run.client({self.output!r}), which goes on where this one was"
+                    f"this client of {self.output!r} is closed; open a new one with "
+                    f"run.client({self.output!r}), which continues from the same position"
                 )
             self._reading = self._read()
         try:
@@ -173,10 +173,10 @@ class Client:
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:
         """A subscription that starts after the buckets that the application has."""
-        wanted = None if self.position is None else self.position + 1
-        given = NOTHING if self.tentative_upto is None else self.tentative_upto
+        from_bucket = None if self.position is None else self.position + 1
+        tentative_upto = NOTHING if self.tentative_upto is None else self.tentative_upto
         return Subscription(
-            replicas, wanted, self.tentative, given, self._epochs,
+            replicas, from_bucket, self.tentative, tentative_upto, self._epochs,
             tolerance_buckets=self._tolerance_buckets,
         )  # fmt: skip
 
@@ -215,8 +215,8 @@ class Client:
     @property
     def _standing(self) -> int | None:
         """Last uncorrected tentative bucket that this or a previous instance delivered."""
-        found = [upto for upto in (self.tentative_upto, self._inherited) if upto is not None]
-        return max(found, default=None)
+        positions = [upto for upto in (self.tentative_upto, self._inherited) if upto is not None]
+        return max(positions, default=None)
 
     def take(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         """Yield the stable buckets of a delivery in order, then its tentative buckets. A stable
@@ -225,11 +225,11 @@ class Client:
         if delivery.info is not None:
             self._open(delivery.info)
         for bucket, table in self._stable(delivery):
-            guessed = bool(self._guessed) and self._guessed[0] == bucket
-            replaces = guessed or self._is_inherited(bucket)
+            was_tentative = bool(self._guessed) and self._guessed[0] == bucket
+            replaces = was_tentative or self._is_inherited(bucket)
             info = self._info(bucket, Stability.STABLE, table.num_rows, replaces=replaces)
             yield table, info
-            if guessed:
+            if was_tentative:
                 self._guessed.popleft()
             self.replacements += replaces
             # The application has processed the bucket only when it asks for the next one.
@@ -248,14 +248,14 @@ class Client:
 
     def _stable(self, delivery: Delivery) -> Iterator[tuple[int, pa.Table]]:
         """Buckets with rows, and empty buckets that replace tentative rows, in order."""
-        found = self._buckets(delivery, Stability.STABLE)
+        tables = self._buckets(delivery, Stability.STABLE)
         # Buckets whose position a full disk did not record are delivered again by the producer.
-        found = {bucket: table for bucket, table in found.items() if bucket > self._known()}
+        tables = {bucket: table for bucket, table in tables.items() if bucket > self._known()}
         replaced = {b for b in self._guessed if b <= delivery.upto}
         if self._inherited is not None:
             replaced.update(range(self._known() + 1, min(self._inherited, delivery.upto) + 1))
-        for bucket in sorted(found.keys() | replaced):
-            yield bucket, found[bucket] if bucket in found else self._nothing()
+        for bucket in sorted(tables.keys() | replaced):
+            yield bucket, tables[bucket] if bucket in tables else self._nothing()
 
     def _take_tentative(self, delivery: Delivery) -> Iterator[tuple[pa.Table, BucketInfo]]:
         upto = delivery.tentative_upto
@@ -283,12 +283,12 @@ class Client:
         """Make the position of the last tentative bucket and the counters durable."""
         if self._log is None:
             return
-        stands, last = f"{self.output}.tentative", f"{self.output}.tentative_upto"
-        known = self._log.counter(last) if self._log.counter(stands) else None
-        if known == upto:
+        flag, last = f"{self.output}.tentative", f"{self.output}.tentative_upto"
+        recorded_upto = self._log.counter(last) if self._log.counter(flag) else None
+        if recorded_upto == upto:
             return
         self._log.append(
-            Counter(stands, int(upto is not None)),
+            Counter(flag, int(upto is not None)),
             Counter(last, upto or 0),
             Counter(f"{self.output}.tentative_rows", self.tentative_rows),
             Counter(f"{self.output}.replacements", self.replacements),
@@ -305,10 +305,10 @@ class Client:
             for bucket, parts in sorted(by_bucket.items())
         }
 
-    def _info(self, bucket: int, stability: Stability, rows: int, **more: Any) -> BucketInfo:
+    def _info(self, bucket: int, stability: Stability, rows: int, **details: Any) -> BucketInfo:
         at_us = self._clock()
         delay_us = at_us - (bucket + 1) * self.width_us
-        return BucketInfo(self.output, bucket, stability, rows, delay_us, at_us, **more)
+        return BucketInfo(self.output, bucket, stability, rows, delay_us, at_us, **details)
 
     def _known(self) -> int:
         """The last stable bucket that was delivered."""

@@ -67,17 +67,17 @@ class DeadLetters:
         self._rows = []
         if self._log.archive:
             return
-        held = 0
+        total_bytes = 0
         for segment in reversed(self._segments()):
-            held += segment.size_bytes
-            if held > KEPT_BYTES:
+            total_bytes += segment.size_bytes
+            if total_bytes > KEPT_BYTES:
                 with suppress(LogError):  # retried after the next write
                     self._log.trim(self.stream, segment.id.bucket)
                 return
 
     def table(self, last: int | None) -> pa.Table:
-        parts = [] if not self._log.has(self.stream) else self._segments()
-        return _joined(self._log, parts, self.schema, last)
+        segments = [] if not self._log.has(self.stream) else self._segments()
+        return _joined(self._log, segments, self.schema, last)
 
     def _segments(self) -> list[Segment]:
         since = self._log.info(self.stream).trimmed_upto + 1
@@ -86,8 +86,10 @@ class DeadLetters:
 
 def read_dead_letters(log: ReadOnlyLog, source: str, last: int | None = None) -> pa.Table | None:
     """Dead letters in the log of a source that may run in another process; None if none exist."""
-    kept = log.state.streams.get(stream_of(source))
-    return None if kept is None else _joined(log, kept.segments, arrow_schema(kept.schema), last)
+    stream = log.state.streams.get(stream_of(source))
+    return (
+        None if stream is None else _joined(log, stream.segments, arrow_schema(stream.schema), last)
+    )
 
 
 def _joined(

@@ -45,7 +45,7 @@ class Generate:
     clock: ClassVar[str] = "live"
 
     def problem(self, op: SourceOperator) -> str | None:
-        return None if callable(self.fn) else "Generate wants a function(number, from_us, to_us)"
+        return None if callable(self.fn) else "Generate needs a function(number, from_us, to_us)"
 
     def run(self, source: Source, stop: threading.Event) -> None:
         number, since = 0, source.now_us()
@@ -61,7 +61,7 @@ class Generate:
             if since < ends <= until:
                 until = ends
             if until - since > GAP_US:
-                _log.warning("source %s: no rows are made up for a gap of %.1f s in its clock",
+                _log.warning("source %s: no rows are generated for a clock gap of %.1f s",
                              source.name, (until - since) / 1e6)  # fmt: skip
                 since = until - self.every_ms * 1_000
             if until > since:
@@ -86,9 +86,9 @@ class Replay:
 
     def problem(self, op: SourceOperator) -> str | None:
         if not os.path.exists(self.path):
-            return f"there is no file {self.path}"
+            return f"file {self.path} does not exist"
         if self.speed is not None and self.speed <= 0:
-            return f"speed={self.speed} must be positive, or None for as fast as possible"
+            return f"expected a positive speed, or None for maximum speed, found speed={self.speed}"
         try:
             read_table(self.path, arrow_schema(op.schema), self.timezone, head=True)
         except InputError as err:
@@ -147,7 +147,7 @@ class ReadStream:
     clock: ClassVar[str] = "data"
 
     def problem(self, op: SourceOperator) -> str | None:
-        return None if callable(self.fn) else "ReadStream wants a function(spark) -> DataFrame"
+        return None if callable(self.fn) else "ReadStream needs a function(spark) -> DataFrame"
 
     def run(self, source: Source, stop: threading.Event) -> None:
         from pyspark.sql import SparkSession
@@ -163,7 +163,10 @@ class ReadStream:
             # behind, closing buckets blocks, and so does Spark.
             push = partial(source.push, batch.toArrow(), token=str(number), flush=True)
             if not (_done(push, source, stop) and _done(source.tick, source, stop)):
-                raise InputError(f"source {source.name!r}: stopped before batch {number} was safe")
+                raise InputError(
+                    f"source {source.name!r}: the run stopped before batch {number} was durable; "
+                    "Spark repeats the batch after a restart"
+                )
 
         query = (
             self.fn(spark)
@@ -172,14 +175,14 @@ class ReadStream:
             .start()
         )
         try:
-            waits = False
+            idle = False
             while not stop.wait(0.1) and query.isActive:
-                waits = _waits(query.status, waits)
-                if not waits:
+                idle = _waits(query.status, idle)
+                if not idle:
                     source.working()
-            failed = query.exception()
-            if failed is not None:
-                raise InputError(f"source {source.name!r}: its readStream failed: {failed}")
+            error = query.exception()
+            if error is not None:
+                raise InputError(f"source {source.name!r}: the readStream query failed: {error}")
         finally:
             query.stop()
 
@@ -205,16 +208,16 @@ def run_clock(source: Source, stop: threading.Event) -> None:
             return
 
 
-def _done(act: Callable[[], None], source: Source, stop: threading.Event) -> bool:
+def _done(action: Callable[[], None], source: Source, stop: threading.Event) -> bool:
     """Retry an idempotent action until the storage accepts it; false if stopped before."""
-    told = False
+    warned = False
     while True:
         try:
-            act()
+            action()
             return True
         except (StorageFull, StorageDenied) as err:
-            if not told:
-                _log.warning("source %s waits for its storage: %s", source.name, err)
-                told = True
+            if not warned:
+                _log.warning("source %s: waiting for storage, will retry: %s", source.name, err)
+                warned = True
         if stop.wait(FULL_S):
             return False

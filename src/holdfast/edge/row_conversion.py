@@ -31,7 +31,7 @@ def fit(data: Any, schema: pa.Schema, source: str, *, real_time: bool = False) -
     try:
         table = _table(data, schema, real_time)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
-        raise InputError(f"source {source!r}: rows do not fit ({err})") from None
+        raise InputError(f"source {source!r}: cannot convert the rows: {err}") from None
     if table.schema == schema:
         return canonical(table)
     unknown = [name for name in table.column_names if name not in schema.names]
@@ -43,7 +43,9 @@ def fit(data: Any, schema: pa.Schema, source: str, *, real_time: bool = False) -
                 f"missing column {', '.join(missing)}" if missing else "",
             ) if text
         )  # fmt: skip
-        raise InputError(f"source {source!r}: {problem}; it was declared as ({schema_ddl(schema)})")
+        raise InputError(
+            f"source {source!r}: {problem}; expected the declared columns ({schema_ddl(schema)})"
+        )
     try:
         for name in schema.names:
             _certain(name, table.schema.field(name).type, schema.field(name).type)
@@ -54,7 +56,7 @@ def fit(data: Any, schema: pa.Schema, source: str, *, real_time: bool = False) -
         return canonical(table.select(schema.names).cast(schema))
     except (pa.ArrowException, ValueError) as err:
         raise InputError(
-            f"source {source!r}: rows do not fit ({schema_ddl(schema)}): {err}"
+            f"source {source!r}: cannot convert the rows to ({schema_ddl(schema)}): {err}"
         ) from None
 
 
@@ -65,8 +67,9 @@ def without_zone(kind: pa.DataType) -> bool:
 def _certain(name: str, kind: pa.DataType, wanted: pa.DataType) -> None:
     if pa.types.is_timestamp(wanted) and without_zone(kind):
         raise ValueError(
-            f"column {name!r} holds times without a time zone; say which is meant, for example "
-            f"df[{name!r}].dt.tz_localize('UTC') in pandas or pc.assume_timezone in Arrow"
+            f"column {name!r}: expected times with a time zone, found times without a zone; attach "
+            f"the zone, for example with df[{name!r}].dt.tz_localize('UTC') in pandas or "
+            "pc.assume_timezone in Arrow"
         )
     if pa.types.is_timestamp(wanted) and pa.types.is_floating(kind):
         raise ValueError(_floats(name))
@@ -74,8 +77,8 @@ def _certain(name: str, kind: pa.DataType, wanted: pa.DataType) -> None:
 
 def _floats(name: str) -> str:
     return (
-        f"column {name!r} holds floating-point numbers where times are expected; give datetimes "
-        "with a time zone, or whole microseconds since 1970, such as int(time.time() * 1e6)"
+        f"column {name!r}: expected times, found floating-point numbers; pass datetimes with a "
+        "time zone, or integer microseconds since 1970, such as int(time.time() * 1e6)"
     )
 
 
@@ -88,10 +91,10 @@ def _table(data: Any, schema: pa.Schema, real_time: bool) -> pa.Table:
         return pa.Table.from_pandas(data, preserve_index=False)
     if isinstance(data, Mapping):
         if single := [n for n, v in data.items() if v is None or isinstance(v, _SINGLE)]:
-            found = _shown(data[single[0]])
+            shown = _shown(data[single[0]])
             raise TypeError(
-                f"column {single[0]!r}: expected a list of values, found {found}; "
-                "for one row give a list with it, [{...}]"
+                f"column {single[0]!r}: expected a list of values, found {shown}; "
+                "to push a single row, pass a list with one dict: [{...}]"
             )
         return pa.table(
             {name: _column(name, values, schema, real_time) for name, values in data.items()}
@@ -101,7 +104,10 @@ def _table(data: Any, schema: pa.Schema, real_time: bool) -> pa.Table:
         names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
         columns = {name: [row.get(name) for row in rows] for name in names}
         return _table(columns, schema, real_time)
-    raise TypeError(f"{type(data).__name__} is not a table, a DataFrame, a list of dicts or a dict")
+    raise TypeError(
+        "expected an Arrow table, a pandas DataFrame, a list of dicts or a dict of columns, found "
+        f"{type(data).__name__}"
+    )
 
 
 def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
@@ -113,11 +119,11 @@ def _named(row: Any, schema: pa.Schema) -> Mapping[str, Any]:
         return named
     if isinstance(row, tuple | list) and len(row) == len(schema.names):
         return dict(zip(schema.names, row, strict=True))
-    many = f" of {len(row)} values" if isinstance(row, tuple | list) else ""
+    length = f" of {len(row)} values" if isinstance(row, tuple | list) else ""
     raise TypeError(
         f"expected rows as dicts, or as tuples of {len(schema.names)} values "
-        f"({', '.join(schema.names)}), found {_shown(row)}{many}; give every column, None where a "
-        "value is missing"
+        f"({', '.join(schema.names)}), found {_shown(row)}{length}; list every column, with None "
+        "for a missing value"
     )
 
 
@@ -137,18 +143,18 @@ def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Ar
                 raise TypeError(_floats(name))
             if isinstance(value, str):
                 raise TypeError(
-                    f"column {name!r}: expected a datetime with a time zone or whole microseconds "
-                    f"since 1970, found {_shown(value)}; use datetime.fromisoformat(text), and "
-                    "check that the text has an offset"
+                    f"column {name!r}: expected a datetime with a time zone or integer "
+                    f"microseconds since 1970, found {_shown(value)}; use "
+                    "datetime.fromisoformat(text), and make sure that the text includes an offset"
                 )
             if real_time and isinstance(value, int):
                 _check_unit(name, value)
             missing = value is None or value != value  # NaT of pandas is a datetime, too
             if isinstance(value, datetime) and not missing and value.utcoffset() is None:
                 raise ValueError(
-                    f"column {name!r}: {value.isoformat(sep=' ')} has no time zone; give "
-                    "datetime.now(timezone.utc), or attach the zone that is meant with "
-                    "value.replace(tzinfo=...)"
+                    f"column {name!r}: expected a datetime with a time zone, found "
+                    f"{value.isoformat(sep=' ')} without a zone; use datetime.now(timezone.utc), "
+                    "or attach the zone with value.replace(tzinfo=...)"
                 )
     try:
         return pa.array(listed, kind, from_pandas=pa.types.is_timestamp(kind))
@@ -164,9 +170,11 @@ def _misfit(name: str, values: list[Any], kind: pa.DataType) -> str:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return (
                 f"column {name!r}: expected {type_ddl(kind)}, found {_shown(value)} in row "
-                f"{number}; convert it, or declare the column with another type"
+                f"{number}; convert the value, or declare the column with another type"
             )
-    return f"column {name!r}: expected {type_ddl(kind)}, found values of several types"
+    return (
+        f"column {name!r}: expected {type_ddl(kind)}, found values of several types; convert them"
+    )
 
 
 def _check_unit(name: str, number: int) -> None:
@@ -175,8 +183,8 @@ def _check_unit(name: str, number: int) -> None:
     for unit, factor in (("seconds", 1_000_000), ("milliseconds", 1_000)):
         if _THIS_CENTURY_US[0] <= number * factor < _THIS_CENTURY_US[1]:
             raise ValueError(
-                f"column {name!r}: expected microseconds since 1970, found {number}: seconds or "
-                f"milliseconds instead of microseconds? As {unit}, give value * {factor:_}"
+                f"column {name!r}: expected microseconds since 1970, found {number}, which looks "
+                f"like {unit}; multiply the values by {factor:_}"
             )
 
 

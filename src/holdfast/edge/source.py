@@ -113,14 +113,14 @@ class Source:
     def status(self) -> dict[str, Any]:
         """Counters and clock of the source. Takes no lock, so that a hanging disk does not delay
         the reply."""
-        put_aside = sum(self.counters[name] for name in _COUNTER_OF.values())
+        excluded_rows = sum(self.counters[name] for name in _COUNTER_OF.values())
         clock = self._watermark.clock
         return {
             "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
             "ended": self.opened and self.log.info(self.name).ended,
             "clock": self.op.clock,
             **self.counters,
-            "dead_letter_rows": put_aside - self.counters["restamped_rows"],
+            "dead_letter_rows": excluded_rows - self.counters["restamped_rows"],
             "clock_steps": clock.steps,
             "clock_apart_ms": clock.apart_us / 1_000,
         }
@@ -213,8 +213,8 @@ class Source:
                     self.flush()
             except LogError as err:
                 raise RowsNotDurable(
-                    f"source {self.name!r}: {self._pending_rows()} rows that were pushed are not "
-                    f"durable, push them again ({err})"
+                    f"source {self.name!r}: {self._pending_rows()} pushed rows are not durable "
+                    f"({err}); push them again"
                 ) from err
             finally:
                 self._closed = True
@@ -237,20 +237,20 @@ class Source:
             if not info.ended:
                 upto = max([info.complete_upto, *self._pending, *self._parts])
                 self._close(upto)
-                over = Ended(self.name)
-                self.log.append(over if retired is None else Retired(self.name, upto + 1, retired))
+                ended = Ended(self.name)
+                self.log.append(ended if retired is None else Retired(self.name, upto + 1, retired))
             return self.log.info(self.name).complete_upto + 1
 
     def _check_open(self) -> None:
         if self._closed:
             raise InputError(
-                f"source {self.name!r}: the run was stopped; start another one with hf.run(...) on "
-                "the same storage, and push the rows there"
+                f"source {self.name!r}: the run was stopped; start another run with hf.run(...) on "
+                "the same storage, and push the rows to that run"
             )
 
     def _pending_rows(self) -> int:
-        held: list[int] = [table.num_rows for tables in self._pending.values() for table in tables]
-        return self._dead.pending_rows + sum(held)
+        rows: list[int] = [table.num_rows for tables in self._pending.values() for table in tables]
+        return self._dead.pending_rows + sum(rows)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Source:
                     self._say(report_text(self.op, action, self._watermark.clock.now_us))
                 case watermark.Idled():
                     assert self.op.idle_us is not None
-                    _log.info("source %s: idle for %s, closes buckets by the clock", self.name,
+                    _log.info("source %s: idle for %s, closing buckets by the clock", self.name,
                               duration_text(self.op.idle_us))  # fmt: skip
                 case (
                     source_clock.Stepped()
@@ -333,9 +333,9 @@ class Source:
             return table.filter(pa.array(taken)), times[taken]
         stamp_us = max(open_us, self._watermark.clock.now_us)
         times = np.where(future, stamp_us, np.where(late, open_us, times))
-        place = self.schema.get_field_index(self.op.time)
-        stamped = pa.array(times).view(self.schema.field(place).type)
-        return table.set_column(place, self.schema.field(place), stamped), times
+        index = self.schema.get_field_index(self.op.time)
+        stamped = pa.array(times).view(self.schema.field(index).type)
+        return table.set_column(index, self.schema.field(index), stamped), times
 
     def _take(self, table: pa.Table, times: Any) -> None:
         self.counters["rows"] += table.num_rows
@@ -362,8 +362,8 @@ class Source:
     def _refuse_after_end(self) -> None:
         if self.log.info(self.name).ended:
             retired = self.log.retired(self.name)
-            how = "has ended" if retired is None else f"was retired ({retired.why})"
-            raise InputError(f"source {self.name!r} {how}; it takes no more rows")
+            state = "has ended" if retired is None else f"was retired ({retired.why})"
+            raise InputError(f"source {self.name!r} {state}; it takes no more rows")
 
     # -- closing buckets ------------------------------------------------------------------------
 
@@ -389,18 +389,18 @@ class Source:
 
     def _no_room(self) -> StorageFull:
         return StorageFull(
-            f"source {self.name!r} holds {self._buffer_buckets} buckets that a reader has not had; "
-            "it takes no more rows until one has caught up. Bring back what is missing, retire the "
-            "source that is, or raise buffer_buckets"
+            f"source {self.name!r} takes no more rows: the slowest consumer has not received the "
+            f"last {self._buffer_buckets} closed buckets (buffer_buckets). Restart the missing "
+            "component, retire a source that will not return, or raise buffer_buckets"
         )
 
     def _close(self, upto: int) -> None:
         """Close the buckets up to `upto`. A token must become durable together with all its rows,
         so a pending token also commits the rows of open buckets."""
-        due = sorted(self._pending)
+        buckets = sorted(self._pending)
         if self._token is None:
-            due = [bucket for bucket in due if bucket <= upto]
-        self._commit(due, upto)
+            buckets = [bucket for bucket in buckets if bucket <= upto]
+        self._commit(buckets, upto)
         self._parts = {bucket: part for bucket, part in self._parts.items() if bucket > upto}
         self._handle(watermark.Closed(self._at, self._open_us()))
 

@@ -10,19 +10,19 @@ from holdfast.model.operators import Source
 
 #: Advice that avoids late rows, by kind of clock.
 _REMEDY = {
-    "wall": "; rows that take longer need a longer grace=, a backlog needs clock='data'",
-    "data": "; rows that are further out of order need a longer grace=, pauses a longer idle=",
+    "wall": "; for rows that arrive later use a longer grace=, for a backlog clock='data'",
+    "data": "; for rows further out of order use a longer grace=, for longer pauses a longer idle=",
 }
 
 
 def report_text(op: Source, report: watermark.Report, now_us: int) -> str:
     """Describe excluded rows: how many, why, and what to do."""
-    done = "given another time (late='restamp')"
+    outcome = "given a new time (late='restamp')"
     if op.late != "restamp" or report.reason == "null time":
-        done = f"not taken and put among the dead letters (`holdfast dead-letters {op.name}`)"
+        outcome = f"rejected and written to the dead letters (`holdfast dead-letters {op.name}`)"
     rows = "row was" if report.rows == 1 else "rows were"
-    more = "" if report.total == report.rows else f" ({report.total} so far)"
-    text = f"{report.rows} {report.reason} {rows} {done}{more}"
+    total = "" if report.total == report.rows else f" ({report.total} so far)"
+    text = f"{report.rows} {report.reason} {rows} {outcome}{total}"
     time = op.time
     if report.reason == "null time":
         return f"{text}: {time} is null"
@@ -31,7 +31,7 @@ def report_text(op: Source, report: watermark.Report, now_us: int) -> str:
     if report.reason == "future":
         bound = duration_text(op.ahead_us)
         now = _instant(now_us)
-        return f"{text}: more than ahead={bound} after the source clock, {now}"
+        return f"{text}: more than ahead={bound} ahead of the source clock ({now})"
     assert report.closed_upto_us is not None
     closed = _instant(report.closed_upto_us)
     return f"{text}: buckets are closed up to {closed}{_REMEDY.get(op.clock, '')}"
@@ -46,10 +46,12 @@ def clock_text(action: source_clock.ClockAction) -> str:
                 action.apart_us
             )
         case source_clock.Behind():
-            behind = f"the wall clock is {_seconds(action.by_us)} behind what was closed before"
+            behind = (
+                f"the wall clock is {_seconds(action.by_us)} behind the buckets that are closed"
+            )
             return f"{behind}; {_goes_on(action.by_us)}"
         case source_clock.Followed():
-            return f"the source clock follows the wall clock, {_seconds(action.by_us)} ahead"
+            return f"the source clock jumped ahead by {_seconds(action.by_us)} to the wall clock"
         case source_clock.Agreed():
             return "the source clock agrees with the wall clock again"
 
@@ -60,12 +62,12 @@ def _goes_on(apart_us: int) -> str:
     match course:
         case "slower":
             return (
-                f"buckets close at half speed for {_seconds(lasts_us)}, until both clocks agree, "
-                "and rows that are stamped by it are late"
+                f"buckets close at half speed for {_seconds(lasts_us)}, until both clocks agree; "
+                "until then, rows stamped by the wall clock are late"
             )
         case "confirms":
-            stands = _seconds(lasts_us)
-            return f"buckets close as before, and follow it once it has stood there for {stands}"
+            wait = _seconds(lasts_us)
+            return f"buckets close as before; the source clock follows if the step lasts {wait}"
         case "as before":
             return "buckets close as before"
 

@@ -22,32 +22,38 @@ def read_table(path: str, schema: pa.Schema, zone: str | None, *, head: bool = F
     Times that are written without a zone are interpreted in `zone`."""
     kind = os.path.splitext(path)[1].lower()
     times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
-    text = schema
+    text_schema = schema
     for name in times:  # Arrow's JSON reader would read every time as UTC
-        text = text.set(text.get_field_index(name), pa.field(name, pa.string()))
+        text_schema = text_schema.set(
+            text_schema.get_field_index(name), pa.field(name, pa.string())
+        )
     try:
         if kind == ".parquet":
             table = pq.read_schema(path).empty_table() if head else pq.read_table(path)
         elif kind in (".json", ".jsonl", ".ndjson"):
-            options = pa_json.ParseOptions(explicit_schema=text)
+            options = pa_json.ParseOptions(explicit_schema=text_schema)
             table = pa_json.read_json(_opened(path, head), parse_options=options)
         elif kind in (".csv", ".tsv"):
             convert = pa_csv.ConvertOptions(
-                column_types={field.name: field.type for field in text}, strings_can_be_null=True
+                column_types={field.name: field.type for field in text_schema},
+                strings_can_be_null=True,
             )
-            split = pa_csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",")
+            parse = pa_csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",")
             table = pa_csv.read_csv(
-                _opened(path, head), convert_options=convert, parse_options=split
+                _opened(path, head), convert_options=convert, parse_options=parse
             )
         else:
-            raise InputError(f"{path}: {kind!r} is not one of .csv, .tsv, .json, .parquet")
+            raise InputError(
+                f"{path}: expected a .csv, .tsv, .json, .jsonl, .ndjson or .parquet file, found "
+                f"{kind!r}; convert the file"
+            )
     except (pa.ArrowException, OSError, KeyError) as err:
         raise InputError(f"{path} cannot be read: {err}") from None
     for name in times:
         if name in table.column_names:
-            place = table.column_names.index(name)
-            column = _with_zone(table.column(place), zone, f"{path}, column {name!r}")
-            table = table.set_column(place, name, column)
+            index = table.column_names.index(name)
+            column = _with_zone(table.column(index), zone, f"{path}, column {name!r}")
+            table = table.set_column(index, name, column)
     return table
 
 
@@ -72,11 +78,11 @@ def _with_zone(column: pa.ChunkedArray, zone: str | None, where: str) -> pa.Chun
     except pa.ArrowException as err:
         if "expected no zone offset" in str(err):
             raise InputError(
-                f"{where}: times carry their own offset; leave out timezone={zone!r}"
+                f"{where}: the times already have an offset; remove timezone={zone!r}"
             ) from None
         if "expected a zone offset" not in str(err):
             raise InputError(f"{where}: {err}") from None
     raise InputError(
-        f"{where}: times are written without a zone; say which one is meant with "
-        "hf.Replay(path, timezone='UTC')"
+        f"{where}: expected times with a zone, found times without a zone; declare the zone, for "
+        "example hf.Replay(path, timezone='UTC')"
     )

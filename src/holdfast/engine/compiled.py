@@ -62,7 +62,7 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
     for op in network.operators:
         if isinstance(op, ops.Stateful | ops.Apply):
             _send_by_value(op.fn)
-    made = Compiled(network)
+    compiled = Compiled(network)
     violations: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-stub-") as folder:
         empty = os.path.join(folder, "empty")
@@ -72,95 +72,101 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
             return spark.readStream.schema(ddl).parquet(empty)
 
         for op in topological(network):
-            if any(up is not None and up.name not in made.time for up in op.inputs):
+            if any(up is not None and up.name not in compiled.time for up in op.inputs):
                 continue  # a violation of its input was reported already
             try:
-                _compile(op, made, spark, stub)
+                _compile(op, compiled, spark, stub)
             except HoldfastError as err:
                 violations.append(str(err))
     if violations:
         raise NetworkError(violations)
-    return made
+    return compiled
 
 
-def _partitioned(network: Network, known: Compiled) -> Compiled:
+def _partitioned(network: Network, logical: Compiled) -> Compiled:
     """Derive the compiled network with partitions from the one without. An operator compiles to the
     same result in every partition; operators that only route rows keep the schema of their input.
     """
-    made = Compiled(network)
+    compiled = Compiled(network)
     for op in topological(network):
-        like = op.name if op.name in known.schema else op.name.rpartition(".")[0]
-        if isinstance(op, ops.Part | ops.Union) and like not in known.schema:
+        logical_name = op.name if op.name in logical.schema else op.name.rpartition(".")[0]
+        if isinstance(op, ops.Part | ops.Union) and logical_name not in logical.schema:
             up = op.inputs[0]
             assert up is not None
-            made.schema[op.name], made.time[op.name] = made.schema[up.name], made.time[up.name]
+            compiled.schema[op.name], compiled.time[op.name] = (
+                compiled.schema[up.name],
+                compiled.time[up.name],
+            )
             continue
-        made.schema[op.name], made.time[op.name] = known.schema[like], known.time[like]
-        if like in known.plans:
-            made.plans[op.name] = known.plans[like]
-        if like in known.panes:
-            made.panes[op.name] = known.panes[like]
-        if like in known.from_nothing:
-            made.from_nothing.add(op.name)
-    return made
+        compiled.schema[op.name], compiled.time[op.name] = (
+            logical.schema[logical_name],
+            logical.time[logical_name],
+        )
+        if logical_name in logical.plans:
+            compiled.plans[op.name] = logical.plans[logical_name]
+        if logical_name in logical.panes:
+            compiled.panes[op.name] = logical.panes[logical_name]
+        if logical_name in logical.from_nothing:
+            compiled.from_nothing.add(op.name)
+    return compiled
 
 
 def _compile(
-    op: ops.Operator, made: Compiled, spark: SparkSession, stub: Callable[[str], DataFrame]
+    op: ops.Operator, compiled: Compiled, spark: SparkSession, stub: Callable[[str], DataFrame]
 ) -> None:
     ups = [up for up in op.inputs if up is not None]
-    ddl = [made.schema[up.name] for up in ups]
-    time = made.time[ups[0].name] if ups else ""
+    ddl = [compiled.schema[up.name] for up in ups]
+    time = compiled.time[ups[0].name] if ups else ""
     match op:
         case ops.Source():
-            made.schema[op.name] = schema_ddl(arrow_schema(op.schema))
-            made.time[op.name] = op.time
+            compiled.schema[op.name] = schema_ddl(arrow_schema(op.schema))
+            compiled.time[op.name] = op.time
             return
         case ops.Apply():
             after = determinism.call(op.fn, stub(ddl[0]), op.name)
             determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
             determinism.check_time_kept(after, time, op.name)
-            found = _ddl(after, op.name)
+            result_ddl = _ddl(after, op.name)
             if op.python_udfs:
                 _try_udfs(op, ddl[0], time, spark)
-            made.schema[op.name] = found
+            compiled.schema[op.name] = result_ddl
         case ops.Union():
             for number, (other, up) in enumerate(zip(ddl, ups, strict=True)):
-                if _fields(other) != _fields(ddl[0]) or made.time[up.name] != time:
+                if _fields(other) != _fields(ddl[0]) or compiled.time[up.name] != time:
                     raise InputError(
                         f"{op.name}, input port {number}: {up.name} has schema ({other}) with time "
-                        f"{made.time[up.name]!r}, but port 0 has ({ddl[0]}) with time {time!r}; "
-                        "make them equal with .map(...)"
+                        f"{compiled.time[up.name]!r}, but port 0 has ({ddl[0]}) with time "
+                        f"{time!r}; make them equal with .map(...)"
                     )
-            made.schema[op.name] = ddl[0]
+            compiled.schema[op.name] = ddl[0]
         case ops.TimeWindow():
             df = stub(ddl[0])
             if op.fn is not None:
                 after = determinism.call(op.fn, spark.createDataFrame([], ddl[0]), op.name)
                 determinism.check_plan(after, op.name, whole_window=True, python_udfs=False)
                 if not after.isEmpty():
-                    made.from_nothing.add(op.name)
-                made.schema[op.name] = _ddl(stamp(after, time, 0), op.name)
+                    compiled.from_nothing.add(op.name)
+                compiled.schema[op.name] = _ddl(stamp(after, time, 0), op.name)
             else:
                 _have(op.keys, df, op.name, "group_by")
                 _free(op.keys, (time, "window_start"), op.name, "group_by")
                 plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
-                made.plans[op.name] = plan
+                compiled.plans[op.name] = plan
                 panes = windows.partials(plan, op, "SELECT * FROM {rows}", time)
                 partial = query(panes, rows=df)
                 _same_everywhere(partial, op.name)
-                made.panes[op.name] = partial.schema
-                made.schema[op.name] = _ddl(
+                compiled.panes[op.name] = partial.schema
+                compiled.schema[op.name] = _ddl(
                     query(windows.results(plan, op, panes, (0,), time), rows=df),
                     op.name,
                 )
         case ops.Join():
             joined = join(
                 spark.createDataFrame([], ddl[0]), spark.createDataFrame([], ddl[1]), op,
-                time, made.time[ups[1].name],
+                time, compiled.time[ups[1].name],
             )  # fmt: skip
             _same_everywhere(joined, op.name)
-            made.schema[op.name] = _ddl(joined, op.name)
+            compiled.schema[op.name] = _ddl(joined, op.name)
         case ops.CountWindow():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "by")
@@ -168,27 +174,29 @@ def _compile(
             plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
             partial = query(plan.first(plan.prepare("SELECT * FROM {rows}")), rows=df)
             _same_everywhere(partial, op.name)
-            made.plans[op.name] = plan
+            compiled.plans[op.name] = plan
             rows = "SELECT *, 0L AS _seq, 0L AS _last FROM {rows}"
-            made.schema[op.name] = _ddl(query(count_windows(plan, rows, time), rows=df), op.name)
+            compiled.schema[op.name] = _ddl(
+                query(count_windows(plan, rows, time), rows=df), op.name
+            )
         case ops.Stateful():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "key")
             out = arrow_schema(op.out)
             if time not in out.names:
                 raise InputError(
-                    f"{op.name}, out: there is no time column {time!r} among "
+                    f"{op.name}, out: no time column {time!r} among the columns "
                     f"{', '.join(out.names)}; results carry the time column of the input"
                 )
-            missing = check_time(out, time, of=f"{op.name}, out")
-            if missing:
-                raise InputError(missing)
-            made.schema[op.name] = schema_ddl(out)
+            problem = check_time(out, time, of=f"{op.name}, out")
+            if problem:
+                raise InputError(problem)
+            compiled.schema[op.name] = schema_ddl(out)
         case ops.Output():
-            made.schema[op.name] = ddl[0]
+            compiled.schema[op.name] = ddl[0]
         case _:
-            raise InputError(f"{op.name}: {op.kind} cannot be run yet")
-    made.time[op.name] = time
+            raise InputError(f"{op.name}: operators of kind {op.kind} cannot run yet")
+    compiled.time[op.name] = time
 
 
 def count_windows(plan: mergeable.AggregatePlan, rows: str, time: str) -> str:
@@ -223,7 +231,7 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
     )
     apart = f"abs(unix_micros(l.`{time_l}`) - unix_micros(r.`{time_r}`)) <= {op.within_us}L"
     later = f"greatest(l.`{time_l}`, r.`{time_r}`)"
-    kept_r = [name for name in right.columns if name not in equal and name not in same_time]
+    columns_r = [name for name in right.columns if name not in equal and name not in same_time]
     try:
         return (
             left.alias("l")
@@ -233,7 +241,7 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
                     F.expr(later).alias(time_l) if name == time_l else F.col(f"l.`{name}`")
                     for name in left.columns
                 ],
-                *[F.col(f"r.`{name}`") for name in kept_r],
+                *[F.col(f"r.`{name}`") for name in columns_r],
             )
         )
     except Exception as err:
@@ -247,19 +255,20 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
         raise
 
 
-def _have(keys: tuple[str, ...], df: DataFrame, of: str, what: str) -> None:
+def _have(keys: tuple[str, ...], df: DataFrame, of: str, option: str) -> None:
     for key in keys:
         if key not in df.columns:
             raise InputError(
-                f"{of}: {what} names the column {key!r}, which is not among {', '.join(df.columns)}"
+                f"{of}: {option} names the column {key!r}, which is not among "
+                f"{', '.join(df.columns)}"
             )
 
 
-def _free(keys: tuple[str, ...], taken: tuple[str, ...], of: str, what: str) -> None:
+def _free(keys: tuple[str, ...], taken: tuple[str, ...], of: str, option: str) -> None:
     for key in keys:
         if key in taken:
             raise InputError(
-                f"{of}: {what} names {key!r}, which the result has for its own time; rename the "
+                f"{of}: {option} names {key!r}, which the result uses for its own time; rename the "
                 "column with .map(...) first"
             )
 
@@ -290,16 +299,18 @@ def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
     from holdfast.storage.rows import canonical, digest
 
     rows = sample_rows(arrow_schema(ddl), 64)
-    found = []
+    digests = []
     for order, parts in ((rows, 1), (rows.take(list(range(63, -1, -1))), 3)):
         df = spark.createDataFrame(order.to_pandas(), ddl).repartition(parts)
         try:
-            found.append(digest(canonical(op.fn(df).toArrow())))
+            digests.append(digest(canonical(op.fn(df).toArrow())))
         except Exception as err:
-            why = str(err).strip().splitlines()[-1]
-            raise InputError(f"{op.name}: its Python UDF fails on sample rows ({why})") from None
-    if found[0] != found[1]:
+            reason = str(err).strip().splitlines()[-1]
+            raise InputError(
+                f"{op.name}: its Python UDF failed on sample rows ({reason})"
+            ) from None
+    if digests[0] != digests[1]:
         raise InputError(
             f"{op.name}: its Python UDF gave different results for the same rows in another order "
-            "or split; it must be deterministic and work row by row"
+            "or partitioning; a UDF must be deterministic and work row by row"
         )

@@ -71,7 +71,7 @@ def call(fn: Callable[[DataFrame], Any], stub: DataFrame, of: str) -> DataFrame:
         raise raised(err, of) from err
     if not isinstance(result, DataFrame):
         raise InputError(
-            f"{of}: the function must return a DataFrame, it returned {type(result).__name__}"
+            f"{of}: the function must return a DataFrame, found {type(result).__name__}"
         )
     return result
 
@@ -89,16 +89,16 @@ def apply(fn: Callable[[DataFrame], Any], rows: DataFrame, of: str) -> DataFrame
 
 def raised(err: Exception, of: str) -> UserFunctionError:
     location = location_of(err)
-    where = "" if location is None else f", at {location}"
-    what = " ".join(f"{type(err).__name__}: {err}".split())
-    return UserFunctionError(f"{of}: the function raised {what}{where}", location)
+    suffix = "" if location is None else f", at {location}"
+    text = " ".join(f"{type(err).__name__}: {err}".split())
+    return UserFunctionError(f"{of}: the function raised {text}{suffix}", location)
 
 
 def explain(err: PySparkException, of: str, columns: list[str]) -> HoldfastError:
     condition = err.getCondition() or ""
     first = brief(err)
     if "UNRESOLVED_COLUMN" in condition or "FIELD_NOT_FOUND" in condition:
-        return InputError(f"{of}: {first} The columns here are: {', '.join(columns)}.")
+        return InputError(f"{of}: {first} The columns are: {', '.join(columns)}.")
     if "writeStream.start" in str(err) or "STREAMING" in condition:
         return NotDeterministic(
             f"{of}: the function runs an action (collect, count, toPandas, …) or something Spark "
@@ -121,12 +121,12 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
     plan = df._jdf.queryExecution().analyzed()
     names = [cls.rsplit(".", 1)[-1].rstrip("$") for cls in _classes(json.loads(plan.toJSON()))]
     if "Sample" in names:
-        raise NotDeterministic(f"{of}: sample() picks rows by chance; filter on a column instead")
+        raise NotDeterministic(f"{of}: sample() picks rows at random; filter on a column instead")
     for name in names:
         text = _CHANCE.get(name)
         if text:
             raise NotDeterministic(
-                f"{of}: {text} differs between replicas and between repeats; use a column of the "
+                f"{of}: {text} differs between replicas and between runs; use a column of the "
                 "input (its time column for the time) instead"
             )
         if whole_window and name in _ORDER:
@@ -136,29 +136,29 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
             )
         if name in ("PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF") and not python_udfs:
             raise NotDeterministic(
-                f"{of}: it holds a user-defined function, which nobody can look into; if it is "
-                "deterministic and works row by row say so with apply(fn, python_udfs=True)"
+                f"{of}: it contains a user-defined function, which cannot be inspected; if it is "
+                "deterministic and works row by row, declare it with apply(fn, python_udfs=True)"
             )
         if name in _SUBQUERIES and not whole_window:
             raise NotDeterministic(
-                f"{of}: a subquery looks at more than one row; use .join(...) or .window(...)"
+                f"{of}: a subquery reads more than one row; use .join(...) or .window(...)"
             )
     for name in _nodes(plan):
         if name in _OUTSIDE and not whole_window:
             raise NotDeterministic(
-                f"{of}: it brings in rows from outside ({name}), which belong to no bucket; make "
-                "them a source and .union(...) or .join(...) it"
+                f"{of}: it reads rows from outside the network ({name}), which belong to no "
+                "bucket; make them a source and use .union(...) or .join(...)"
             )
         if name in ("GlobalLimit", "LocalLimit") and "Sort" not in names:
             raise NotDeterministic(
-                f"{of}: limit() without an order takes any rows; "
-                + ("orderBy() first" if whole_window else "it does not work row by row either")
+                f"{of}: limit() without an order selects arbitrary rows; "
+                + ("use orderBy() first" if whole_window else "it does not work row by row either")
             )
         if name not in allowed:
             raise NotDeterministic(
                 f"{of}: {name} does not work row by row; "
                 + (
-                    "it cannot be used here"
+                    "it cannot be used in a window"
                     if whole_window
                     else "aggregate with .window(...).agg(...), combine with .join(...), keep "
                     "state with .stateful(...), or use window(...).apply(fn)"
@@ -171,36 +171,36 @@ def check_time_kept(after: DataFrame, time: str, of: str) -> None:
     if time not in after.columns:
         raise InputError(
             f"{of}: the result has no time column {time!r} (it has {', '.join(after.columns)}); "
-            "pass it on"
+            "keep the column in the result"
         )
     if after.columns.count(time) > 1:
-        raise InputError(f"{of}: the result has the column {time!r} twice")
+        raise InputError(f"{of}: the result has the column {time!r} twice; rename one")
     plan = after._jdf.queryExecution().analyzed()
     if not _passed_on(plan, after.columns.index(time), time):
         raise InputError(
-            f"{of}: it changes the time column {time!r}, which places rows in buckets; put the "
+            f"{of}: it changes the time column {time!r}, which assigns rows to buckets; put the "
             "computed time into a column of another name"
         )
 
 
 def _passed_on(plan: Any, place: int, time: str) -> bool:
     """Whether output column `place` is the unchanged time column of the input, even if renamed."""
-    wanted = plan.output().apply(place)
+    column = plan.output().apply(place)
     children = plan.children()
     kind = plan.getClass().getSimpleName()
     if children.size() == 0:
-        return bool(wanted.name() == time)
+        return bool(column.name() == time)
     if kind == "Union":
         return all(_passed_on(children.apply(n), place, time) for n in range(children.size()))
     if kind == "Project":
-        wanted = plan.projectList().apply(place)
-        while wanted.getClass().getSimpleName() == "Alias":
-            wanted = wanted.child()
-        if wanted.getClass().getSimpleName() != "AttributeReference":
+        column = plan.projectList().apply(place)
+        while column.getClass().getSimpleName() == "Alias":
+            column = column.child()
+        if column.getClass().getSimpleName() != "AttributeReference":
             return False
     inputs = children.apply(0).output()
     for index in range(inputs.size()):
-        if inputs.apply(index).exprId().equals(wanted.exprId()):
+        if inputs.apply(index).exprId().equals(column.exprId()):
             return _passed_on(children.apply(0), index, time)
     return False
 

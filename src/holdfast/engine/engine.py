@@ -106,24 +106,24 @@ class Engine:
         time, in two threads."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         step = Step(self, path, version, lo, hi, inputs, line=line_of(path, tentative))
-        known = frozenset(self._made.get(step.line, ()))
+        files_before = frozenset(self._made.get(step.line, ()))
         try:
             return step.run()
         except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
-            self._undo(step, known)
-            if (told := error_of_step(err, path, lo, hi, self.folder)) is err:
+            self._undo(step, files_before)
+            if (translated := error_of_step(err, path, lo, hi, self.folder)) is err:
                 raise
-            raise told from err
+            raise translated from err
         finally:
             for file in step.scratch:
                 with suppress(OSError):  # the error of the step itself is reported above
                     os.unlink(file)
 
-    def _undo(self, step: Step, known: frozenset[str]) -> None:
+    def _undo(self, step: Step, files_before: frozenset[str]) -> None:
         """Delete the files of a failed step immediately: a full disk causes many failed retries."""
-        made = self._made.setdefault(step.line, set())
-        release(self.folder, (), made - known)
-        made &= known
+        files = self._made.setdefault(step.line, set())
+        release(self.folder, (), files - files_before)
+        files &= files_before
         failed = self._failed.setdefault(step.line, [])
         failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
         self._sweep(step.line)
@@ -145,9 +145,9 @@ class Engine:
             version = scratch.empty(path, -1)
             reach = max(1, -(-path.extent_us() // self.network.width_us))
             for number in range(rounds):
-                made = _MadeUp(self, path, folder, number * reach)
+                inputs = _MadeUp(self, path, folder, number * reach)
                 version = scratch.run(
-                    path, version, version.bucket + 1, (number + 1) * reach - 1, made
+                    path, version, version.bucket + 1, (number + 1) * reach - 1, inputs
                 ).version
         except HoldfastError:
             pass
@@ -191,11 +191,11 @@ class _MadeUp:
         for stream in path.inputs:
             schema = arrow_schema(engine.compiled.schema[stream])
             rows, time = sample_rows(schema, 64), engine.compiled.time[stream]
-            at = pa.scalar(bucket * engine.network.width_us, pa.int64()).cast(
+            instant = pa.scalar(bucket * engine.network.width_us, pa.int64()).cast(
                 schema.field(time).type
             )
             rows = rows.set_column(
-                rows.column_names.index(time), schema.field(time), pa.repeat(at, rows.num_rows)
+                rows.column_names.index(time), schema.field(time), pa.repeat(instant, rows.num_rows)
             )
             file = os.path.join(folder, f"{stream}.{bucket}.parquet")
             write_rows(rows, file)

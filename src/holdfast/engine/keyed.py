@@ -53,8 +53,8 @@ class ShardTask:
         context = TaskContext.get()
         assert context is not None
         shard = context.partitionId()
-        held = list(batches)
-        rows = pa.Table.from_batches(held, held[0].schema if held else self.schema)
+        received = list(batches)
+        rows = pa.Table.from_batches(received, received[0].schema if received else self.schema)
         rows = rows.cast(self.schema)
         before = pq.read_table(self.files[shard]) if shard in self.files else None
         out, state, timer_us = self.step(before, rows)
@@ -72,22 +72,22 @@ def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) 
 
 def read_shards(folder: str) -> dict[int, dict[str, Any]]:
     """File, number of rows and timer of each shard that the tasks of a step wrote to `folder`."""
-    found: dict[int, dict[str, Any]] = {}
+    shards: dict[int, dict[str, Any]] = {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if not name.startswith("shard-"):
             continue
         shard = int(name[6:].split(".", 1)[0])
-        if shard in found:
+        if shard in shards:
             os.unlink(os.path.join(folder, name))  # duplicate of a task that ran twice
             continue
         meta = pq.read_metadata(os.path.join(folder, name)).metadata or {}
         timer = meta.get(b"timer_us")
-        found[shard] = {
+        shards[shard] = {
             "file": os.path.join(folder, name),
             "rows": int(meta[b"rows"]),
             "timer_us": None if timer is None else int(timer),
         }
-    return found
+    return shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class CountWindowStep:
         last = times[order[window_start + self.size - 1]]
         out = out.append_column("_seq", pa.array(np.repeat(number, self.size), pa.int64()))
         out = out.append_column("_last", pa.array(np.repeat(last, self.size), pa.int64()))
-        kept = np.sort(order[stays])
-        return out, rows.take(pa.array(kept)), None
+        retained = np.sort(order[stays])
+        return out, rows.take(pa.array(retained)), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class StatefulStep:
             if by_timer is not None and done is not None and by_timer <= done:
                 raise InputError(
                     f"{self.name}: a timer in the state was due in bucket {by_timer} and is still "
-                    "there; the function must remove or move timers that are before info.end_us"
+                    "set; the function must remove or move timers that are before info.end_us"
                 )
             by_rows = present[at][0] if at < len(present) else None
             candidates = [b for b in (by_rows, by_timer) if b is not None and b <= self.upto]
@@ -196,15 +196,15 @@ class StatefulStep:
         times = times_us(out, self.time)
         if len(times) and (times.min() < info.start_us or times.max() >= info.end_us):
             raise InputError(
-                f"{self.name}: a result's time {self.time!r} lies outside bucket {bucket} that was "
-                "worked on; stamp results with a time from info.start_us to info.end_us - 1"
+                f"{self.name}: the time {self.time!r} of a result is outside the processed bucket "
+                f"{bucket}; use a time from info.start_us to info.end_us - 1"
             )
         return out, state
 
 
 def _fit(table: Any, schema: pa.Schema, of: str) -> pa.Table:
     if not isinstance(table, pa.Table):
-        raise InputError(f"{of}: expected an Arrow table, got {type(table).__name__}")
+        raise InputError(f"{of}: expected an Arrow table, found {type(table).__name__}")
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
         raise InputError(f"{of}: column {', '.join(missing)} is missing")

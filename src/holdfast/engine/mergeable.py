@@ -82,8 +82,8 @@ class AggregatePlan:
         the keys, the results and the columns `more`, which are computed from `by`."""
         if self._folds:
             partials, where = f"SELECT * FROM ({partials}) WHERE {where}", "true"
-        for kept, columns in self._folds:
-            partials = self._grouped(partials, (*by, *self.keys, *kept), columns)
+        for dims, columns in self._folds:
+            partials = self._grouped(partials, (*by, *self.keys, *dims), columns)
         chosen = listed(quoted(*self.keys), *self._finish, *more)
         return f"SELECT {chosen} FROM ({partials}) WHERE {where}"
 
@@ -109,8 +109,8 @@ def plan(
             pieces, text = _take_apart(df, wanted, len(parts), f"{of}, aggregate {name!r}")
         else:
             raise InputError(
-                f"{of}, aggregate {name!r}: give hf.sum(...), hf.count(), … or a PySpark aggregate "
-                f"Column, not {type(wanted).__name__}"
+                f"{of}, aggregate {name!r}: expected hf.sum(...), hf.count(), … or a PySpark "
+                f"aggregate Column, found {type(wanted).__name__}"
             )
         for label, aggregate in pieces:
             parts[label] = _part(df, label, aggregate, time, f"{of}, aggregate {name!r}")
@@ -147,7 +147,7 @@ def _assemble(
             merge.append(f"{merging}({name}) AS {name}")
     unique = [label for label, part in parts.items() if part.unique_items]
     if len(unique) > 1:
-        raise InputError(f"{of}: one top_k per window; compute the second in a window of its own")
+        raise InputError(f"{of}: at most one top_k per window; compute others in another window")
     folds: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     others = [label for label, part in parts.items() if part.dims and not part.unique_items]
     if unique and others:
@@ -393,7 +393,7 @@ def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: 
     items = f"filter({a}_i, e -> e.{a}_b is not null)"
     rank = f"floor({q!r}D * ({_items_n(a)} - 1))"
     # The first bin at which the cumulative count exceeds `rank`.
-    found = (
+    bin_of_rank = (
         f"aggregate({items}, named_struct('seen', 0L, 'bin', cast(null as int)), (s, e) -> "
         f"named_struct('seen', s.seen + e.{a}_n, 'bin', "
         f"if(s.bin is null and s.seen + e.{a}_n > {rank}, e.{a}_b, s.bin))).bin"
@@ -401,7 +401,7 @@ def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: 
     middle = f"pow({gamma!r}D, abs(b) - {_BIN_ZERO} - 1) * {1 + error!r}D"
     bin_value = f"least({middle}, 1.7976931348623157e308D)"
     part.finish = (
-        f"transform(array({found}), b -> case when b is null then null "
+        f"transform(array({bin_of_rank}), b -> case when b is null then null "
         f"when b = {_BIN_NAN} then double('NaN') when b = 0 then 0D "
         f"when b = {_BIN_INF} then double('Infinity') "
         f"when b = -{_BIN_INF} then double('-Infinity') "
@@ -415,9 +415,9 @@ def _type_of(df: DataFrame, sql: str, of: str) -> str:
     try:
         return str(df.select(F.expr(sql)).schema.fields[0].dataType.simpleString())
     except PySparkException as err:
-        known = ", ".join(df.columns)
+        columns = ", ".join(df.columns)
         raise InputError(
-            f"{of}: {sql!r} cannot be computed from columns {known} ({brief(err)})"
+            f"{of}: {sql!r} cannot be computed from columns {columns} ({brief(err)})"
         ) from None
 
 
@@ -428,7 +428,7 @@ def _number(kind: str, of: str) -> None:
 
 def _orderable(kind: str, of: str) -> None:
     if "map<" in kind:
-        raise InputError(f"{of}: values of type {kind} have no order")
+        raise InputError(f"{of}: values of type {kind} have no order; use another column")
 
 
 _DIRECT = ("count", "sum", "min", "max", "first", "last")
@@ -450,8 +450,8 @@ def _take_apart(
     except PySparkException as err:
         if err.getCondition() == "MISSING_GROUP_BY":
             raise InputError(
-                f"{of}: it uses a column outside of an aggregate; say which value is meant, such "
-                "as F.max(...)"
+                f"{of}: it uses a column outside an aggregate; aggregate the column, for example "
+                "with F.max(...)"
             ) from None
         raise explain(err, of, df.columns) from None
     expressions = analyzed.aggregateExpressions()
@@ -468,7 +468,7 @@ def _take_apart(
             name = function.getClass().getSimpleName()
             if name not in _PLAIN or node.isDistinct() or node.filter().isDefined():
                 raise InputError(
-                    f"{of}: {node.sql()} has no form that can be merged from partials; use one of "
+                    f"{of}: {node.sql()} cannot be merged from partial aggregates; use one of "
                     "hf.count, sum, min, max, avg, stddev, first, last, approx_distinct, quantile, "
                     "top_k, or window(...).apply(fn) for any DataFrame code"
                 )
@@ -476,7 +476,7 @@ def _take_apart(
             if name == "Count":
                 only = str(children.apply(0).sql()) if children.size() == 1 else None
                 if only is None:
-                    raise InputError(f"{of}: count of several columns; count one")
+                    raise InputError(f"{of}: cannot count several columns; count one")
                 arg: str | None = None if only == "1" else only
             else:
                 arg = str(children.apply(0).sql())

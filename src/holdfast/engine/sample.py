@@ -14,20 +14,20 @@ def sample_rows(schema: pa.Schema, rows: int, *, seed: int = 7) -> pa.Table:
 
 
 def _column(kind: pa.DataType, rows: int, rng: np.random.Generator) -> pa.Array:
-    whole = rng.integers(0, 100, rows)
+    numbers = rng.integers(0, 100, rows)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.array(np.char.add("v", whole.astype(str))).cast(kind)
+        return pa.array(np.char.add("v", numbers.astype(str))).cast(kind)
     if pa.types.is_floating(kind):
         return pa.array(rng.random(rows) * 100).cast(kind)
     if pa.types.is_boolean(kind):
-        return pa.array(whole % 2 == 0)
+        return pa.array(numbers % 2 == 0)
     if pa.types.is_timestamp(kind):
-        return pa.array(1_700_000_000_000_000 + whole * 1_000, pa.int64()).cast(kind)
+        return pa.array(1_700_000_000_000_000 + numbers * 1_000, pa.int64()).cast(kind)
     if pa.types.is_date(kind):
-        return pa.array((whole + 19_000).astype(np.int32)).cast(kind)
+        return pa.array((numbers + 19_000).astype(np.int32)).cast(kind)
     if pa.types.is_integer(kind):
-        return pa.array(whole, pa.int64()).cast(kind)
+        return pa.array(numbers, pa.int64()).cast(kind)
     if pa.types.is_decimal(kind):
-        units = whole % 10 ** min(kind.precision, 2)  # 99 would not fit decimal(1,0)
+        units = numbers % 10 ** min(kind.precision, 2)  # 99 would not fit decimal(1,0)
         return pa.array([Decimal(int(unit)).scaleb(-kind.scale) for unit in units], kind)
     return pa.nulls(rows, kind)

@@ -91,13 +91,13 @@ def java_problem() -> str | None:
         "does it)"
     )
     if not java or not os.path.exists(java):
-        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no `java` on the PATH"
-        return f"Java was not found: {where}; {remedy}"
+        reason = f"JAVA_HOME={home} has no bin/java" if home else "there is no `java` on the PATH"
+        return f"Java was not found: {reason}; {remedy}"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+        process = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as err:
         return f"Java at {java} does not run ({err}); {remedy}"
-    match = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    match = re.search(r'version "(\d+)', process.stderr + process.stdout)
     if match is None or int(match[1]) < 17:
         return f"Java at {java} is too old ({match[1] if match else 'unknown'}); {remedy}"
     return None
@@ -108,16 +108,16 @@ def _output_to(path: str) -> Iterator[None]:
     """Redirect stdout and stderr to `path`. A JVM started meanwhile inherits the descriptors."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
+    saved = [os.dup(1), os.dup(2)]
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.dup2(target, 1)
         os.dup2(target, 2)
         yield
     finally:
-        for number, held in zip((1, 2), kept, strict=True):
-            os.dup2(held, number)
-            os.close(held)
+        for number, descriptor in zip((1, 2), saved, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(target)
 
 
@@ -165,8 +165,8 @@ def _launched(builder: Any) -> SparkSession:
     before = {child.pid for child in psutil.Process().children()}
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        made: SparkSession = builder.getOrCreate()
-        return made
+        session: SparkSession = builder.getOrCreate()
+        return session
     except BaseException:
         end_jvm(before)
         raise
@@ -180,15 +180,15 @@ def end_jvm(before: Collection[int] = ()) -> None:
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if child.pid not in before and any("spark" in word for word in child.cmdline()):
-                for one in (*child.children(recursive=True), child):
-                    one.kill()
+                for process in (*child.children(recursive=True), child):
+                    process.kill()
                 child.wait(timeout=END_S)
     SparkContext._gateway = SparkContext._jvm = None
 
 
-def _session(base: SparkSession, more: dict[str, str]) -> SparkSession:
+def _session(base: SparkSession, settings: dict[str, str]) -> SparkSession:
     session = base.newSession()
     # Large jobs use a small fixed number of tasks; the results do not depend on this number.
-    for key, value in {**_SQL, "spark.sql.shuffle.partitions": "2", **more}.items():
+    for key, value in {**_SQL, "spark.sql.shuffle.partitions": "2", **settings}.items():
         session.conf.set(key, value)
     return session

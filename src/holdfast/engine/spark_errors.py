@@ -51,10 +51,12 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
         return err
     where = f"path {path.name!r}, buckets {lo} to {hi}"
     text = f"{where}: {raised_in(str(err)) or brief(err)}"
-    if (trouble := _storage_error(err, folder)) is not None:
-        if isinstance(trouble, StorageFull):
-            return StorageFull(f"no space left for a step; free some, it is run again. {text}")
-        return type(trouble)(f"{where}: {trouble}")
+    if (cause := _storage_error(err, folder)) is not None:
+        if isinstance(cause, StorageFull):
+            return StorageFull(
+                f"no space left for a step; free disk space, the step is then retried. {text}"
+            )
+        return type(cause)(f"{where}: {cause}")
     if not isinstance(err, PySparkException):
         return err
     functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]
@@ -67,9 +69,9 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
 def _storage_error(err: Exception, folder: str) -> LogError | None:
     """The storage error that caused `err`; None if the cause is not the storage."""
     if isinstance(err, OSError):
-        found = storage_error(err, folder)
-        mine = str(err.filename or "").startswith(folder)
-        return found if mine or isinstance(found, StorageFull) else None
+        error = storage_error(err, folder)
+        in_storage = str(err.filename or "").startswith(folder)
+        return error if in_storage or isinstance(error, StorageFull) else None
     if not isinstance(err, PySparkException | Py4JJavaError):
         return None
     text = str(err)

@@ -105,8 +105,8 @@ class Version:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise LogCorrupted(
-                f"the state of path {path!r} after bucket {bucket} is not as this version of "
-                f"Holdfast writes it ({err!r}); start this storage with the version that wrote it"
+                f"the state of path {path!r} after bucket {bucket} is not in the format of this "
+                f"version of Holdfast ({err!r}); start this storage with the version that wrote it"
             ) from None
 
 
@@ -121,17 +121,17 @@ def write_rows(table: pa.Table, path: str) -> None:
 
 def check_files(version: Version, folder: str) -> None:
     """Raise LogCorrupted unless every file of a version exists with the expected number of rows."""
-    held = [c for group in (version.panes, version.edges) for cs in group.values() for c in cs]
-    expected = {chunk.file: chunk.rows for chunk in held}
+    chunks = [c for group in (version.panes, version.edges) for cs in group.values() for c in cs]
+    expected = {chunk.file: chunk.rows for chunk in chunks}
     expected |= {s.file: s.rows for group in version.shards.values() for s in group.values()}
     for name, rows in expected.items():
         path = os.path.join(folder, name)
         try:
-            found = pq.read_metadata(path).num_rows
+            row_count = pq.read_metadata(path).num_rows
         except Exception as err:
             raise LogCorrupted(f"state file {path} cannot be read ({err})") from None
-        if found != rows:
-            raise LogCorrupted(f"state file {path} has {found} rows instead of {rows}")
+        if row_count != rows:
+            raise LogCorrupted(f"state file {path} has {row_count} rows instead of {rows}")
 
 
 def export_version(version: Version, folder: str, target: str) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def import_version(exported: Mapping[str, Any], source: str, folder: str, plan: 
     version = Version.of(exported["path"], exported["bucket"], exported["body"])
     if version.plan != plan:
         raise InputError(
-            f"state of path {version.path!r} was made by another query (plan {version.plan}, "
-            f"here {plan}); start without it, or run the network that made it"
+            f"state of path {version.path!r} was written by another query (expected plan {plan}, "
+            f"found {version.plan}); start without it, or run the network that wrote it"
         )
     check_files(version, source)
     for name in version.files():

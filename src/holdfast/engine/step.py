@@ -29,7 +29,7 @@ class Step(History):
 
     def run(self) -> StepResult:
         ends = {output: self._end(output) for output in self.path.outputs}
-        whose = {end.name: end for end in ends.values()}
+        end_operators = {end.name: end for end in ends.values()}
         operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
         if all(self._passed_on(end) for end in ends.values()):
             operators = []
@@ -38,7 +38,7 @@ class Step(History):
             for up in op.inputs:
                 assert up is not None
                 readers[up.name] = readers.get(up.name, 0) + 1
-        for name in whose:
+        for name in end_operators:
             readers[name] = readers.get(name, 0) + 1
         for op in operators:
             frame = self._frame(op)
@@ -51,7 +51,7 @@ class Step(History):
             name: self._collect(self.frames[name], name)
             if name in self.frames
             else self._pass_on(end)
-            for name, end in whose.items()
+            for name, end in end_operators.items()
         }
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
         self._take_shards()
@@ -74,18 +74,18 @@ class Step(History):
 
     def _routed(self, outputs: dict[str, Rows]) -> dict[str, Rows]:
         """Split rows that are routed to partitions, once for all partitions."""
-        cut: dict[tuple[int, tuple[str, ...], int], list[tuple[int, list[pa.Table]]]] = {}
-        found = {}
+        split: dict[tuple[int, tuple[str, ...], int], list[tuple[int, list[pa.Table]]]] = {}
+        routed = {}
         for output, rows in outputs.items():
             op = self.engine.network.named(output)
             if isinstance(op, ops.Part):
                 key = (id(rows), op.keys, op.of)
-                if key not in cut:
-                    cut[key] = [(bucket, parts_of(t, op.keys, op.of)) for bucket, t in rows]
-                parts = [(bucket, tables[op.number]) for bucket, tables in cut[key]]
+                if key not in split:
+                    split[key] = [(bucket, parts_of(t, op.keys, op.of)) for bucket, t in rows]
+                parts = [(bucket, tables[op.number]) for bucket, tables in split[key]]
                 rows = [(bucket, table) for bucket, table in parts if table.num_rows]
-            found[output] = rows
-        return found
+            routed[output] = rows
+        return routed
 
     def _frame(self, op: ops.Operator) -> DataFrame | None:
         match op:
@@ -99,7 +99,7 @@ class Step(History):
                 return self._count_window(op)
             case ops.Stateful():
                 return self._stateful(op)
-        raise InputError(f"{op.name}: {op.kind} cannot be run")
+        raise InputError(f"{op.name}: operators of kind {op.kind} cannot run")
 
     # -- time windows ----------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class Step(History):
         chunks = self.panes.get(op.name, ())
         raw_from = chunks[-1].hi + 1 if chunks else since
         raw = self._buckets(op, 0, raw_from, self.hi)
-        known = sorted({b for chunk in chunks for b in chunk.buckets} | set(raw))
-        ends = windows.ends_due(op, self.lo, self.hi, known, self.width_us)
+        buckets = sorted({b for chunk in chunks for b in chunk.buckets} | set(raw))
+        ends = windows.ends_due(op, self.lo, self.hi, buckets, self.width_us)
         if not ends:
             return None
         oldest = (ends[0] - op.size_us) // self.width_us
@@ -179,12 +179,12 @@ class Step(History):
                 panes = query(text, rows=rows)
                 chunks = (*chunks, self._pane_chunk(op, panes, raw_from, self.hi, raw))
         if len(chunks) > PANE_FILES:
-            held = self._read(
+            stored = self._read(
                 self.compiled.panes[op.name],
                 [os.path.join(self.engine.folder, c.file) for c in chunks],
             )
             merged = query(
-                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "_p"), panes=held
+                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "_p"), panes=stored
             )
             buckets = sorted({b for chunk in chunks for b in chunk.buckets})
             chunks = (self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets),)
@@ -228,11 +228,13 @@ class Step(History):
             rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
         spread = rows.coalesce(1) if together else rows.repartition(shards, *op.keys)
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
-        held = {
+        shard_files = {
             number: os.path.join(self.engine.folder, shard.file)
             for number, shard in self.shards.get(op.name, {}).items()
         }
-        task = keyed.ShardTask(step, held, os.path.join(self.engine.folder, folder), schema, out)
+        task = keyed.ShardTask(
+            step, shard_files, os.path.join(self.engine.folder, folder), schema, out
+        )
         self.folders.append((op.name, folder))
         return spread.mapInArrow(task, ddl)
 
@@ -273,15 +275,15 @@ class Step(History):
 
     def _take_shards(self) -> None:
         for name, folder in self.folders:
-            found = keyed.read_shards(os.path.join(self.engine.folder, folder))
+            written = keyed.read_shards(os.path.join(self.engine.folder, folder))
             # Spark runs no task if its optimizer proves that the results are never read.
-            assert len(found) in (0, self.engine.network.partitions), (name, sorted(found))
-            held = dict(self.shards.get(name, {}))
-            for number, shard in found.items():
+            assert len(written) in (0, self.engine.network.partitions), (name, sorted(written))
+            shards = dict(self.shards.get(name, {}))
+            for number, shard in written.items():
                 file = f"{folder}/{os.path.basename(shard['file'])}"
                 self.engine.made(self.line, file)
-                held[number] = Shard(file, shard["rows"], shard["timer_us"])
-            self.shards[name] = held
+                shards[number] = Shard(file, shard["rows"], shard["timer_us"])
+            self.shards[name] = shards
 
 
 def _sortable(df: DataFrame, time: str) -> list[str]:

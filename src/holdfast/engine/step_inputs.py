@@ -156,12 +156,12 @@ class History:
         up = op.inputs[port]
         assert up is not None
         chunks = self.edges.get(f"{op.name}:{port}", ())
-        found = {b for chunk in chunks for b in chunk.buckets if lo <= b <= hi}
+        buckets = {b for chunk in chunks for b in chunk.buckets if lo <= b <= hi}
         if self._by_reference(up):
             raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
             for stream in self._streams(up):
-                found.update(f.bucket for f in self.inputs.files(stream, raw_from, hi))
-        return sorted(found)
+                buckets.update(f.bucket for f in self.inputs.files(stream, raw_from, hi))
+        return sorted(buckets)
 
     def _streams(self, op: ops.Operator) -> list[str]:
         if op.name not in self.mine:
@@ -182,15 +182,18 @@ class History:
     def _chunk_rows(
         self, up: ops.Operator, chunks: Sequence[Chunk], lo: int, hi: int
     ) -> DataFrame | None:
-        held = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
-        if not held:
+        overlapping = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
+        if not overlapping:
             return None
         df = self._read(
             self.compiled.schema[up.name],
-            [os.path.join(self.engine.folder, chunk.file) for chunk in held],
+            [os.path.join(self.engine.folder, chunk.file) for chunk in overlapping],
         )
         time = f"unix_micros(`{self.compiled.time[up.name]}`)"
-        if min(chunk.lo for chunk in held) < lo or max(chunk.hi for chunk in held) > hi:
+        if (
+            min(chunk.lo for chunk in overlapping) < lo
+            or max(chunk.hi for chunk in overlapping) > hi
+        ):
             df = df.filter(self._within(time, lo, hi))
         return df
 
@@ -266,13 +269,13 @@ class History:
             return []
         time = self.compiled.time[output]
         table = sort_canonical(self._arrow(frame, output), time)
-        found = runs(times_us(table, time) // self.width_us)
-        if found and (found[0][0] < self.lo or found[-1][0] > self.hi):
+        slices = runs(times_us(table, time) // self.width_us)
+        if slices and (slices[0][0] < self.lo or slices[-1][0] > self.hi):
             raise InputError(
-                f"{output}: a result in bucket {found[0][0]} or {found[-1][0]} came out of buckets "
-                f"{self.lo} to {self.hi}"
+                f"{output}: expected results in buckets {self.lo} to {self.hi}, found results in "
+                f"buckets {slices[0][0]} to {slices[-1][0]}"
             )
-        return [(bucket, table.slice(start, end - start)) for bucket, start, end in found]
+        return [(bucket, table.slice(start, end - start)) for bucket, start, end in slices]
 
     def _passed_on(self, op: ops.Operator) -> bool:
         """Whether only unions lie between the inputs and this stream."""
@@ -343,8 +346,8 @@ class History:
                 chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             lo = max(alive, chunks[0].lo)
-            held = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
-            chunks = self._row_chunk(op, port, up, (), held, lo)
+            merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
+            chunks = self._row_chunk(op, port, up, (), merged, lo)
         return chunks
 
     def _row_chunk(

@@ -38,15 +38,15 @@ def is_users(file: str) -> bool:
 
 def location_of(err: BaseException) -> str | None:
     """The innermost application line in the traceback of an exception or of its causes."""
-    known: BaseException | None = err
-    while known is not None:
-        if (location := getattr(known, "location", None)) is not None:
+    error: BaseException | None = err
+    while error is not None:
+        if (location := getattr(error, "location", None)) is not None:
             return str(location)
-        frames = traceback.extract_tb(known.__traceback__)
+        frames = traceback.extract_tb(error.__traceback__)
         for frame in reversed(frames):
             if is_users(frame.filename):
                 return _where(frame.filename, frame.lineno or 0, frame.name)
-        known = known.__cause__
+        error = error.__cause__
     return None
 
 
@@ -58,29 +58,29 @@ def location_in(text: str) -> str | None:
     for match in _CALLED_FROM.finditer(text):
         if is_users(match["file"]):
             return _where(match["file"], int(match["line"]), None)
-    told = _TOLD.search(text)
-    return None if told is None else told["where"]
+    reported = _TOLD.search(text)
+    return None if reported is None else reported["where"]
 
 
 def location_of_functions(functions: Iterable[Callable[..., object]]) -> str | None:
     """The location of the only application function in `functions`; None unless there is exactly
     one."""
-    found = {}
+    names = {}
     for fn in functions:
         code = getattr(fn, "__code__", None)
         if isinstance(code, CodeType) and is_users(code.co_filename):
-            found[code.co_filename, code.co_firstlineno] = code.co_name
-    if len(found) != 1:
+            names[code.co_filename, code.co_firstlineno] = code.co_name
+    if len(names) != 1:
         return None
-    (((file, line), name),) = found.items()
+    (((file, line), name),) = names.items()
     return _where(file, line, name)
 
 
 def raised_in(text: str) -> str | None:
     """The exception that a Python worker raised, in one line; None if the text is not from a Python
     worker. For a Holdfast error only the message, which is written for the user."""
-    _, found, last = text.rpartition(_TRACEBACK)
-    if not found:
+    _, separator, last = text.rpartition(_TRACEBACK)
+    if not separator:
         return None
     lines = last.partition("\n\nJVM stacktrace:")[0].strip("\n").splitlines()
     raised = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), None)

@@ -19,13 +19,13 @@ from holdfast.errors import InputError, SetupError
 EXPERIMENTS = {
     "switch": "killing the replica that a client reads (Borealis section 5)",
     "serialization": "delay against bucket width (Borealis Table 3)",
-    "tentative": "what waiting before results turn tentative buys (Borealis Figure 9)",
-    "policies": "new rows during a failure and its correction (Borealis Figure 10)",
-    "reconcile": "how long a correction takes (Borealis Figure 12, Table 2)",
-    "chain": "a failure before a chain of nodes (Borealis Figure 11)",
-    "availability": "the newest result while a failure lasts and is corrected (section 4.5)",
-    "overhead": "what protection costs while nothing fails",
-    "pairs": "a host is killed, and another one takes its place (Flux section 5.4)",
+    "tentative": "tentative rows against the wait before they are produced (Borealis Figure 9)",
+    "policies": "policies for new rows during a failure and its correction (Borealis Figure 10)",
+    "reconcile": "duration of a correction (Borealis Figure 12, Table 2)",
+    "chain": "a failure upstream of a chain of nodes (Borealis Figure 11)",
+    "availability": "age of the newest result during a failure and its correction (section 4.5)",
+    "overhead": "cost of protection without failures",
+    "pairs": "a host is killed and replaced by a standby (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
 }
@@ -58,9 +58,9 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
         try:
             import matplotlib
         except ImportError:
-            raise SetupError("--plots wants matplotlib: pip install 'holdfast[plots]'") from None
+            raise SetupError("--plots needs matplotlib: pip install 'holdfast[plots]'") from None
         matplotlib.use("Agg")
         os.makedirs(plots, exist_ok=True)
         for path in module.plot(result, plots):
-            console.print(f"drew {path}")
+            console.print(f"wrote plot {path}")
     return 0

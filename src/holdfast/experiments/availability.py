@@ -62,10 +62,12 @@ class Case:
     lost: str | None = None
 
     def __str__(self) -> str:
-        what = f"{self.replicas} replicas, an input is away for {self.failure_s:g} s"
+        text = f"{self.replicas} replicas, an input is missing for {self.failure_s:g} s"
         if self.lost is None:
-            return what
-        return f"{what}, {self.lost if self.lost == RESTARTED else f'who answers is {self.lost}'}"
+            return text
+        return (
+            f"{text}, {self.lost if self.lost == RESTARTED else f'answering replica {self.lost}'}"
+        )
 
 
 QUICK = (
@@ -81,12 +83,12 @@ FULL = (
 
 def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:
     net = hf.Network("availability", bucket=f"{BUCKET_MS}ms")
-    made = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
+    generators = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
     taps = [
         net.source(
             f"s{rows.source}", "ts timestamp, source int, n long", time="ts", feed=hf.Generate(rows)
         )
-        for rows in made
+        for rows in generators
     ]
     merged = net.union(*taps).filter("n >= 0")
     net.output("merged", merged)
@@ -100,7 +102,7 @@ def _network(replicas: int) -> tuple[hf.Network, list[Numbered]]:
         while_correcting="process",
         max_delay=f"{X_MS}ms",
     )
-    return net, made
+    return net, generators
 
 
 two, _made_by_two = _network(2)
@@ -119,7 +121,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 def _measure(
     replicas: int, cases: Sequence[Case], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    network, name, made = NETWORKS[replicas]
+    network, name, generators = NETWORKS[replicas]
     folder = tempfile.mkdtemp(prefix="holdfast-availability-")
     proxies = Proxies()
     options = hf.Options(
@@ -135,7 +137,7 @@ def _measure(
     )
     try:
         with running:
-            bench = _Bench(running, proxies, made, os.path.join(folder, "table"), say)
+            bench = _Bench(running, proxies, generators, os.path.join(folder, "table"), say)
             try:
                 bench.warm_up()
                 return [bench.measure(case) for case in cases]
@@ -205,10 +207,10 @@ class _Application:
 
 class _Bench:
     def __init__(
-        self, running: Run, proxies: Proxies, made: list[Numbered], folder: str,
+        self, running: Run, proxies: Proxies, generators: list[Numbered], folder: str,
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._run, self._proxies, self._made, self._say = running, proxies, made, say
+        self._run, self._proxies, self._made, self._say = running, proxies, generators, say
         self._table = hf.CorrectedTable(folder)
         self.reader = _Application(
             lambda: running.client("merged", tentative=True, durable=True), self._table
@@ -226,29 +228,29 @@ class _Bench:
         began_us = now_us()
         names = tuple(self._run.processes)
         self._cut([(CUT, name) for name in names], case.failure_s)
-        healed_us, hit = now_us(), None
+        healed_us, faulty = now_us(), None
         if case.lost is not None:
-            self._wait(self._correcting, BEGIN_S, "no replica corrects itself")
-            hit = self._lose(case.lost)
-        self._wait(lambda: self._corrected(healed_us), BACK_S, "nothing is corrected")
+            self._wait(self._correcting, BEGIN_S, "a replica to begin its correction")
+            faulty = self._lose(case.lost)
+        self._wait(lambda: self._corrected(healed_us), BACK_S, "the correction at the client")
         self._all_up()
         over_us = now_us()
         # The buckets of the last moments may arrive later.
-        self._wait(lambda: self._has(over_us), BACK_S, "results stopped")
-        return self._judge(case, began_us, over_us, max(steps), hit)
+        self._wait(lambda: self._has(over_us), BACK_S, "the results of the last moments")
+        return self._judge(case, began_us, over_us, max(steps), faulty)
 
     # -- faults ---------------------------------------------------------------------------------
 
     def _cut(self, links: Sequence[tuple[str, str]], seconds: float) -> None:
-        found = [
+        affected = [
             link for link in self._proxies.all()
             if any({link.producer, link.reader} == set(ends) for ends in links)
         ]  # fmt: skip
-        assert len(found) >= len(links), (links, found)
-        for link in found:
+        assert len(affected) >= len(links), (links, affected)
+        for link in affected:
             link.cut()
         time.sleep(seconds)
-        for link in found:
+        for link in affected:
             link.mend()
 
     def _lose(self, lost: str) -> str:
@@ -272,13 +274,13 @@ class _Bench:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def _wait(self, test: Callable[[], bool], limit_s: float, else_: str) -> None:
+    def _wait(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         def reached() -> bool:
             if self.reader.failure is not None:
                 raise self.reader.failure
             return test()
 
-        self._run.wait_for(reached, limit_s, else_)
+        self._run.wait_for(reached, limit_s, what)
 
     def _all_up(self) -> None:
         def all_up() -> bool:
@@ -286,8 +288,10 @@ class _Bench:
                 caught_up(self._run, "merged", name, BUCKET_MS) for name in self._run.processes
             )
 
-        self._wait(all_up, BACK_S, "a replica does not catch up")
-        self._wait(lambda: self.reader.reads is not None, BACK_S, "the client reads nobody")
+        self._wait(all_up, BACK_S, "all replicas to catch up")
+        self._wait(
+            lambda: self.reader.reads is not None, BACK_S, "the client to read from a replica"
+        )
 
     def _correcting(self) -> bool:
         if self.reader.replaced and self.reader.replaced[-1] > now_us() - 1_000_000:
@@ -310,7 +314,7 @@ class _Bench:
     # -- judging --------------------------------------------------------------------------------
 
     def _judge(
-        self, case: Case, began_us: int, over_us: int, step_ms: float, hit: str | None
+        self, case: Case, began_us: int, over_us: int, step_ms: float, faulty: str | None
     ) -> dict[str, Any]:
         bound_ms = X_MS + 2 * BUCKET_MS + 2 * step_ms
         if case.lost in (STOPPED, CUT_OFF):
@@ -326,7 +330,7 @@ class _Bench:
             "replicas": case.replicas,
             "failure_s": case.failure_s,
             "lost": case.lost,
-            "who": hit,
+            "who": faulty,
             "answering_replica_killed": case.lost == KILLED,
             "newest_standing_age_ms_max": round(self.reader.age_us(began_us, over_us) / 1_000, 1),
             "bound_ms": round(bound_ms, 1),
@@ -339,9 +343,9 @@ class _Bench:
             "table_equals_ideal": np.array_equal(np.sort(_keys(table)), ideal),
         }
         self._say(
-            f"  the newest result was at most {row['newest_standing_age_ms_max']:.0f} of "
-            f"{row['bound_ms']:.0f} ms old, {row['replacements']} buckets were replaced, "
-            f"{undos} taken back"
+            f"  age of the newest result at most {row['newest_standing_age_ms_max']:.0f} ms (bound "
+            f"{row['bound_ms']:.0f}), {row['replacements']} buckets were replaced, "
+            f"{undos} withdrawn"
         )
         return row
 
@@ -367,13 +371,15 @@ def _keys(table: pa.Table) -> np.ndarray:
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="The newest result while an input is away and corrected afterwards")
-    for column in ("replicas", "away (s)", "lost during correction", "oldest (ms)", "bound (ms)",
-                   "taken back", "replaced", "lossless", "table = ideal"):  # fmt: skip
+    shown = Table(
+        title="Age of the newest result while an input is missing and during the correction"
+    )
+    for column in ("replicas", "missing (s)", "lost during correction", "oldest (ms)", "bound (ms)",
+                   "withdrawn", "replaced", "lossless", "table = ideal"):  # fmt: skip
         shown.add_column(column, justify="right")
     for row in result["runs"]:
         shown.add_row(
-            str(row["replicas"]), f"{row['failure_s']:g}", row["lost"] or "nobody",
+            str(row["replicas"]), f"{row['failure_s']:g}", row["lost"] or "none",
             f"{row['newest_standing_age_ms_max']:.0f}", f"{row['bound_ms']:.0f}",
             f"{row['undos_per_failure']:g}", str(row["replacements"]), str(row["lossless"]),
             str(row["table_equals_ideal"]),
@@ -397,7 +403,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     )
     axes.set_xticks(
         x,
-        [f"{r['replicas']} replicas\n{r['failure_s']:g} s\n{r['lost'] or 'nobody lost'}"
+        [f"{r['replicas']} replicas\n{r['failure_s']:g} s\n{r['lost'] or 'none lost'}"
          for r in rows],
         rotation=60, fontsize=8,
     )  # fmt: skip

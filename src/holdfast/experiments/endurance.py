@@ -57,27 +57,27 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     seconds: list[float] = []
     samples: list[dict[str, float]] = []
     options = hf.Options(archive=False, checkpoint_buckets=50, memory="1g")
-    with Run(network(), options=options) as held:
-        node = held.nodes["main"]
-        clients = [iter(held.client(name)) for name in ("per_second", "hits")]
+    with Run(network(), options=options) as running:
+        node = running.nodes["main"]
+        clients = [iter(running.client(name)) for name in ("per_second", "hits")]
         _drain_in_background(clients)
         for bucket in range(buckets):
             for source, rows in zip(("flows", "alarms"), rows_of(bucket), strict=True):
-                held.source(source).push(rows)
+                running.source(source).push(rows)
             began = time.monotonic()
             for source in ("flows", "alarms"):
-                held.source(source).advance((bucket + 1) * WIDTH_US)
+                running.source(source).advance((bucket + 1) * WIDTH_US)
             while any(
                 state.position is None or state.position < bucket
                 for state in node.performer.core.paths.values()
             ):
-                held.raise_failure()
+                running.raise_failure()
                 if time.monotonic() > began + LIMIT_S:
-                    raise HoldfastError(f"bucket {bucket} was not done in {LIMIT_S:.0f} s")
+                    raise HoldfastError(f"bucket {bucket} was not finished within {LIMIT_S:.0f} s")
                 time.sleep(0.001)
             seconds.append(time.monotonic() - began)
             if (bucket + 1) % (base // 2) == 0:
-                sample = _sample(held.storage)
+                sample = _sample(running.storage)
                 samples.append({"bucket": bucket + 1, **sample})
                 say(
                     f"bucket {bucket + 1}: driver {sample['driver_mb']:.0f} MB, JVM "
@@ -104,7 +104,7 @@ def _drain_in_background(clients: list[Any]) -> None:
     import threading
 
     for client in clients:
-        threading.Thread(target=lambda it=client: [None for _ in it], daemon=True).start()
+        threading.Thread(target=lambda results=client: [None for _ in results], daemon=True).start()
 
 
 def _sample(storage: str) -> dict[str, float]:

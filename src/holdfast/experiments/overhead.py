@@ -50,7 +50,9 @@ def measure(policy: str, seconds: float, warm_s: float) -> float:
         run.raise_failure()
         assert first is not None and last is not None
         if watch.client.tentative_rows:
-            raise hf.HoldfastError("rows turned tentative while nothing failed: a busy machine?")
+            raise hf.HoldfastError(
+                "results became tentative without a failure; is the machine overloaded?"
+            )
     return 1_000 * (after_s - before_s) / (last - first)
 
 
@@ -63,7 +65,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         cost = {policy: measure(policy, seconds, WARM_S) for policy in order}
         rows.append({**{f"{policy}_ms": round(ms, 2) for policy, ms in cost.items()},
                      "ratio": round(cost["process"] / cost["block"], 4)})  # fmt: skip
-        say(f"processor time per bucket: block {cost['block']:.1f} ms, process "
+        say(f"CPU time per bucket: block {cost['block']:.1f} ms, process "
             f"{cost['process']:.1f} ms, ratio {rows[-1]['ratio']:.3f}")  # fmt: skip
     ratios = [row["ratio"] for row in rows]
     return {
@@ -75,12 +77,12 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="Processor time per bucket while nothing fails (ms)")
+    shown = Table(title="CPU time per bucket without failures (ms)")
     for column in ("block", "process+process", "ratio"):
         shown.add_column(column, justify="right")
     for row in result["pairs"]:
         shown.add_row(f"{row['block_ms']:.1f}", f"{row['process_ms']:.1f}", f"{row['ratio']:.3f}")
-    shown.caption = f"median ratio {result['cpu_ratio_median']:.3f}, at most {result['bound']}"
+    shown.caption = f"median ratio {result['cpu_ratio_median']:.3f}, bound {result['bound']}"
     return shown
 
 
@@ -91,7 +93,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     for name, key in (("block", "block_ms"), ("process+process", "process_ms")):
         axes.plot([row[key] for row in result["pairs"]], marker="o", label=name)
     axes.set_xlabel("pair of runs")
-    axes.set_ylabel("processor time per bucket (ms)")
+    axes.set_ylabel("CPU time per bucket (ms)")
     axes.set_ylim(bottom=0)
     axes.legend()
     axes.grid(alpha=0.3)

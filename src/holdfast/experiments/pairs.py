@@ -109,22 +109,25 @@ class _Reader(threading.Thread):
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     runs = []
     for keys, rows in [(10_000, 4_000)] if quick else [(10_000, 4_000), (100_000, 10_000)]:
-        say(f"{keys:,} pairs of ends, {1_000 * rows // BUCKET_MS:,} packets a second")
+        say(f"{keys:,} endpoint pairs, {1_000 * rows // BUCKET_MS:,} packets per second")
         runs.append({"keys": keys, "rows_per_bucket": rows, **_losing(keys, rows, quick, say)})
     first = runs[0]
-    found = {
+    result = {
         "bucket_ms": BUCKET_MS,
-        **{name: all(one[name] for one in runs) for name in ("lossless", "second_kill_lossless")},
-        "duplicates": sum(one["duplicates"] for one in runs),
         **{
-            name: max(one["kills"][0][name] for one in runs)
+            name: all(measured[name] for measured in runs)
+            for name in ("lossless", "second_kill_lossless")
+        },
+        "duplicates": sum(measured["duplicates"] for measured in runs),
+        **{
+            name: max(measured["kills"][0][name] for measured in runs)
             for name in ("takeover_gap_ms", "move_gap_ms", "takeover_ms", "catchup_ms")
         },
         "state_moved_bytes": first["kills"][0]["state_moved_bytes"],
-        "within_bounds": all(one["within_bounds"] for one in runs),
+        "within_bounds": all(measured["within_bounds"] for measured in runs),
         "runs": runs,
     }
-    return found if quick else found | pairs_cost.run(say)
+    return result if quick else result | pairs_cost.run(say)
 
 
 def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -134,20 +137,20 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
         with Run(
             flux, storage=storage, deployment="processes", options=OPTIONS, app=app
         ) as running:
-            say("hosts are up")
-            found = _Story(running, keys, rows, quick, say).told()
-        say("auditing")
+            say("all hosts are running")
+            measured = _Story(running, keys, rows, quick, say).told()
+        say("auditing the results")
         sessions = session.start(hf.Options(memory="1g"))
-        told = audit(flux, storage, sessions.large)
-        compared = told.outputs[0].found
-        if not told.ok or compared is None:
-            say(told.text())
-        lossless = compared is not None and compared.missing == compared.wrong == 0
-        return found | {
+        report = audit(flux, storage, sessions.large)
+        comparison = report.outputs[0].found
+        if not report.ok or comparison is None:
+            say(report.text())
+        lossless = comparison is not None and comparison.missing == comparison.wrong == 0
+        return measured | {
             "lossless": lossless,
             "second_kill_lossless": lossless,
-            "duplicates": -1 if compared is None else compared.duplicated,
-            "result_rows": 0 if compared is None else compared.received_rows,
+            "duplicates": -1 if comparison is None else comparison.duplicated,
+            "result_rows": 0 if comparison is None else comparison.received_rows,
         }
     finally:
         shutil.rmtree(storage, ignore_errors=True)
@@ -171,13 +174,13 @@ class _Story:
         self._load.start()
         try:
             self._steady()
-            kills = [self._kill("host-2", "its storage is lost too", wipe=True)]
+            kills = [self._kill("host-2", "with its storage", wipe=True)]
             self._steady()
-            kills.append(self._kill("host-3", "the second one"))
+            kills.append(self._kill("host-3", "second host"))
             rolled: dict[str, Any] | None = None
             if not self._quick:
                 self._steady()
-                kills.append(self._kill("host-4", "and its stand-in", stand_in=True))
+                kills.append(self._kill("host-4", "with its standby", stand_in=True))
                 self._steady()
                 rolled = self._roll()
         finally:
@@ -204,8 +207,8 @@ class _Story:
     def _steady(self) -> None:
         with suppress(SetupError):  # not steady on a busy machine
             steady = partial(self._reader.is_steady, self._soon_ms)
-            self._run.wait_for(steady, WARM_S, "results that come soon")
-        self._run.wait_for(self._all_speak, BACK_S, "everybody to be back")
+            self._run.wait_for(steady, WARM_S, "results with a short delay")
+        self._run.wait_for(self._all_speak, BACK_S, "heartbeats of all hosts")
 
     def _all_speak(self) -> bool:
         """Whether every host has sent a heartbeat recently."""
@@ -221,20 +224,20 @@ class _Story:
         at_us = now_us()
         process.kill(before_restart=(lambda: shutil.rmtree(process.folder)) if wipe else None)
 
-        def given() -> list[str]:
+        def new_hosts() -> list[str]:
             return [
                 h for h in run.layout if h != host and set(names) <= set(controller.assigned(h))
             ]
 
-        run.wait_for(lambda: bool(given()), BACK_S, "a stand-in")
+        run.wait_for(lambda: bool(new_hosts()), BACK_S, "a standby to take over")
         if stand_in:
             time.sleep(0.3)  # the standby has begun to catch up
-            run.processes[given()[0]].kill()
+            run.processes[new_hosts()[0]].kill()
         run.wait_for(
             lambda: all(controller.epoch(name) > epochs[name] for name in names), BACK_S,
-            "the stand-in",
+            "the new instances of the nodes",
         )  # fmt: skip
-        run.wait_for(lambda: self._caught_up(names), BACK_S, "catching up")
+        run.wait_for(lambda: self._caught_up(names), BACK_S, "the new nodes to catch up")
         return self._judged(host, why, at_us, names, before)
 
     def _judged(
@@ -250,9 +253,9 @@ class _Story:
         ]
         moving_us = min((int(m["at_us"] - 1_000 * m["ms"]) for m in moved), default=at_us)
         # Wait until the client has received a result after the catch-up.
-        self._run.wait_for(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "results")
+        self._run.wait_for(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "new results")
         bound_ms = _bound_ms(before.values())
-        found = {
+        row = {
             "killed": host, "why": why, "nodes": names, "at_us": at_us,
             "takeover_ms": max(switched, default=0.0),
             "takeover_gap_ms": self._reader.gap_ms(at_us, moving_us),
@@ -263,12 +266,12 @@ class _Story:
             "bound_ms": bound_ms,
         }  # fmt: skip
         self._say(
-            f"{host} killed ({why}): take-over {found['takeover_ms']:.0f} ms, gap "
-            f"{found['takeover_gap_ms']:.0f} ms, {found['state_moved_bytes'] / 1e6:.2f} MB moved "
-            f"in {found['move_ms']:.0f} ms, gap {found['move_gap_ms']:.0f} ms (bound "
-            f"{bound_ms:.0f}), caught up after {found['catchup_ms']:.0f} ms"
+            f"{host} killed ({why}): take-over {row['takeover_ms']:.0f} ms, gap "
+            f"{row['takeover_gap_ms']:.0f} ms, {row['state_moved_bytes'] / 1e6:.2f} MB moved "
+            f"in {row['move_ms']:.0f} ms, gap {row['move_gap_ms']:.0f} ms (bound "
+            f"{bound_ms:.0f}), caught up after {row['catchup_ms']:.0f} ms"
         )
-        return found
+        return row
 
     def _roll(self) -> dict[str, Any]:
         at_us = now_us()
@@ -277,9 +280,9 @@ class _Story:
         hosts = [host for host in self._run.layout if host != EDGE]
         self._run.rolling.hosts(self._say, hosts)
         done_us = now_us()
-        self._run.wait_for(lambda: self._reader.came[-1][0] > done_us, BACK_S, "results")
+        self._run.wait_for(lambda: self._reader.came[-1][0] > done_us, BACK_S, "new results")
         gap = self._reader.gap_ms(at_us, done_us)
-        self._say(f"all restarted, longest gap {gap:.0f} ms (bound {bound_ms:.0f})")
+        self._say(f"all hosts restarted, longest gap {gap:.0f} ms (bound {bound_ms:.0f})")
         return {
             "hosts": hosts, "at_us": at_us, "seconds": round((done_us - at_us) / 1e6, 1),
             "takeover_gap_ms": gap, "move_gap_ms": gap, "move_ms": 0.0, "bound_ms": bound_ms,
@@ -288,8 +291,8 @@ class _Story:
     def _caught_up(self, names: list[str]) -> bool:
         """Whether the nodes are at most one bucket behind their peers."""
         for name in names:
-            mine, other = (position(node_status(self._run, n)) for n in (name, self._peers[name]))
-            if mine is None or other is None or mine < other - 1:
+            own, other = (position(node_status(self._run, n)) for n in (name, self._peers[name]))
+            if own is None or other is None or own < other - 1:
                 return False
         return True
 
@@ -301,13 +304,13 @@ def _bound_ms(nodes: Iterable[dict[str, Any]]) -> float:
 
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="A host is killed (Flux section 5.4)")
-    for column in ("pairs of ends", "killed", "take-over (ms)", "gap (ms)", "state (MB)",
+    for column in ("endpoint pairs", "killed", "take-over (ms)", "gap (ms)", "state (MB)",
                    "moved in (ms)", "gap (ms)", "bound (ms)", "caught up (s)"):  # fmt: skip
         shown.add_column(column, justify="right")
-    for one in result["runs"]:
-        for kill in one["kills"]:
+    for measured in result["runs"]:
+        for kill in measured["kills"]:
             shown.add_row(
-                f"{one['keys']:,}", f"{kill['killed']}, {kill['why']}",
+                f"{measured['keys']:,}", f"{kill['killed']}, {kill['why']}",
                 f"{kill['takeover_ms']:.0f}", f"{kill['takeover_gap_ms']:.0f}",
                 f"{kill['state_moved_bytes'] / 1e6:.2f}", f"{kill['move_ms']:.0f}",
                 f"{kill['move_gap_ms']:.0f}", f"{kill['bound_ms']:.0f}",
@@ -318,11 +321,11 @@ def table(result: dict[str, Any]) -> Table:
         f"within bounds {result['within_bounds']}",
         f"the paper moved {PAPER_MOVED_BYTES / 1e6} MB in {PAPER_MOVE_MS} ms",
     ]
-    for one in result["runs"]:
-        if rolled := one["rolling"]:
+    for measured in result["runs"]:
+        if rolled := measured["rolling"]:
             lines.append(
-                f"{one['keys']:,} pairs of ends: all hosts restarted in {rolled['seconds']} s, "
-                f"longest gap {rolled['takeover_gap_ms']:.0f} of {rolled['bound_ms']:.0f} ms"
+                f"{measured['keys']:,} endpoint pairs: all hosts restarted in {rolled['seconds']} "
+                f"s, longest gap {rolled['takeover_gap_ms']:.0f} of {rolled['bound_ms']:.0f} ms"
             )
     if "vs_plain" in result:
         lines.append(pairs_cost.text(result))
@@ -334,28 +337,28 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
     paths = []
-    for one in result["runs"]:
+    for measured in result["runs"]:
         figure, panels = plt.subplots(2, 1, figsize=(10, 6), sharex=True)
-        at, rows = (np.array([row[column] for row in one["series"]]) for column in (0, 1))
+        at, rows = (np.array([row[column] for row in measured["series"]]) for column in (0, 1))
         # Two results can arrive at once, so the rate is averaged over a few buckets.
         over_s = RATE_BUCKETS * BUCKET_MS / 1_000
-        held, edges = np.histogram(at, np.arange(at[0], at[-1] + over_s, over_s), weights=rows)
-        panels[0].stairs(held / over_s / 1_000, edges)
+        counts, edges = np.histogram(at, np.arange(at[0], at[-1] + over_s, over_s), weights=rows)
+        panels[0].stairs(counts / over_s / 1_000, edges)
         panels[0].set_ylabel("results (thousand rows/s)")
-        panels[1].plot(at, [row[2] / 1_000 for row in one["series"]], ".-")
+        panels[1].plot(at, [row[2] / 1_000 for row in measured["series"]], ".-")
         panels[1].set_ylabel("delay of results (s)")
         panels[1].set_xlabel("time (s)")
-        said = [kill["killed"] for kill in one["kills"]] + ["all, one by one"]
+        labels = [kill["killed"] for kill in measured["kills"]] + ["all, one by one"]
         for axes in panels:
-            for when, what in zip(one["killed_at_s"], said, strict=False):
+            for when, label in zip(measured["killed_at_s"], labels, strict=False):
                 axes.axvline(when, color="C3", linestyle="--")
-                axes.annotate(what, (when, 1), xycoords=("data", "axes fraction"), rotation=90,
+                axes.annotate(label, (when, 1), xycoords=("data", "axes fraction"), rotation=90,
                               ha="right", va="top", fontsize="small", color="C3")  # fmt: skip
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
-        figure.suptitle(f"Hosts are killed, {one['keys']:,} pairs of ends (Flux Figure 8)")
+        figure.suptitle(f"Hosts are killed, {measured['keys']:,} endpoint pairs (Flux Figure 8)")
         figure.tight_layout()
-        paths.append(os.path.join(folder, f"pairs-{one['keys']}.png"))
+        paths.append(os.path.join(folder, f"pairs-{measured['keys']}.png"))
         figure.savefig(paths[-1], dpi=120)
         plt.close(figure)
     return paths

@@ -59,15 +59,15 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     repeats = 2 if quick else 3
     for point in POINTS[:1] if quick else POINTS:
         for kind in KINDS:
-            network, made = merging(
+            network, generators = merging(
                 point.rows_per_s, window_ms=point.window_ms,
                 on_failure="process", while_correcting="suspend", reconcile=kind, max_delay=X,
             )  # fmt: skip
             warm_s = WARM_AGAIN_S if runs else WARM_S / (2 if quick else 1)
-            found, seen = failures(
+            measured, seen = failures(
                 network, [FAILURE_S] * repeats, warm_s=max(warm_s, point.window_ms / 1_000)
             )
-            for met in found:
+            for failure in measured:
                 runs.append(
                     {
                         "reconcile": kind,
@@ -75,22 +75,22 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                         "rows_per_s": point.rows_per_s,
                         "state_rows": point.state_rows,
                         "failure_s": FAILURE_S,
-                        "failure_rows": round(point.rows_per_s * met.missing_s),
-                        "stabilize_ms": round(met.stabilization_ms, 1),
-                        "lossless": seen.lossless(made, met.cut_at_us, met.until_us),
+                        "failure_rows": round(point.rows_per_s * failure.missing_s),
+                        "stabilize_ms": round(failure.stabilization_ms, 1),
+                        "lossless": seen.lossless(generators, failure.cut_at_us, failure.until_us),
                     }
                 )
-            mean_ms = statistics.fmean(met.stabilization_ms for met in found)
+            mean_ms = statistics.fmean(failure.stabilization_ms for failure in measured)
             say(
                 f"{kind}, {point.state_rows} rows of state, {point.rows_per_s} rows/s: "
-                f"{FAILURE_S:.0f} s corrected in {mean_ms:.0f} ms"
+                f"a failure of {FAILURE_S:.0f} s corrected in {mean_ms:.0f} ms"
             )
     promised = {kind: _mean(runs, kind, "promise") for kind in KINDS}
     return {
         "runs": runs,
         "fits": [
             fit(runs, kind, varied) for varied in ("state", "failure") for kind in KINDS
-            if len({met[f"{varied}_rows"] for met in _of(runs, kind, varied)}) > 1
+            if len({failure[f"{varied}_rows"] for failure in _of(runs, kind, varied)}) > 1
         ],
         "stabilize_ms": round(promised["checkpoint"], 1),
         "stabilize_undo_ms": round(promised["undo"], 1),
@@ -103,19 +103,19 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 def fit(runs: list[dict[str, Any]], kind: str, varied: str) -> dict[str, Any]:
     """Fit a line to the measurements: milliseconds per 1,000 rows, and fixed milliseconds."""
-    mine = _of(runs, kind, varied)
-    rows = [met[f"{varied}_rows"] / 1_000 for met in mine]
-    slope, fixed = np.polyfit(rows, [met["stabilize_ms"] for met in mine], 1)
+    measured = _of(runs, kind, varied)
+    rows = [row[f"{varied}_rows"] / 1_000 for row in measured]
+    slope, fixed = np.polyfit(rows, [row["stabilize_ms"] for row in measured], 1)
     return {"reconcile": kind, "varied": varied, "ms_per_1000_rows": round(float(slope), 2),
             "fixed_ms": round(float(fixed), 1)}  # fmt: skip
 
 
 def _of(runs: list[dict[str, Any]], kind: str, varied: str) -> list[dict[str, Any]]:
-    return [met for met in runs if (met["reconcile"], met["varied"]) == (kind, varied)]
+    return [row for row in runs if (row["reconcile"], row["varied"]) == (kind, varied)]
 
 
 def _mean(runs: list[dict[str, Any]], kind: str, varied: str) -> float:
-    return statistics.fmean(met["stabilize_ms"] for met in _of(runs, kind, varied))
+    return statistics.fmean(row["stabilize_ms"] for row in _of(runs, kind, varied))
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -123,23 +123,23 @@ def table(result: dict[str, Any]) -> Table:
     for column in ("rows/s", "rows of state", *KINDS, "lossless"):
         shown.add_column(column, justify="right")
     keys = ("rows_per_s", "state_rows", "varied")
-    for point in dict.fromkeys(tuple(met[key] for key in keys) for met in result["runs"]):
-        mine = [met for met in result["runs"] if tuple(met[key] for key in keys) == point]
+    for point in dict.fromkeys(tuple(row[key] for key in keys) for row in result["runs"]):
+        measured = [row for row in result["runs"] if tuple(row[key] for key in keys) == point]
         means = [
-            statistics.fmean(met["stabilize_ms"] for met in mine if met["reconcile"] == kind)
+            statistics.fmean(row["stabilize_ms"] for row in measured if row["reconcile"] == kind)
             for kind in KINDS
         ]
         shown.add_row(
             f"{point[0]:,}", f"{point[1]:,}", *(f"{mean:.0f}" for mean in means),
-            "yes" if all(met["lossless"] for met in mine) else "NO",
+            "yes" if all(row["lossless"] for row in measured) else "NO",
         )  # fmt: skip
     lines = [
-        f"{line['reconcile']}: {line['fixed_ms']:.0f} ms and {line['ms_per_1000_rows']:.1f} ms for "
-        f"1,000 rows of {line['varied']}"
+        f"{line['reconcile']}: {line['fixed_ms']:.0f} ms plus {line['ms_per_1000_rows']:.1f} ms "
+        f"per 1,000 rows of {line['varied']}"
         for line in result["fits"]
     ]
-    promise = "5 s at 4,500 rows/s with 1,350 rows of state are corrected in a"
-    lines.append(f"{promise} {result['speedup']:.1f}th (undo: {result['speedup_undo']:.1f}th)")
+    promise = "speed-up, 5 s at 4,500 rows/s with 1,350 rows of state:"
+    lines.append(f"{promise} {result['speedup']:.1f} (undo: {result['speedup_undo']:.1f})")
     shown.caption = "\n".join(lines)
     return shown
 
@@ -150,13 +150,13 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5))
     for axes, varied in zip(panels, ("state", "failure"), strict=True):
         for color, kind in zip(("C0", "C1"), KINDS, strict=True):
-            mine = _of(result["runs"], kind, varied)
-            x = np.array([met[f"{varied}_rows"] / 1_000 for met in mine])
-            axes.plot(x, [met["stabilize_ms"] for met in mine], "o", color=color, label=kind)
+            measured = _of(result["runs"], kind, varied)
+            x = np.array([row[f"{varied}_rows"] / 1_000 for row in measured])
+            axes.plot(x, [row["stabilize_ms"] for row in measured], "o", color=color, label=kind)
             for line in result["fits"]:
                 if (line["reconcile"], line["varied"]) == (kind, varied):
                     axes.plot(x, line["fixed_ms"] + line["ms_per_1000_rows"] * x, ":", color=color,
-                              label=f"{kind}: a line, as Table 2 has it")  # fmt: skip
+                              label=f"{kind}: linear fit, as in Table 2")  # fmt: skip
         axes.set_xlabel(f"rows of {varied} (thousands)")
         axes.set_ylabel("time to correct (ms)")
         axes.set_ylim(bottom=0)

@@ -116,7 +116,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="Delay from source stamp to client (ms); Borealis Table 3 beside ours")
+    shown = Table(title="Delay from source stamp to client (ms), compared with Borealis Table 3")
     for column in ("interval", "ours", "stddev of averages", "paper", "paper stddev", "bound"):
         shown.add_column(column, justify="right")
     for row in result["rows"]:

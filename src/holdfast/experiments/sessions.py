@@ -29,18 +29,18 @@ HOSTS = hf.Options(
 def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
     """Emit ended sessions. The state holds the opening packet of each open session."""
     names = ["src", "dst", "app", "ts"]
-    held = pa.concat_tables([state.select(names), rows.select(names)])
+    packets = pa.concat_tables([state.select(names), rows.select(names)])
     ends = np.r_[np.zeros(state.num_rows, bool), rows["ends"].to_numpy(zero_copy_only=False)]
-    src, dst = held["src"].to_numpy(), held["dst"].to_numpy()
-    at = held["ts"].cast(pa.int64()).to_numpy()
+    src, dst = packets["src"].to_numpy(), packets["dst"].to_numpy()
+    at = packets["ts"].cast(pa.int64()).to_numpy()
     order = np.lexsort((at, dst, src))
     same = (np.diff(src[order]) == 0) & (np.diff(dst[order]) == 0)
     first, last = np.r_[True, ~same], np.r_[~same, True]
     ended = np.flatnonzero(ends[order] & ~first & ~np.r_[True, ends[order][:-1]])
     closing, opening = order[ended], order[ended - 1]
-    done = held.take(pa.array(closing)).select(["app", "src", "ts"])
+    done = packets.take(pa.array(closing)).select(["app", "src", "ts"])
     out = done.append_column("dur", pa.array(at[closing] - at[opening], pa.int64()))
-    return out, held.take(pa.array(np.sort(order[last & ~ends[order]])))
+    return out, packets.take(pa.array(np.sort(order[last & ~ends[order]])))
 
 
 def network(replication: Replication | None) -> hf.Network:

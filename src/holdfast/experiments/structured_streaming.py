@@ -172,7 +172,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warm < 0:
-            raise ValueError(f"steps={self.steps} and warm={self.warm}: measure at least one batch")
+            raise ValueError(f"expected steps >= 1, warm >= 0, found {self.steps}, {self.warm}")
 
 
 def make_bucket(bucket: int, rows: int, keys: int, width_us: int) -> pa.Table:
@@ -281,7 +281,7 @@ def run_windowed(
 
     manager = spark.conf.get(f"{_STREAMING}.checkpointFileManagerClass", "")
     if tuned != (manager == _FILE_MANAGER):
-        raise ValueError(f"tuned={tuned} but the session's file manager is {manager!r}")
+        raise ValueError(f"tuned={tuned}, but the file manager of the session is {manager!r}")
     length = spark.sql(f"SELECT interval '{window}' AS length").collect()[0]["length"]
     if (steps + warm) * width_us <= length.total_seconds() * 1_000_000:
         raise ValueError(f"{steps + warm} buckets of {width_us} us never close a {window} window")
@@ -349,8 +349,8 @@ def _count_windows(size: int) -> Any:
         ends = np.arange(size - n, len(value) + 1, size)
         running = total + np.cumsum(value[order])
         full = np.diff(running[ends - 1], prepend=0)
-        left = len(value) - int(ends[-1])
-        state.update((left, int(running[-1] - running[ends[-1] - 1])))
+        remaining = len(value) - int(ends[-1])
+        state.update((remaining, int(running[-1] - running[ends[-1] - 1])))
         yield pd.DataFrame(
             {"src": key[0], "bytes": full, "last": frame["ts"].iloc[order[ends - 1]].to_numpy()}
         )
@@ -378,7 +378,7 @@ def _run(
     (104-115 and 101-133 ms). The Arrow sink is therefore the default.
     """
     if len(files) < warm + steps:
-        raise ValueError(f"{warm + steps} batches need as many files, got {len(files)}")
+        raise ValueError(f"expected {warm + steps} files, one per batch, found {len(files)}")
     arriving, out = work_dir / "in", work_dir / "out"
     arriving.mkdir(parents=True)
     out.mkdir()
@@ -410,7 +410,7 @@ def _run(
     # A batch without rows only drops old state after the last file and is not counted.
     batches = [batch for batch in running.recentProgress if batch["numInputRows"] > 0]
     if len(batches) != warm + steps:
-        raise RuntimeError(f"{warm + steps} files were read in {len(batches)} batches")
+        raise RuntimeError(f"expected {warm + steps} batches, one per file, found {len(batches)}")
     measured = batches[warm:]
     step_ms = [float(batch["durationMs"]["triggerExecution"]) for batch in measured]
     began = [datetime.fromisoformat(batch["timestamp"]).timestamp() for batch in measured]
@@ -483,17 +483,17 @@ def run(job: Job, work_dir: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Read one JSON object with the fields of ``Job`` and print one JSON line."""
-    given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-    unknown = sorted(set(given) - {field.name for field in fields(Job)})
+    options = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    unknown = sorted(set(options) - {field.name for field in fields(Job)})
     if unknown:
-        raise SystemExit(f"no such option: {', '.join(unknown)}")
+        raise SystemExit(f"unknown options: {', '.join(unknown)}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Windows are compared in UTC; a session in local time would print other values.
     os.environ["TZ"] = "UTC"
     time.tzset()
     with tempfile.TemporaryDirectory(prefix="holdfast-baseline-") as work_dir:
-        print(json.dumps(run(Job(**given), Path(work_dir))), flush=True)
+        print(json.dumps(run(Job(**options), Path(work_dir))), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ class _Reader(threading.Thread):
         return self.client.switches[-1][0] if self.client.switches else None
 
     def gap_ms(self, since_us: int, until_us: int) -> float:
-        came = [at for at in self.came if since_us - 1_000_000 <= at <= until_us]
-        return max((b - a for a, b in pairwise(came)), default=0) / 1_000
+        arrivals = [at for at in self.came if since_us - 1_000_000 <= at <= until_us]
+        return max((b - a for a, b in pairwise(arrivals)), default=0) / 1_000
 
 
 def _push(source: Source, stop: threading.Event, number: int, pushed: list[int]) -> None:
@@ -102,20 +102,20 @@ def status_at(run: Run, output: str, name: str) -> StreamStatus:
     """Return the status of an output at a replica; empty if the replica does not answer."""
     try:
         peer = run.peer_of(output, "watch", name)
-        told = peer.call(GetStreamStatus(output))
+        status = peer.call(GetStreamStatus(output))
         peer.close()
     except HoldfastError:
         return StreamStatus()
-    return told
+    return status
 
 
 def caught_up(run: Run, output: str, name: str, bucket_ms: int) -> bool:
     """Whether the replica is stable and less than 2 s behind."""
-    told = status_at(run, output, name)
+    status = status_at(run, output, name)
     now = now_us() // (bucket_ms * 1_000)
-    if told.state is not OutputState.STABLE or told.upto is None:
+    if status.state is not OutputState.STABLE or status.upto is None:
         return False
-    return now - told.upto < 2_000 // bucket_ms
+    return now - status.upto < 2_000 // bucket_ms
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -151,13 +151,15 @@ def _measure(
 
     try:
         for number in range(kills):
-            running.wait_for(all_up, BACK_S, "catching up")
-            running.wait_for(lambda: reader.reads is not None, BACK_S, "reading")
+            running.wait_for(all_up, BACK_S, "all replicas to catch up")
+            running.wait_for(
+                lambda: reader.reads is not None, BACK_S, "the client to read from a replica"
+            )
             time.sleep(CALM_S)
             rows.append(_kill(running, reader, wipe=number % 2 == 1))
             say(f"killed {rows[-1]['killed']}{' with its storage' if rows[-1]['wiped'] else ''}: "
                 f"switched in {rows[-1]['switch_ms']} ms, gap {rows[-1]['gap_ms']} ms")  # fmt: skip
-        running.wait_for(all_up, BACK_S, "catching up")
+        running.wait_for(all_up, BACK_S, "all replicas to catch up")
         steps = [
             node["step_ms"] for node in running.status()["nodes"] if node.get("step_ms") is not None
         ]
@@ -203,9 +205,9 @@ def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
         """Switches to another replica than the killed one."""
         return [one for one in reader.client.switches[before:] if one[0] != killed]
 
-    running.wait_for(lambda: bool(switched()), 10.0, "switching")
+    running.wait_for(lambda: bool(switched()), 10.0, "the client to switch to another replica")
     _, first_us, switch_us = switched()[0]
-    running.wait_for(lambda: reader.came[-1] > first_us + 500_000, 10.0, "results")
+    running.wait_for(lambda: reader.came[-1] > first_us + 500_000, 10.0, "results after the switch")
     return {
         "killed": killed,
         "wiped": wipe,
@@ -221,7 +223,7 @@ def table(result: dict[str, Any]) -> Table:
         shown.add_column(column, justify="right")
     for row in result["kills"]:
         shown.add_row(
-            row["killed"], "deleted" if row["wiped"] else "kept", str(row["detected_ms"]),
+            row["killed"], "deleted" if row["wiped"] else "retained", str(row["detected_ms"]),
             str(row["switch_ms"]), str(row["gap_ms"]),
         )  # fmt: skip
     shown.caption = (

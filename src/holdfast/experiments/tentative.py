@@ -39,66 +39,66 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     repeats = 1 if quick else 3
     for policy in ("delay", "process"):
         for held_s in QUICK_HELD_S if quick else HELD_S:
-            network, made = merging(
+            network, generators = merging(
                 RATE, on_failure=policy, while_correcting="suspend",
                 max_delay=f"{round(1_000 * held_s / ALPHA)}ms",
             )  # fmt: skip
-            found, seen = failures(
+            measured, seen = failures(
                 network, [FAILURE_S] * repeats, warm_s=WARM_AGAIN_S if runs else WARM_S
             )
-            for met in found:
+            for failure in measured:
                 runs.append(
                     {
                         "policy": policy,
                         "held_ms": round(1_000 * held_s),
-                        "missing_s": round(met.missing_s, 3),
+                        "missing_s": round(failure.missing_s, 3),
                         "delay_new_ms_max": round(
-                            seen.delay_new_ms(met.cut_at_us, met.until_us), 1
+                            seen.delay_new_ms(failure.cut_at_us, failure.until_us), 1
                         ),
-                        "tentative_rows": met.tentative_rows,
-                        "tentative_rows_paper": paper_rows(policy, held_s, met.missing_s),
-                        "stabilization_ms": round(met.stabilization_ms, 1),
-                        "lossless": seen.lossless(made, met.cut_at_us, met.until_us),
+                        "tentative_rows": failure.tentative_rows,
+                        "tentative_rows_paper": paper_rows(policy, held_s, failure.missing_s),
+                        "stabilization_ms": round(failure.stabilization_ms, 1),
+                        "lossless": seen.lossless(generators, failure.cut_at_us, failure.until_us),
                     }
                 )
                 say(
-                    f"{policy}, alpha X {held_s:.1f} s: new rows at most "
-                    f"{runs[-1]['delay_new_ms_max']:.0f} ms late, {met.tentative_rows} tentative"
+                    f"{policy}, alpha X {held_s:.1f} s: delay of new rows at most "
+                    f"{runs[-1]['delay_new_ms_max']:.0f} ms, {failure.tentative_rows} tentative"
                 )
     return {"runs": runs, "failure_s": FAILURE_S, "rows_per_s": RATE, "repeats": repeats}
 
 
 def points(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return means over the repeats; for the delay, the maximum."""
-    found = []
-    for policy, held_ms in dict.fromkeys((met["policy"], met["held_ms"]) for met in result["runs"]):
-        mine = [
-            met for met in result["runs"] if (met["policy"], met["held_ms"]) == (policy, held_ms)
+    means = []
+    for policy, held_ms in dict.fromkeys((row["policy"], row["held_ms"]) for row in result["runs"]):
+        repeats = [
+            row for row in result["runs"] if (row["policy"], row["held_ms"]) == (policy, held_ms)
         ]
-        found.append(
+        means.append(
             {
                 "policy": policy,
                 "held_ms": held_ms,
-                "delay_new_ms_max": max(met["delay_new_ms_max"] for met in mine),
-                "tentative_rows": sum(met["tentative_rows"] for met in mine) / len(mine),
-                "tentative_rows_paper": sum(met["tentative_rows_paper"] for met in mine)
-                / len(mine),
-                "lossless": all(met["lossless"] for met in mine),
+                "delay_new_ms_max": max(row["delay_new_ms_max"] for row in repeats),
+                "tentative_rows": sum(row["tentative_rows"] for row in repeats) / len(repeats),
+                "tentative_rows_paper": sum(row["tentative_rows_paper"] for row in repeats)
+                / len(repeats),
+                "lossless": all(row["lossless"] for row in repeats),
             }
         )
-    return found
+    return means
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="A failure of 5 s (Borealis Figure 9); in brackets as its text has it")
+    shown = Table(title="A failure of 5 s (Borealis Figure 9); in brackets: computed from its text")
     for column in ("policy", "alpha X", "delay of new rows", "tentative rows", "lossless"):
         shown.add_column(column, justify="left" if column == "policy" else "right")
-    for met in points(result):
+    for row in points(result):
         shown.add_row(
-            met["policy"], f"{met['held_ms']:.0f} ms",
-            f"{met['delay_new_ms_max']:.0f} ms",
-            f"{met['tentative_rows']:,.0f} ({met['tentative_rows_paper']:,.0f})",
-            "yes" if met["lossless"] else "NO",
+            row["policy"], f"{row['held_ms']:.0f} ms",
+            f"{row['delay_new_ms_max']:.0f} ms",
+            f"{row['tentative_rows']:,.0f} ({row['tentative_rows_paper']:,.0f})",
+            "yes" if row["lossless"] else "NO",
         )  # fmt: skip
     return shown
 
@@ -109,14 +109,14 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     figure, delay = plt.subplots(figsize=(6.5, 4.5))
     rows = delay.twinx()
     for color, policy in (("C0", "process"), ("C1", "delay")):
-        mine = [met for met in points(result) if met["policy"] == policy]
-        x = [met["held_ms"] / 1_000 for met in mine]
-        delay.plot(x, [met["delay_new_ms_max"] / 1_000 for met in mine], "--", marker="s",
+        shown = [row for row in points(result) if row["policy"] == policy]
+        x = [row["held_ms"] / 1_000 for row in shown]
+        delay.plot(x, [row["delay_new_ms_max"] / 1_000 for row in shown], "--", marker="s",
                    color=color, label=f"{policy}: delay")  # fmt: skip
-        rows.plot(x, [met["tentative_rows"] / 1_000 for met in mine], marker="o", color=color,
+        rows.plot(x, [row["tentative_rows"] / 1_000 for row in shown], marker="o", color=color,
                   label=f"{policy}: tentative rows")  # fmt: skip
-        rows.plot(x, [met["tentative_rows_paper"] / 1_000 for met in mine], ":", color=color,
-                  label=f"{policy}: by the paper's text")  # fmt: skip
+        rows.plot(x, [row["tentative_rows_paper"] / 1_000 for row in shown], ":", color=color,
+                  label=f"{policy}: from the text of the paper")  # fmt: skip
     delay.set_xlabel("alpha X (s)")
     delay.set_ylabel("longest delay of a new row (s)")
     rows.set_ylabel("tentative rows (thousands)")

@@ -72,11 +72,11 @@ def run_job(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="holdfast-versus-") as folder:
         files = write_buckets(Path(folder) / "in", total, job.rows, job.keys, WIDTH_US)
         first = EPOCH_US // WIDTH_US
-        held = [InputFile(first + at, path, job.rows) for at, path in enumerate(files)]
+        input_files = [InputFile(first + at, path, job.rows) for at, path in enumerate(files)]
 
         class Inputs:
             def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-                return held[max(0, lo - first) : max(0, hi - first + 1)]
+                return input_files[max(0, lo - first) : max(0, hi - first + 1)]
 
         net = network(job)
         engine = Engine(
@@ -131,8 +131,8 @@ def _elsewhere(module: str, job: dict[str, Any]) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise HoldfastError(f"{module} {job} failed: {done.stderr.strip().splitlines()[-1:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -149,13 +149,13 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     # Structured Streaming takes tens of seconds per step at this size, so it runs few steps.
     count = {"kind": "count", "rows": 100_000, "keys": 100_000}
     states = ("hdfs",) if quick else ("hdfs", "rocksdb")
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
 
     def measure(name: str, module: str, job: dict[str, Any]) -> None:
         result = _elsewhere(module, job)
-        found.setdefault(name, []).append(result)
+        results.setdefault(name, []).append(result)
         due = result.get("due_ms")
-        say(f"{name}: {result['median_ms']:.1f} ms a step"
+        say(f"{name}: {result['median_ms']:.1f} ms per step"
             + (f", {due:.1f} ms where a result is due" if due else "")
             + f", {result['rows_per_s']:,.0f} rows/s")  # fmt: skip
 
@@ -178,7 +178,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         if repeat == 0:
             theirs_count = {**count, "steps": 1 if quick else 2, "warm": 1}
             measure("count theirs", theirs, {**theirs_count, "tuned": True, "state": "hdfs"})
-    return summary(found, states)
+    return summary(results, states)
 
 
 def summary(found: dict[str, list[dict[str, Any]]], states: tuple[str, ...]) -> dict[str, Any]:
@@ -213,16 +213,16 @@ def summary(found: dict[str, list[dict[str, Any]]], states: tuple[str, ...]) -> 
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="Holdfast against Structured Streaming (medians)")
-    for column in ("configuration", "ms a step", "ms where a result is due", "rows/s"):
+    shown = Table(title="Holdfast compared with Structured Streaming (medians)")
+    for column in ("configuration", "ms per step", "ms where a result is due", "rows/s"):
         shown.add_column(column, justify="left" if column == "configuration" else "right")
     for name, run_of in sorted(result["runs"].items(), key=lambda item: item[0].split()[-1]):
         due = run_of.get("due_ms")
         shown.add_row(name, f"{run_of['median_ms']:.1f}", f"{due:.1f}" if due else "",
                       f"{run_of['rows_per_s']:,.0f}")  # fmt: skip
     shown.caption = (
-        f"delay {result['latency_ratio']:.2f} of installed, {result['latency_ratio_tuned']:.2f} of "
-        f"tuned; rows/s {result['throughput_ratio']:.1f} and "
+        f"delay: {result['latency_ratio']:.2f} of installed, {result['latency_ratio_tuned']:.2f} "
+        f"of tuned; rows/s {result['throughput_ratio']:.1f} and "
         f"{result['throughput_ratio_tuned']:.1f} times; count windows "
         f"{result['count_window_ratio']:.2f} of applyInPandasWithState"
         + ("" if result["no_fork"] else "; no JDK: tuned without the no-fork file system")
@@ -238,7 +238,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     names = sorted(runs, key=lambda name: runs[name].get("due_ms") or runs[name]["median_ms"])
     axes.barh([name.removesuffix(" small") for name in names],
               [runs[name].get("due_ms") or runs[name]["median_ms"] for name in names])  # fmt: skip
-    axes.set_xlabel("ms per step in which a result is due, 1,000 rows a bucket")
+    axes.set_xlabel("ms per step in which a result is due, 1,000 rows per bucket")
     figure.tight_layout()
     path = os.path.join(folder, "vs-structured-streaming.png")
     figure.savefig(path, dpi=120)

@@ -32,7 +32,7 @@ class Contract:
         if self.error < 0.0:
             raise InputError(f"contract error={self.error}: must be at least 0")
         if self.order not in ("none", "intra", "inter"):
-            raise InputError(f"contract order={self.order!r}: one of 'none', 'intra', 'inter'")
+            raise InputError(f"contract order={self.order!r}: must be 'none', 'intra' or 'inter'")
 
     @property
     def within_us(self) -> int | None:

@@ -79,20 +79,20 @@ class Fingerprints:
             return self._known[id(value)][1]
         depth = len(self._open)
         if id(value) in self._open:
-            at = self._open.index(id(value))
-            self._outermost = min(self._outermost, at)
-            return f"^{depth - at}"
-        before, self._outermost = self._outermost, depth
+            index = self._open.index(id(value))
+            self._outermost = min(self._outermost, index)
+            return f"^{depth - index}"
+        outermost_before, self._outermost = self._outermost, depth
         self._open.append(id(value))
         try:
-            found = _short(self._compound(value))
+            description = _short(self._compound(value))
         finally:
             self._open.pop()
             closed = self._outermost >= depth
-            self._outermost = min(before, self._outermost)
+            self._outermost = min(outermost_before, self._outermost)
         if closed:  # else the text contains a reference to an enclosing value
-            self._known[id(value)] = value, found
-        return found
+            self._known[id(value)] = value, description
+        return description
 
     def parts(self, fn: Callable[..., Any]) -> dict[str, str]:
         """The fingerprint of a function as named parts: messages can name the part that changed."""
@@ -100,15 +100,15 @@ class Fingerprints:
             return {"function": self.text(fn)}
         code, names = fn.__code__, fn.__code__.co_varnames
         if _is_library(code.co_filename):
-            found = {"function": code.co_qualname}
+            parts = {"function": code.co_qualname}
         else:
-            found = {"function": f"{fn.__name__} #{digest([code_text(code, self.text)])}"}
+            parts = {"function": f"{fn.__name__} #{digest([code_text(code, self.text)])}"}
         for name, value in (fn.__kwdefaults__ or {}).items():
-            found[f"default of {name}"] = self.text(value)
+            parts[f"default of {name}"] = self.text(value)
         for number, value in enumerate(reversed(fn.__defaults__ or ()), 1):
             name = names[fn.__code__.co_argcount - number]
-            found[f"default of {name}"] = self.text(value)
-        return found | {name: self.text(it) for name, it in self._refers_to(fn).items()}
+            parts[f"default of {name}"] = self.text(value)
+        return parts | {name: self.text(target) for name, target in self._refers_to(fn).items()}
 
     def _compound(self, value: Any) -> str:
         text = self.text
@@ -123,8 +123,8 @@ class Fingerprints:
                 return f"{text(value.__func__)} of {text(value.__self__)}"
             case _ if isinstance(value, _NAMED):
                 owner = getattr(value, "__self__", None)
-                known = owner is None or isinstance(owner, types.ModuleType)
-                return value.__qualname__ + ("" if known else f" of {text(owner)}")
+                module_level = owner is None or isinstance(owner, types.ModuleType)
+                return value.__qualname__ + ("" if module_level else f" of {text(owner)}")
             case staticmethod() | classmethod():
                 return f"{type(value).__name__} {text(value.__func__)}"
             case property():
@@ -153,20 +153,20 @@ class Fingerprints:
     def _function(self, fn: types.FunctionType) -> str:
         if not _is_library(fn.__code__.co_filename):
             parts = self.parts(fn)
-            return f"{fn.__name__} #{digest(f'{name}={it}' for name, it in parts.items())}"
+            return f"{fn.__name__} #{digest(f'{name}={text}' for name, text in parts.items())}"
         module = fn.__globals__.get("__name__", "")
         self.libraries.add(module.partition(".")[0])
         # A decorator of a library may wrap a function of the application.
-        held = [fn.__wrapped__] if hasattr(fn, "__wrapped__") else list(_closure(fn).values())
-        return f"{module}.{fn.__code__.co_qualname}({self._all(*held)})"
+        wrapped = [fn.__wrapped__] if hasattr(fn, "__wrapped__") else list(_closure(fn).values())
+        return f"{module}.{fn.__code__.co_qualname}({self._all(*wrapped)})"
 
     def _class(self, cls: type) -> str:
         module = sys.modules.get(cls.__module__)
         if module is not None and _is_library(_file(module)):
             self.libraries.add(cls.__module__.partition(".")[0])
             return f"{cls.__module__}.{cls.__qualname__}"
-        held = {name: it for name, it in vars(cls).items() if name not in _ABOUT}
-        texts = [f"{name}={self.text(held[name])}" for name in sorted(held)]
+        attributes = {name: value for name, value in vars(cls).items() if name not in _ABOUT}
+        texts = [f"{name}={self.text(attributes[name])}" for name in sorted(attributes)]
         return f"{cls.__name__} #{digest([self._all(*cls.__bases__), *texts])}"
 
     def _module(self, module: types.ModuleType) -> str:
@@ -182,8 +182,8 @@ class Fingerprints:
         if name in ("Column", "DataFrame"):
             return f"{name} {value!r}"
         if name == "UserDefinedFunction":
-            held = (value.func, str(value._returnType), value.evalType)
-            return f"{name}({self._all(*held)})"
+            attributes = (value.func, str(value._returnType), value.evalType)
+            return f"{name}({self._all(*attributes)})"
         return name
 
     def _by_reduction(self, value: Any) -> str:
@@ -202,28 +202,30 @@ class Fingerprints:
         state, items, pairs = [*rest, None, None, None][:3]
         if isinstance(state, dict):
             state = dict(sorted(state.items(), key=lambda item: str(item[0])))
-        held = [make, args, state, list(items or ()), list(pairs or ())]
-        return f"{name}({self._all(*held)})"
+        components = [make, args, state, list(items or ()), list(pairs or ())]
+        return f"{name}({self._all(*components)})"
 
     # -- references of a function -----------------------------------------------------------------
 
     def _refers_to(self, fn: types.FunctionType) -> dict[str, Any]:
         """Closure and globals by name; attributes of application modules as `module.attribute`."""
         closure = _closure(fn)
-        found: dict[str, Any] = {}
+        references: dict[str, Any] = {}
         for code in nested(fn.__code__):
             run = instructions(code)
-            for number, one in enumerate(run):
-                if one.opname == "IMPORT_NAME":
+            for number, op in enumerate(run):
+                if op.opname == "IMPORT_NAME":
                     level, wanted = run[number - 2].argval, run[number - 1].argval
-                    found |= self._imported(fn, one.argval, level or 0, wanted or ())
-                elif one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-                    known = closure if one.opname == "LOAD_DEREF" else fn.__globals__
-                    attributes = takewhile(lambda it: it.opname in _ATTRIBUTE, run[number + 1 :])
-                    if one.argval in known and not _DUNDER.fullmatch(one.argval):
-                        path = [it.argval for it in attributes]
-                        found |= self._followed(one.argval, known[one.argval], path)
-        return dict(sorted(found.items()))
+                    references |= self._imported(fn, op.argval, level or 0, wanted or ())
+                elif op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+                    namespace = closure if op.opname == "LOAD_DEREF" else fn.__globals__
+                    attributes = takewhile(
+                        lambda after: after.opname in _ATTRIBUTE, run[number + 1 :]
+                    )
+                    if op.argval in namespace and not _DUNDER.fullmatch(op.argval):
+                        path = [after.argval for after in attributes]
+                        references |= self._followed(op.argval, namespace[op.argval], path)
+        return dict(sorted(references.items()))
 
     def _followed(self, name: str, value: Any, attributes: Iterable[str]) -> dict[str, Any]:
         """Resolve a module of the application to the attribute that the function uses."""
@@ -249,10 +251,10 @@ class Fingerprints:
             module = importlib.import_module("." * level + name, package)
         except Exception:
             return {}  # the same import error occurs when the function is called
-        found: dict[str, Any] = {}
+        imported: dict[str, Any] = {}
         for attribute in wanted:
-            found |= self._followed(name, module, [attribute])
-        return found or {name: module}
+            imported |= self._followed(name, module, [attribute])
+        return imported or {name: module}
 
 
 def _short(text: str) -> str:
@@ -260,11 +262,11 @@ def _short(text: str) -> str:
 
 
 def _closure(fn: types.FunctionType) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         with suppress(ValueError):  # not assigned yet
-            found[name] = cell.cell_contents
-    return found
+            values[name] = cell.cell_contents
+    return values
 
 
 def _file(module: types.ModuleType) -> str:

@@ -89,12 +89,12 @@ def recovery_of(network: Network, fragment: str, options: Options) -> RecoveryPo
 
 def check_recovery(network: Network, options: Options) -> None:
     """Raise InputError if a fragment recovers from checkpoints but checkpoints are disabled."""
-    parts = {part.name for part in fragments(network)}
-    wanting = [name for name in parts if recovery_of(network, name, options) == "checkpoint"]
-    if wanting and options.checkpoint_buckets == 0:
+    names = {fragment.name for fragment in fragments(network)}
+    checkpointed = [name for name in names if recovery_of(network, name, options) == "checkpoint"]
+    if checkpointed and options.checkpoint_buckets == 0:
         raise InputError(
-            f"recovery='checkpoint' of fragment {min(wanting)!r} needs checkpoint_buckets >= 1, "
-            "found 0, which writes none"
+            f"recovery='checkpoint' of fragment {min(checkpointed)!r} needs checkpoint_buckets "
+            ">= 1, found 0, which disables checkpoints; set it, or use recovery='replay'"
         )
 
 
@@ -112,40 +112,40 @@ def pairs_of(network: Network) -> dict[str, str]:
 def home_of(reader: str, producers: Sequence[str]) -> str | None:
     """The producer with the same replica number as the consumer: its local replica. None if the
     stream has only one producer, or no producer with that number."""
-    copy = reader.partition("@")[2]
-    found = [producer for producer in producers if producer.partition("@")[2] == copy]
-    return found[0] if len(found) == 1 and len(producers) > 1 else None
+    number = reader.partition("@")[2]
+    same_number = [producer for producer in producers if producer.partition("@")[2] == number]
+    return same_number[0] if len(same_number) == 1 and len(producers) > 1 else None
 
 
 def producers_for(network: Network, stream: str, reader: str) -> tuple[str, ...]:
     """The producers from which a consumer may read a stream. With `replication="clusters"`, a
     replica reads only from producers of its own dataflow (Flux section 4.2)."""
     producers = producers_of(network)[stream]
-    home = home_of(reader, producers)
-    apart = fragment_of(reader) in network.protections and (
+    local = home_of(reader, producers)
+    clustered = fragment_of(reader) in network.protections and (
         network.protection(fragment_of(reader)).replication == "clusters"
     )
-    return (home,) if apart and home is not None else producers
+    return (local,) if clustered and local is not None else producers
 
 
 def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
     """The producers of every logged stream: a source, or the replicas of a fragment."""
-    found: dict[str, tuple[str, ...]] = {op.name: (op.name,) for op in network.sources}
+    producers: dict[str, tuple[str, ...]] = {op.name: (op.name,) for op in network.sources}
     for fragment in fragments(network):
-        found |= dict.fromkeys(fragment.outputs, replicas_of(network, fragment.name))
-    return found
+        producers |= dict.fromkeys(fragment.outputs, replicas_of(network, fragment.name))
+    return producers
 
 
 def readers_of(network: Network) -> dict[str, list[str]]:
     """The consumers of every logged stream: nodes, and one client per output."""
-    found: dict[str, list[str]] = {}
+    consumers: dict[str, list[str]] = {}
     for fragment in fragments(network):
         for stream in fragment.inputs:
-            found.setdefault(stream, []).extend(replicas_of(network, fragment.name))
+            consumers.setdefault(stream, []).extend(replicas_of(network, fragment.name))
     for op in network.operators:
         if isinstance(op, ops.Output):
-            found.setdefault(op.name, []).append(f"client-{op.name}")
-    return found
+            consumers.setdefault(op.name, []).append(f"client-{op.name}")
+    return consumers
 
 
 def _fragment(order: list[ops.Operator], name: str) -> Fragment:
@@ -183,21 +183,21 @@ def _fragment(order: list[ops.Operator], name: str) -> Fragment:
 
 def _upstream(end: ops.Operator, fragment: str) -> list[ops.Operator]:
     """The operators of the fragment that `end` depends on, including `end`."""
-    found: dict[str, ops.Operator] = {}
+    upstream: dict[str, ops.Operator] = {}
     waiting = [end]
     while waiting:
         op = waiting.pop()
-        if op.name in found or op.fragment != fragment or isinstance(op, ops.Source):
+        if op.name in upstream or op.fragment != fragment or isinstance(op, ops.Source):
             continue
-        found[op.name] = op
+        upstream[op.name] = op
         waiting += [up for up in op.inputs if up is not None]
-    return list(found.values())
+    return list(upstream.values())
 
 
 def _inputs(end: ops.Operator, fragment: str) -> tuple[str, ...]:
-    found: list[str] = []
+    streams: list[str] = []
     for op in _upstream(end, fragment):
         for up in op.inputs:
             if up is not None and (isinstance(up, ops.Source) or up.fragment != fragment):
-                found.append(stream_name(up))
-    return tuple(sorted(set(found)))
+                streams.append(stream_name(up))
+    return tuple(sorted(set(streams)))

@@ -67,33 +67,35 @@ class Identity:
     @staticmethod
     def of(body: Any, where: str) -> Identity:
         """The inverse of `body`. The input is validated: another process may have written it."""
-        known = {"query", "protection", "libraries"}
-        if not isinstance(body, dict) or set(body) != known:
-            found = sorted(body) if isinstance(body, dict) else type(body).__name__
+        expected = {"query", "protection", "libraries"}
+        if not isinstance(body, dict) or set(body) != expected:
+            keys = sorted(body) if isinstance(body, dict) else type(body).__name__
             raise SetupError(
-                f"{where}: expected an identity with {sorted(known)}, found {found}; it is of "
-                "another version of Holdfast: use that one"
+                f"{where}: expected an identity with {sorted(expected)}, found {keys}; another "
+                "version of Holdfast wrote it: use that version"
             )
         if not (_are_parts(body["query"]) and _are_parts(body["protection"])
                 and _are_parts({"libraries": body["libraries"]})):  # fmt: skip
-            raise SetupError(f"{where}: expected an identity as texts by name; it is damaged")
+            raise SetupError(
+                f"{where}: expected an identity that maps names to texts; it is damaged"
+            )
         return Identity(**body)
 
 
 def identity_of(network: Network) -> Identity:
     """The identity of a network. Functions are described once, before their first call, so that
     values which a function stores later (a cache) are not part of the identity."""
-    known = _known(network)
+    described = _known(network)
     query = {"network": {"name": network.name, "bucket": duration_text(network.width_us),
                          "shards": str(network.partitions)}}  # fmt: skip
-    query |= {op.name: known.options(op) for op in network.logical.operators}
+    query |= {op.name: described.options(op) for op in network.logical.operators}
     protection = {
-        name: {option: str(value) for option, value in asdict(one).items()}
-        for name, one in sorted(network.logical.protections.items())
+        name: {key: str(value) for key, value in asdict(options).items()}
+        for name, options in sorted(network.logical.protections.items())
     }
     for op in network.operators:
-        known.options(op)
-    return Identity(query, protection, known.libraries())
+        described.options(op)
+    return Identity(query, protection, described.libraries())
 
 
 def operator_digest(network: Network, op: ops.Operator) -> str:
@@ -119,8 +121,8 @@ def differences(expected: Identity, found: Identity) -> list[str]:
 
 
 def listed(told: list[str], before: str = "\n  - ") -> str:
-    more = [f"and {len(told) - TOLD} more"] if len(told) > TOLD else []
-    return before + before.join([*told[:TOLD], *more])
+    overflow = [f"and {len(told) - TOLD} more"] if len(told) > TOLD else []
+    return before + before.join([*told[:TOLD], *overflow])
 
 
 class _Described:
@@ -134,10 +136,10 @@ class _Described:
         if op.name not in self._options:
             self._options[op.name] = {"kind": op.kind} | {
                 name: text
-                for it in fields(op)
-                if it.name in _SETTINGS.get(type(op), {it.name})
-                and it.name not in ("name", "feeds")
-                for name, text in self._option(it.name, getattr(op, it.name)).items()
+                for option in fields(op)
+                if option.name in _SETTINGS.get(type(op), {option.name})
+                and option.name not in ("name", "feeds")
+                for name, text in self._option(option.name, getattr(op, option.name)).items()
             }
         return self._options[op.name]
 
@@ -147,7 +149,9 @@ class _Described:
         if name == "inputs":
             return {"inputs": ", ".join(up.name for up in value if up is not None)}
         if name == "aggregates":
-            return {f"aggregate {key}": self._aggregate(it) for key, it in value.items()}
+            return {
+                f"aggregate {key}": self._aggregate(aggregate) for key, aggregate in value.items()
+            }
         if name in _SCHEMAS:
             return {name: _schema(value)}
         if name.endswith("_us"):
@@ -168,15 +172,15 @@ class _Described:
     def _aggregate(self, value: Any) -> str:
         if not isinstance(value, Aggregate):
             return self._fingerprints.text(value)
-        params = [f"{name}={it!r}" for name, it in value.params]
+        params = [f"{name}={param!r}" for name, param in value.params]
         return f"{value.kind}({', '.join([value.arg or '', *params])})"
 
     def libraries(self) -> dict[str, str]:
-        found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+        versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
         packages = {*LIBRARIES, *self._fingerprints.libraries} - sys.stdlib_module_names
         for package in sorted(packages):
-            found |= {name: _version(name) for name in _distributions(package)}
-        return found
+            versions |= {name: _version(name) for name in _distributions(package)}
+        return versions
 
 
 def _known(network: Network) -> _Described:
@@ -210,15 +214,15 @@ def _schema(text: str) -> str:
 
 
 def _differences(expected: Parts, found: Parts) -> list[str]:
-    told = [f"{name}: removed" for name in expected if name not in found]
-    told += [f"{name}: added" for name in found if name not in expected]
+    changes = [f"{name}: removed" for name in expected if name not in found]
+    changes += [f"{name}: added" for name in found if name not in expected]
     for name, before in expected.items():
         after = found.get(name, before)
         for option in dict.fromkeys([*before, *after]):
             old, new = before.get(option, "none"), after.get(option, "none")
             if old != new:
-                told.append(f"{name}: {_change(option, old, new)}")
-    return told
+                changes.append(f"{name}: {_change(option, old, new)}")
+    return changes
 
 
 def _change(option: str, old: str, new: str) -> str:

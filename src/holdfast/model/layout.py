@@ -22,31 +22,37 @@ Layout = dict[str, tuple[str, ...]]
 
 
 def layout_of(network: Network, hosts: int | None, standby: int = 0) -> Layout:
-    parts = [part.name for part in fragments(network)]
+    names = [fragment.name for fragment in fragments(network)]
     if hosts is None:
-        return {name: (name,) for part in parts for name in replicas_of(network, part)}
+        return {name: (name,) for fragment in names for name in replicas_of(network, fragment)}
     if standby and not pairs_of(network):
         raise InputError(
-            "standby: only nodes of pairs can be moved to another host, and there are none; "
-            "protect a fragment with replication='pairs', or leave it out"
+            f"standby={standby}: only nodes of pairs can move to a standby host, and this network "
+            "has no pairs; protect a fragment with replication='pairs', or remove standby"
         )
     # Standby hosts come last, so that their number can change without renaming other hosts.
-    found: dict[str, list[str]] = {EDGE: []} if network.logical is not network else {}
-    found |= {f"host-{n + 1}": [] for n in range(hosts + standby)}
-    for order, part in enumerate(parts):
-        names = replicas_of(network, part)
-        if part in RESERVED and network.logical is not network:
-            found[EDGE] += names
+    placed: dict[str, list[str]] = {EDGE: []} if network.logical is not network else {}
+    placed |= {f"host-{n + 1}": [] for n in range(hosts + standby)}
+    for order, fragment in enumerate(names):
+        nodes = replicas_of(network, fragment)
+        if fragment in RESERVED and network.logical is not network:
+            placed[EDGE] += nodes
             continue
-        if len(names) > hosts:
+        if len(nodes) > hosts:
             raise InputError(
-                f"hosts={hosts}: fragment {part!r} has {len(names)} replicas, and no two of them "
-                f"may share a host; give at least {len(names)}"
+                f"hosts={hosts}: fragment {fragment!r} has {len(nodes)} replicas, and no two of "
+                f"them may share a host; use at least {len(nodes)} hosts"
             )
-        place = partition[1] if (partition := partition_of(network, part)) else order
+        place = partition[1] if (partition := partition_of(network, fragment)) else order
         # With "clusters", the two dataflows use disjoint sets of hosts.
-        apart = hosts // len(names) if network.protection(part).replication == "clusters" else None
-        for copy, name in enumerate(names):
-            at = (place + copy) % hosts if apart is None else copy * apart + place % apart
-            found[f"host-{at + 1}"].append(name)
-    return {host: tuple(names) for host, names in found.items()}
+        per_cluster = (
+            hosts // len(nodes) if network.protection(fragment).replication == "clusters" else None
+        )
+        for replica, name in enumerate(nodes):
+            number = (
+                (place + replica) % hosts
+                if per_cluster is None
+                else replica * per_cluster + place % per_cluster
+            )
+            placed[f"host-{number + 1}"].append(name)
+    return {host: tuple(nodes) for host, nodes in placed.items()}

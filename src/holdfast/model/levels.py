@@ -56,9 +56,11 @@ class Matched:
     def __post_init__(self) -> None:
         count = len(self.seq)
         if not count == len(self.ideal_at_us) == len(self.at_us):
-            raise InputError("a matched stream wants columns of one length")
+            raise InputError("a matched stream: expected columns of equal length")
         if count > self.ideal_rows:
-            raise InputError(f"{count} correct elements of {self.ideal_rows} ideal ones")
+            raise InputError(
+                f"found {count} correct elements, but only {self.ideal_rows} ideal ones"
+            )
         _demand_order(self.seq, self.ideal_at_us)
 
 
@@ -91,7 +93,9 @@ class Levels:
         """|DS_c| >= |DS_i| * LF and |DS_f| <= |DS_i| * EF. Both sides are divided by |DS_i|: so
         9 elements of 10 satisfy LF = 0.9 regardless of the rounding of 10 * 0.9."""
         if not 0.0 < loss_factor <= 1.0 or not 0.0 <= error_factor < np.inf:
-            raise InputError(f"LILO({loss_factor}, {error_factor}): LF in (0, 1], EF in [0, inf)")
+            raise InputError(
+                f"LILO({loss_factor}, {error_factor}): expected LF in (0, 1] and EF in [0, inf)"
+            )
         return self.loss_factor >= loss_factor and self.error_factor <= error_factor
 
     @property
@@ -100,25 +104,27 @@ class Levels:
 
     def lide(self, delta_us: int) -> bool:
         if delta_us < 0:
-            raise InputError(f"LIDE({delta_us}): a delay is at least 0")
+            raise InputError(f"LIDE({delta_us}): expected a delay of at least 0")
         return self.delay_us_max is not None and self.delay_us_max <= delta_us
 
 
 def evaluate(streams: Mapping[str, Matched]) -> Levels:
     """The levels that hold for all given output streams together."""
-    of_all = streams.values()
-    none = np.empty(0, np.int64)
-    ideal_at_us = np.concatenate([none, *(stream.ideal_at_us for stream in of_all)])
-    at_us = np.concatenate([none, *(stream.at_us for stream in of_all)])
+    all_streams = streams.values()
+    empty = np.empty(0, np.int64)
+    ideal_at_us = np.concatenate([empty, *(stream.ideal_at_us for stream in all_streams)])
+    at_us = np.concatenate([empty, *(stream.at_us for stream in all_streams)])
     delays_us = at_us - ideal_at_us
     return Levels(
-        loss_factor=min((len(s.seq) / s.ideal_rows for s in of_all if s.ideal_rows), default=1.0),
-        error_factor=max((_share(s.false_rows, s.ideal_rows) for s in of_all), default=0.0),
+        loss_factor=min(
+            (len(s.seq) / s.ideal_rows for s in all_streams if s.ideal_rows), default=1.0
+        ),
+        error_factor=max((_share(s.false_rows, s.ideal_rows) for s in all_streams), default=0.0),
         loss_share=max(
-            (_share(s.ideal_rows - len(s.seq), s.ideal_rows) for s in of_all), default=0.0
+            (_share(s.ideal_rows - len(s.seq), s.ideal_rows) for s in all_streams), default=0.0
         ),
         delay_us_max=None if (delays_us < 0).any() else int(delays_us.max(initial=0)),
-        iaso=all(_in_order(stream) for stream in of_all),
+        iaso=all(_in_order(stream) for stream in all_streams),
         ieso=_isomorphic(ideal_at_us, at_us),
         inversions=int(came_too_early(ideal_at_us, at_us).sum()),
     )
@@ -144,9 +150,9 @@ def match(ideal: Sequence[Element], real: Sequence[Element]) -> Matched:
     for seq, payload, at_us in sorted(real, key=lambda element: -element[2]):
         arrivals[seq, payload].append(at_us)
     correct = [
-        (seq, ideal_at_us, came.pop())
+        (seq, ideal_at_us, instants.pop())
         for seq, payload, ideal_at_us in ideal
-        if (came := arrivals[seq, payload])
+        if (instants := arrivals[seq, payload])
     ]
     seqs, ideal_at, at = zip(*correct, strict=True) if correct else ((), (), ())
     false_rows = len(real) - len(correct)
@@ -159,9 +165,12 @@ def _column(values: Sequence[int]) -> Ints:
 
 def _demand_order(seq: Ints, ideal_at_us: Ints) -> None:
     if (seq[1:] < seq[:-1]).any():
-        raise InputError("the elements of a stream want to be sorted by their numbers")
+        raise InputError("expected the elements of a stream to be sorted by their numbers")
     if (ideal_at_us[1:] < ideal_at_us[:-1]).any():
-        raise InputError("an ideal stream is not in order: an element comes before its predecessor")
+        raise InputError(
+            "an ideal stream is not in order: the instant of an element is before that of its "
+            "predecessor"
+        )
 
 
 def _share(rows: int, of: int) -> float:

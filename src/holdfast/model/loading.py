@@ -40,10 +40,10 @@ def load(app: str) -> Network:
             f"application {app!r} cannot be imported: {type(err).__name__}: {err}{_where(err)}"
         ) from err
     if attribute:
-        found = getattr(module, attribute, None)
-        if not isinstance(found, Network):
+        network = getattr(module, attribute, None)
+        if not isinstance(network, Network):
             raise SetupError(f"application {app!r}: {attribute!r} is not a hf.Network")
-        return found
+        return network
     networks = {
         id(value): (key, value) for key, value in vars(module).items() if isinstance(value, Network)
     }

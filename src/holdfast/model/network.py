@@ -93,17 +93,17 @@ class Network:
             )
         clock = clock or getattr(feed, "clock", "wall")
         if clock not in ops.GRACE_US:
-            known = ", ".join(map(repr, ops.GRACE_US))
-            raise InputError(f"source {name!r}: clock={clock!r} is not one of {known}")
+            clocks = ", ".join(map(repr, ops.GRACE_US))
+            raise InputError(f"source {name!r}: clock={clock!r} is not one of {clocks}")
         if grace is not None and clock not in ("wall", "data"):
             raise InputError(
                 f"source {name!r}: grace={grace!r} has no effect with clock={clock!r}, where "
-                "advance() says what is closed; leave it out"
+                "advance() closes buckets; remove it"
             )
         if idle is not None and clock != "data":
             raise InputError(
-                f"source {name!r}: idle={idle!r} has no effect with clock={clock!r}; only buckets "
-                "that are closed by the data wait for rows; leave it out"
+                f"source {name!r}: idle={idle!r} has no effect with clock={clock!r}; only with "
+                "clock='data' does a source wait for rows to close a bucket; remove it"
             )
         return self._add(
             ops.Source(
@@ -136,7 +136,7 @@ class Network:
         """Feed `port` from `stream`; `feedback` is the delay of the edge in buckets."""
         op = port.op
         if not isinstance(op, ops.Port):
-            raise InputError(f"connect: {op.name!r} is not a port made with net.port()")
+            raise InputError(f"connect: {op.name!r} is not a port; create one with net.port()")
         op.feeds.append(self._mine(stream))
         op.inputs[0] = stream.op
         op.feedback_buckets = feedback
@@ -219,7 +219,7 @@ class Network:
     def _mine(self, stream: Stream) -> ops.Operator:
         if not isinstance(stream, Stream):
             raise InputError(
-                f"expected a stream of network {self.name!r}, not {type(stream).__name__}"
+                f"expected a stream of network {self.name!r}, found {type(stream).__name__}"
                 + ("; finish the window with .agg(...) or .apply(fn)" if stream else "")
             )
         if stream.network is not self:
@@ -236,7 +236,7 @@ class Network:
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
             raise InputError(f"{kind} name {name!r}: use letters, digits, - and _")
         if any(op.name == name for op in self.operators):
-            raise InputError(f"{kind} {name!r}: the name is taken in network {self.name!r}")
+            raise InputError(f"{kind} {name!r}: the name is already used in network {self.name!r}")
         return name
 
 
@@ -296,7 +296,7 @@ class Stream:
         slide_us = size_us if slide is None else duration_us(slide, of="window slide")
         if slide_us > size_us:
             raise InputError(
-                f"window: slide {slide!r} is longer than size {size!r}, rows between would be lost"
+                f"window: slide {slide!r} is longer than size {size!r}: rows in between are lost"
             )
         return Windowed(self, size_us, slide_us, name)
 
@@ -375,10 +375,10 @@ class Stream:
         if by is None and partitions is None:
             moved = ops.Apply(name=self._named("on", None), fn=_same)
         elif by is None or partitions is None:
-            raise InputError(f"on({fragment!r}): by= and partitions= are given together")
+            raise InputError(f"on({fragment!r}): by= and partitions= belong together; set both")
         elif not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
             raise InputError(
-                f"on({fragment!r}): partitions={partitions}: from 1 to {PARTITIONS_MAX}"
+                f"on({fragment!r}): partitions={partitions}: must be from 1 to {PARTITIONS_MAX}"
             )
         else:
             moved = ops.Exchange(
@@ -494,7 +494,7 @@ def _same(df: Any) -> Any:
 
 
 def _keys(keys: Any, of: str) -> tuple[str, ...]:
-    found = (keys,) if isinstance(keys, str) else tuple(keys)
-    if not found or not all(isinstance(key, str) for key in found):
-        raise InputError(f"{of}: name at least one column, as text")
-    return found
+    names = (keys,) if isinstance(keys, str) else tuple(keys)
+    if not names or not all(isinstance(key, str) for key in names):
+        raise InputError(f"{of}: expected at least one column name, as text")
+    return names

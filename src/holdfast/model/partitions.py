@@ -29,8 +29,8 @@ def partitions_of(network: Network) -> dict[str, int]:
 def partition_of(network: Network, fragment: str) -> tuple[str, int] | None:
     """For a fragment of the network as it is run: the partitioned fragment and the number of the
     partition. None if the fragment is not a partition."""
-    whole, _, number = fragment.rpartition(".")
-    return (whole, int(number)) if whole in partitions_of(network.logical) else None
+    name, _, number = fragment.rpartition(".")
+    return (name, int(number)) if name in partitions_of(network.logical) else None
 
 
 def one_of_each(network: Network, names: Iterable[str]) -> list[str]:
@@ -100,13 +100,13 @@ class _Expansion:
         up = op.inputs[0]
         assert up is not None
         parts: list[ops.Operator | None] = []
-        for copy in self._copies[up.name]:
-            fragment = INGRESS if isinstance(copy, ops.Source) else copy.fragment
+        for instance in self._copies[up.name]:
+            fragment = INGRESS if isinstance(instance, ops.Source) else instance.fragment
             parts.append(
                 self._add(
                     ops.Part(
-                        name=f"{copy.name}.to-{op.fragment}.{number}",
-                        inputs=[copy],
+                        name=f"{instance.name}.to-{op.fragment}.{number}",
+                        inputs=[instance],
                         fn=op.fn,
                         keys=op.keys,
                         number=number,
@@ -122,12 +122,12 @@ class _Expansion:
     def _united(self, up: ops.Operator | None, fragment: str) -> ops.Operator:
         """The input of a fragment without partitions: the union of all upstream partitions."""
         assert up is not None
-        copies: list[ops.Operator | None] = [*self._copies[up.name]]
-        if len(copies) == 1 and up.fragment not in self.split:
+        instances: list[ops.Operator | None] = [*self._copies[up.name]]
+        if len(instances) == 1 and up.fragment not in self.split:
             return self._copies[up.name][0]
         name = f"{up.name}.to-{fragment}"
-        known = next((op for op in self.made.operators if op.name == name), None)
-        return known or self._add(ops.Union(name=name, inputs=copies, fragment=fragment))
+        existing = next((op for op in self.made.operators if op.name == name), None)
+        return existing or self._add(ops.Union(name=name, inputs=instances, fragment=fragment))
 
     def _output(self, op: ops.Output) -> ops.Operator:
         up = op.inputs[0]

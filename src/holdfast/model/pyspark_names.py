@@ -22,7 +22,7 @@ _INSTEAD = {
         ("orderBy", "sort", "limit", "head", "first", "take", "tail"),
         'order exists within a window: .window("10s").apply(lambda df: ...), or hf.top_k',
     ),
-    "withWatermark": "net.source(..., grace=...) says how long late rows are waited for",
+    "withWatermark": "net.source(..., grace=...) sets how long a bucket waits for late rows",
     **dict.fromkeys(
         ("writeStream", "write", "foreachBatch", "foreach"),
         "net.output(name, stream, sink=...), or run.client(name).foreach_bucket(fn)",
@@ -33,7 +33,7 @@ _INSTEAD = {
     ),
     **dict.fromkeys(
         ("cache", "persist", "repartition", "coalesce", "checkpoint"),
-        "nothing: how a query runs is up to Holdfast; .on(name, by=[...], partitions=4) splits it",
+        "nothing: Holdfast plans the execution; .on(name, by=[...], partitions=4) splits a query",
     ),
 }  # fmt: skip
 
@@ -47,4 +47,6 @@ def missing(what: str, name: str, of: type) -> str:
             return f"{text}; write instead: .{method}(...)"
     if name not in _INSTEAD:
         return f"{text} (methods: {', '.join(methods)})"
-    return f"{text}, it is not a DataFrame; write instead: {_INSTEAD[name].format(name=name)}"
+    return (
+        f"{text}, because it is not a DataFrame; write instead: {_INSTEAD[name].format(name=name)}"
+    )

@@ -53,7 +53,7 @@ class Layout:
     def __post_init__(self) -> None:
         if self.nodes < 2 or self.nodes % 2 or self.nodes > NODES_MAX:
             raise InputError(
-                f"nodes = {self.nodes}: pairs want an even number of nodes, 2 to {NODES_MAX}"
+                f"nodes = {self.nodes}: pairs need an even number of nodes from 2 to {NODES_MAX}"
             )
         if self.placement not in get_args(Placement):
             raise InputError(
@@ -64,8 +64,8 @@ class Layout:
                 raise InputError(f"{name} = {getattr(self, name)} must be positive and finite")
         if self.repair_cluster_s < self.repair_s:
             raise InputError(
-                "repair_cluster is shorter than repair, but a replica set is not back before its "
-                "node; Flux section 4.2 puts it between repair and nodes * repair"
+                "repair_cluster is shorter than repair, but a replica set is not up before its "
+                "node; use a value from repair to nodes * repair (Flux section 4.2)"
             )
 
 
@@ -118,10 +118,10 @@ def paper_mttf_s(layout: Layout, scheme: Scheme) -> float:
 def limit_mttf_s(units: Units) -> float:
     """The limit of the exact MTTF for short repairs. The event that a unit fails, and a given peer
     of the unit during the repair, has the rate repair / mttf^2; the rates of all events add up."""
-    ways = {
+    events = {
         (int(first), then) for row in units.peers for then, first in enumerate(row) if first != then
     }
-    return units.mttf_s**2 / (units.repair_s * len(ways))
+    return units.mttf_s**2 / (units.repair_s * len(events))
 
 
 # -- Markov chain with exponential repair times ----------------------------------------------------
@@ -133,35 +133,35 @@ def exact_mttf_s(units: Units) -> float | None:
     the result by 1 % or more."""
     levels: list[dict[tuple[int, ...], int]] = [{(): 0}]
     rows: list[tuple[int, int, float]] = []
-    deadly: list[float] = []
-    whole = True
+    fatal_rates: list[float] = []
+    complete = True
     while levels[-1]:
         following: dict[tuple[int, ...], int] = {}
-        after = sum(map(len, levels))
+        first_number = sum(map(len, levels))
         for state, number in levels[-1].items():
-            deadly.append(0.0)
+            fatal_rates.append(0.0)
             for unit in state:
-                back = _alike(units, {*state} - {unit})
-                rows.append((number, levels[-2][back], 1 / units.repair_s))
+                repaired = _alike(units, {*state} - {unit})
+                rows.append((number, levels[-2][repaired], 1 / units.repair_s))
             for unit in {*range(units.count)} - {*state}:
                 if {*units.peers[:, unit].tolist()} & {*state}:
-                    deadly[number] += 1 / units.mttf_s
+                    fatal_rates[number] += 1 / units.mttf_s
                 elif units.opens[unit]:
-                    more = following.setdefault(
-                        _alike(units, {*state, unit}), after + len(following)
+                    target = following.setdefault(
+                        _alike(units, {*state, unit}), first_number + len(following)
                     )
-                    rows.append((number, more, 1 / units.mttf_s))
-        if after + len(following) > _STATES_MAX:
-            whole = False
+                    rows.append((number, target, 1 / units.mttf_s))
+        if first_number + len(following) > _STATES_MAX:
+            complete = False
             break
         levels.append(following)
-    count = len(deadly)
-    rates, fatal = np.zeros((count, count)), np.array(deadly)
+    count = len(fatal_rates)
+    rates, fatal = np.zeros((count, count)), np.array(fatal_rates)
     for start, end, rate in rows:
         if end < count:
             rates[start, end] += rate
     mttf_s = _mean_s(rates, fatal)
-    if whole:
+    if complete:
         return mttf_s
     fewer = count - len(levels[-1])
     coarser_s = _mean_s(rates[:fewer, :fewer], fatal[:fewer])
@@ -172,21 +172,21 @@ def _alike(units: Units, down: set[int]) -> tuple[int, ...]:
     """A canonical representative of all states that differ only in the numbering of the units."""
     if not units.ring:
         return tuple(range(0, 2 * len(down), 2))
-    turned = (tuple(sorted((unit - first) % units.count for unit in down)) for first in down)
-    return min(turned, default=())
+    rotations = (tuple(sorted((unit - first) % units.count for unit in down)) for first in down)
+    return min(rotations, default=())
 
 
 def _mean_s(rates: Floats, fatal: Floats) -> float:
     """Mean time from state 0 to the end, by elimination of one state after the other. The algorithm
     needs no subtraction (Grassmann, Taksar, Heyman 1985): an ordinary linear solver loses all
     digits if the repair time is a millionth of the MTTF or less."""
-    rates, fatal, held_s = rates.copy(), fatal.copy(), np.ones(len(fatal))
+    rates, fatal, sojourn_s = rates.copy(), fatal.copy(), np.ones(len(fatal))
     for state in range(len(fatal) - 1, 0, -1):
         share = rates[:state, state] / (rates[state, :state].sum() + fatal[state])
         rates[:state, :state] += np.outer(share, rates[state, :state])
         fatal[:state] += share * fatal[state]
-        held_s[:state] += share * held_s[state]
-    return float(held_s[0] / fatal[0])
+        sojourn_s[:state] += share * sojourn_s[state]
+    return float(sojourn_s[0] / fatal[0])
 
 
 # -- Monte Carlo simulation ------------------------------------------------------------------------
@@ -212,15 +212,15 @@ def simulate(
     probability exp(-H). Paths beyond H = 1 might never end, so from there on the fatal failure is
     randomly generated too."""
     if runs < 100 or seed < 0:
-        raise InputError(f"{runs} runs, seed {seed}: at least 100 runs, and a seed from 0 on")
+        raise InputError(f"{runs} runs, seed {seed}: expected at least 100 runs and a seed >= 0")
     rng = np.random.default_rng(seed)
-    part = max(100, _CELLS_MAX // units.count)
-    sizes = [min(part, runs - begun) for begun in range(0, runs, part)]
-    parts = [_cycles(units, size, rng, constant_repair) for size in sizes]
-    deadly, after_s = (np.concatenate(column) for column in zip(*parts, strict=True))
+    batch = max(100, _CELLS_MAX // units.count)
+    sizes = [min(batch, runs - start) for start in range(0, runs, batch)]
+    batches = [_cycles(units, size, rng, constant_repair) for size in sizes]
+    fatal, after_s = (np.concatenate(column) for column in zip(*batches, strict=True))
     length_s = units.mttf_s / units.opens.sum() + after_s
-    mttf_s = float(length_s.mean() / deadly.mean())
-    error = np.std(length_s - mttf_s * deadly) / (math.sqrt(runs) * deadly.mean())
+    mttf_s = float(length_s.mean() / fatal.mean())
+    error = np.std(length_s - mttf_s * fatal) / (math.sqrt(runs) * fatal.mean())
     return Simulated(mttf_s, float(1.96 * error))
 
 
@@ -237,38 +237,38 @@ def _cycles(
 
     hazard, after_s = np.zeros(runs), np.zeros(runs)
     #: H at which the fatal failure occurs, for cycles beyond H = 1.
-    deadly_at = 1.0 + rng.exponential(size=runs)
-    going = np.arange(runs)
+    fatal_at = 1.0 + rng.exponential(size=runs)
+    running = np.arange(runs)
     #: Remaining repair time of each unit; infinite: the unit is up.
-    left_s = np.full((runs, units.count), np.inf)
-    left_s[going, rng.choice(np.flatnonzero(units.opens), runs)] = repairs_s(runs)
-    while going.size:
-        rows = np.arange(len(going))
-        down = np.isfinite(left_s)
+    remaining_s = np.full((runs, units.count), np.inf)
+    remaining_s[running, rng.choice(np.flatnonzero(units.opens), runs)] = repairs_s(runs)
+    while running.size:
+        rows = np.arange(len(running))
+        down = np.isfinite(remaining_s)
         threatened = ~down & (down[:, units.peers[0]] | down[:, units.peers[1]])
         harmless = ~down & ~threatened & units.opens
         choices = harmless.sum(axis=1)
-        fails_s = np.full(len(going), np.inf)
-        drawn_s = units.mttf_s * rng.exponential(size=len(going))
-        np.divide(drawn_s, choices, out=fails_s, where=choices > 0)
-        back = left_s.argmin(axis=1)
-        back_s = left_s[rows, back]
-        step_s = np.minimum(fails_s, back_s)
+        fails_s = np.full(len(running), np.inf)
+        random_s = units.mttf_s * rng.exponential(size=len(running))
+        np.divide(random_s, choices, out=fails_s, where=choices > 0)
+        repaired = remaining_s.argmin(axis=1)
+        repaired_s = remaining_s[rows, repaired]
+        step_s = np.minimum(fails_s, repaired_s)
 
         # While a unit is down, the failure of another unit is fatal: the rate is never 0.
         rate = threatened.sum(axis=1) / units.mttf_s
-        before, limit = hazard[going], deadly_at[going]
+        before, limit = hazard[running], fatal_at[running]
         now = np.minimum(before + rate * step_s, limit)
-        drawn = np.maximum(now, 1.0) - np.maximum(before, 1.0)
-        after_s[going] += (ended(now) - ended(before) + drawn / math.e) / rate
-        hazard[going] = now
+        beyond = np.maximum(now, 1.0) - np.maximum(before, 1.0)
+        after_s[running] += (ended(now) - ended(before) + beyond / math.e) / rate
+        hazard[running] = now
 
-        left_s -= step_s[:, None]
-        up = fails_s >= back_s
-        left_s[rows[up], back[up]] = np.inf
-        which = (rng.random(len(going)) * choices).astype(np.int64)[~up]
-        fallen = (harmless[~up].cumsum(axis=1) > which[:, None]).argmax(axis=1)
-        left_s[rows[~up], fallen] = repairs_s(len(fallen))
-        stays = np.isfinite(left_s).any(axis=1) & (now < limit)
-        going, left_s = going[stays], left_s[stays]
-    return ended(hazard) + (hazard >= deadly_at) / math.e, after_s
+        remaining_s -= step_s[:, None]
+        up = fails_s >= repaired_s
+        remaining_s[rows[up], repaired[up]] = np.inf
+        choice = (rng.random(len(running)) * choices).astype(np.int64)[~up]
+        failed = (harmless[~up].cumsum(axis=1) > choice[:, None]).argmax(axis=1)
+        remaining_s[rows[~up], failed] = repairs_s(len(failed))
+        continues = np.isfinite(remaining_s).any(axis=1) & (now < limit)
+        running, remaining_s = running[continues], remaining_s[continues]
+    return ended(hazard) + (hazard >= fatal_at) / math.e, after_s

@@ -55,7 +55,9 @@ class _Reader:
     def take(self, expected: str | None = None) -> str:
         token = self.peek()
         if not token or (expected is not None and token != expected):
-            raise self.bad(f"expected {expected or 'more'} {'before ' + token if token else ''}")
+            raise self.bad(
+                f"expected {expected or 'more'} {'before ' + token if token else 'at the end'}"
+            )
         self.at += 1
         return token
 
@@ -66,7 +68,7 @@ class _Reader:
         return int(token)
 
     def fields(self) -> list[pa.Field]:
-        found: list[pa.Field] = []
+        fields: list[pa.Field] = []
         while True:
             raw = self.take()
             name = raw[1:-1].replace("``", "`") if raw.startswith("`") else raw
@@ -79,9 +81,9 @@ class _Reader:
                 if self.take().lower() != "null":
                     raise self.bad("expected NULL after NOT")
                 nullable = False
-            found.append(pa.field(name, kind, nullable))
+            fields.append(pa.field(name, kind, nullable))
             if self.peek() != ",":
-                return found
+                return fields
             self.take(",")
 
     def type(self) -> pa.DataType:
@@ -98,8 +100,8 @@ class _Reader:
                     scale = self.number()
                 self.take(")")
             if not 1 <= precision <= 38 or scale > precision:
-                raise self.bad(f"decimal({precision},{scale}) must have 1 to 38 digits and no more "
-                               "than all of them after the point")  # fmt: skip
+                raise self.bad(f"decimal({precision},{scale}) must have 1 to 38 digits, and at "
+                               "most all of them after the point")  # fmt: skip
             return pa.decimal128(precision, scale)
         if word == "array":
             self.take("<")
@@ -119,7 +121,7 @@ class _Reader:
             self.take(">")
             return pa.struct(fields)
         if word == "timestamp_ntz":
-            raise self.bad("timestamp_ntz has no place on the time line; use timestamp")
+            raise self.bad("timestamp_ntz does not define an instant; use timestamp")
         raise self.bad(f"unknown type {word!r}")
 
 
@@ -132,7 +134,7 @@ def arrow_schema(ddl: str) -> pa.Schema:
         raise reader.bad(f"unexpected {reader.peek()!r}")
     twice = columns_twice([field.name for field in fields])
     if twice:
-        raise reader.bad(f"column {', '.join(twice)} stands twice")
+        raise reader.bad(f"column {', '.join(twice)} occurs twice")
     return pa.schema([pa.field(f.name, f.type) for f in fields])
 
 
@@ -147,7 +149,7 @@ def ddl_of(schema: object, of: str) -> str:
         kinds = dict(schema)
     elif hasattr(schema, "fields"):  # Spark's StructType, which is not imported here
         kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if not kinds or not all(isinstance(it, str) for pair in kinds.items() for it in pair):
+    if not kinds or not all(isinstance(text, str) for pair in kinds.items() for text in pair):
         raise InputError(
             f"{of}: expected a schema as text such as 'ts timestamp, src string', a dict of column "
             "and type (both as text), a StructType or an Arrow schema, found "
@@ -177,7 +179,7 @@ def type_ddl(kind: pa.DataType) -> str:
         return "struct<" + ",".join(f"{_quoted(f.name)}:{type_ddl(f.type)}" for f in kind) + ">"
     if pa.types.is_null(kind):
         return "void"
-    raise InputError(f"Arrow type {kind} has no place in a Holdfast schema; cast it first")
+    raise InputError(f"Arrow type {kind} is not supported in a Holdfast schema; cast it first")
 
 
 def schema_ddl(schema: pa.Schema) -> str:
@@ -193,8 +195,8 @@ def check_time(schema: pa.Schema, time: str, *, of: str) -> str | None:
     """The reason why `time` cannot be the time column of `schema`; None if it can."""
     if time not in schema.names:
         return (
-            f"{of}: there is no time column {time!r} among {', '.join(schema.names)}; name one of "
-            "the timestamp columns with time="
+            f"{of}: no time column {time!r} among the columns {', '.join(schema.names)}; name one "
+            "of the timestamp columns with time="
         )
     kind = schema.field(time).type
     if not pa.types.is_timestamp(kind) or kind.tz is None:

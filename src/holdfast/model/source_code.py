@@ -51,7 +51,7 @@ def nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def instructions(code: CodeType) -> list[dis.Instruction]:
-    return [one for one in dis.get_instructions(code) if one.opname not in _NOISE]
+    return [op for op in dis.get_instructions(code) if op.opname not in _NOISE]
 
 
 def _source(file: str) -> _Source | None:
@@ -74,24 +74,24 @@ def _node(code: CodeType) -> ast.Lambda | _Function | None:
     if source is None or code not in source.codes:
         return None
     line, name = code.co_firstlineno, code.co_name
-    found: list[ast.Lambda | _Function] = []
+    candidates: list[ast.Lambda | _Function] = []
     for node in ast.walk(source.tree):
         if isinstance(node, _Function) and node.name == name:
-            first = min(one.lineno for one in (node, *node.decorator_list))
-            found += [node] if first == line else []
+            first = min(definition.lineno for definition in (node, *node.decorator_list))
+            candidates += [node] if first == line else []
         elif isinstance(node, ast.Lambda) and name == "<lambda>" and node.lineno == line:
-            found += [node] if _inside(code, node.body) else []
-    if name != "<lambda>" and len(found) > 1:
+            candidates += [node] if _inside(code, node.body) else []
+    if name != "<lambda>" and len(candidates) > 1:
         return None
-    return found[-1] if found else None  # the innermost of nested lambdas is the last
+    return candidates[-1] if candidates else None  # the innermost of nested lambdas is the last
 
 
 def _inside(code: CodeType, body: ast.expr) -> bool:
     """Whether the source positions of all instructions lie in this expression."""
     assert body.end_lineno is not None and body.end_col_offset is not None
     begin, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-    for one in dis.get_instructions(code):
-        at = one.positions
+    for op in dis.get_instructions(code):
+        at = op.positions
         if at is None or None in (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset):
             return False  # for example with `python -X no_debug_ranges`
         assert at.lineno and at.end_lineno and at.end_col_offset is not None
@@ -117,15 +117,15 @@ def _bytecode(code: CodeType, text: Callable[[Any], str]) -> Iterator[str]:
     """One line per instruction, with its resolved argument."""
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     yield f"{named} {code.co_posonlyargcount} {code.co_argcount} {code.co_flags & _STARRED}"
-    kept = instructions(code)
-    place = {one.offset: number for number, one in enumerate(kept)}
-    for one in kept:
-        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
-            target = min((offset for offset in place if offset >= one.argval), default=-1)
-            yield f"{one.opname} {place.get(target)}"
-        elif isinstance(one.argval, CodeType):
-            yield one.opname
-            yield from _bytecode(one.argval, text)
+    listing = instructions(code)
+    number_at = {op.offset: number for number, op in enumerate(listing)}
+    for op in listing:
+        if op.opcode in dis.hasjrel or op.opcode in dis.hasjabs:
+            target = min((offset for offset in number_at if offset >= op.argval), default=-1)
+            yield f"{op.opname} {number_at.get(target)}"
+        elif isinstance(op.argval, CodeType):
+            yield op.opname
+            yield from _bytecode(op.argval, text)
         else:
-            yield f"{one.opname} {text(one.argval)}"
+            yield f"{op.opname} {text(op.argval)}"
     yield code.co_exceptiontable.hex()

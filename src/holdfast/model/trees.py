@@ -63,8 +63,8 @@ def reach(tree: Tree, upto: Mapping[str, int | None]) -> int | None:
         case AnyOf(parts):
             return max(_present(reach(part, upto) for part in parts), default=None)
         case AllOf(parts):
-            found = _present(reach(part, upto) for part in parts)
-            return min(found) if len(found) == len(parts) else None
+            buckets = _present(reach(part, upto) for part in parts)
+            return min(buckets) if len(buckets) == len(parts) else None
 
 
 class Kind(StrEnum):
@@ -91,16 +91,16 @@ def kind(
     tree is invalid in the sense of the paper. A fragment with `on_failure="block"` produces nothing
     while an input is missing, even if its operators could continue.
     """
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     for op in topological(network):
         if isinstance(op, ops.Source):
-            found[op.name] = Kind.STABLE if op.name in available else Kind.BLOCKING
+            kinds[op.name] = Kind.STABLE if op.name in available else Kind.BLOCKING
             continue
-        parts = [found[up.name] for up in inputs_of(op) if up.name in found]
+        parts = [kinds[up.name] for up in inputs_of(op) if up.name in kinds]
         if parts:
             up = nodes_up is None or op.fragment in nodes_up
-            found[op.name] = _given(network, op, parts) if up else Kind.BLOCKING
-    return found.get(network.named(output).name, Kind.BLOCKING)
+            kinds[op.name] = _given(network, op, parts) if up else Kind.BLOCKING
+    return kinds.get(network.named(output).name, Kind.BLOCKING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,10 @@ def patience(network: Network) -> dict[str, Patience | None]:
         if protection.on_failure == "block":
             own[name] = None
     total = {name: x_us or 0 for name, x_us in own.items()}
-    ways = longest(network, total)
+    totals = longest(network, total)
     for op in network.operators:
         if not isinstance(op, ops.Source):
-            total[op.fragment] = max(total[op.fragment], ways[op.name])
+            total[op.fragment] = max(total[op.fragment], totals[op.name])
     return {name: None if us is None else Patience(us, total[name]) for name, us in own.items()}
 
 
@@ -158,8 +158,8 @@ def tolerance_buckets(network: Network, fragment: str) -> int:
 def tolerances(network: Network) -> dict[str, int]:
     """`tolerance_buckets` of every fragment."""
     return {
-        name: 0 if known is None else max(0, known.own_us // network.width_us - 1)
-        for name, known in patience(network).items()
+        name: 0 if limits is None else max(0, limits.own_us // network.width_us - 1)
+        for name, limits in patience(network).items()
     }
 
 
@@ -171,13 +171,14 @@ def client_tolerance_buckets(network: Network, output: str) -> int:
 def longest(network: Network, weight: Mapping[str, int]) -> dict[str, int]:
     """For each operator, the weight of the heaviest route to it from a source or the end of a
     feedback edge. A route gains the weight of a fragment each time it enters one (an SUnion)."""
-    found: dict[str, int] = {}
+    weights: dict[str, int] = {}
     for op in topological(network):
-        ways = [
-            found[up.name] + (weight[op.fragment] if _enters(up, op) else 0) for up in inputs_of(op)
+        routes = [
+            weights[up.name] + (weight[op.fragment] if _enters(up, op) else 0)
+            for up in inputs_of(op)
         ]
-        found[op.name] = max(ways, default=0)
-    return found
+        weights[op.name] = max(routes, default=0)
+    return weights
 
 
 def _enters(up: ops.Operator, op: ops.Operator) -> bool:
@@ -188,8 +189,8 @@ def _given(network: Network, op: ops.Operator, parts: list[Kind]) -> Kind:
     """The kind of an operator in a running fragment, derived from the kinds of its inputs."""
     if all(part is Kind.STABLE for part in parts):
         return Kind.STABLE
-    missing = [part is Kind.BLOCKING for part in parts]
-    blocked = all(missing) if isinstance(op, ops.Union) else any(missing)
+    blocking = [part is Kind.BLOCKING for part in parts]
+    blocked = all(blocking) if isinstance(op, ops.Union) else any(blocking)
     if blocked or network.protection(op.fragment).on_failure == "block":
         return Kind.BLOCKING
     return Kind.TENTATIVE
@@ -202,5 +203,5 @@ def _node(of: type[AnyOf] | type[AllOf], parts: Iterable[Tree]) -> Tree:
     return next(iter(flat)) if len(flat) == 1 else of(tuple(flat))
 
 
-def _present(found: Iterable[int | None]) -> list[int]:
-    return [bucket for bucket in found if bucket is not None]
+def _present(buckets: Iterable[int | None]) -> list[int]:
+    return [bucket for bucket in buckets if bucket is not None]

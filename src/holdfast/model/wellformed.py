@@ -36,12 +36,12 @@ def check(network: Network) -> None:
 
 def readers(network: Network) -> dict[str, list[ops.Operator]]:
     """The downstream operators of each operator, by name."""
-    found: dict[str, list[ops.Operator]] = {op.name: [] for op in network.operators}
+    downstream: dict[str, list[ops.Operator]] = {op.name: [] for op in network.operators}
     for op in network.operators:
         for upstream in op.inputs:
             if upstream is not None:
-                found[upstream.name].append(op)
-    return found
+                downstream[upstream.name].append(op)
+    return downstream
 
 
 def inputs_of(op: ops.Operator) -> list[ops.Operator]:
@@ -72,43 +72,43 @@ def topological(network: Network) -> list[ops.Operator]:
 def promised(network: Network) -> dict[str, dict[str, int]]:
     """For each fragment, the `within` in microseconds of the outputs downstream that have one."""
     passed: dict[str, list[str]] = {}
-    found: dict[str, dict[str, int]] = {}
+    promises: dict[str, dict[str, int]] = {}
     for op in topological(network):
         if isinstance(op, ops.Source):
             continue
-        found.setdefault(op.fragment, {})
+        promises.setdefault(op.fragment, {})
         before = [name for up in inputs_of(op) for name in passed.get(up.name, ())]
         passed[op.name] = list(dict.fromkeys([*before, op.fragment]))
         if isinstance(op, ops.Output) and op.contract.within_us is not None:
             for name in passed[op.name]:
-                found[name][op.name] = op.contract.within_us
-    return found
+                promises[name][op.name] = op.contract.within_us
+    return promises
 
 
 def _ports(network: Network) -> list[str]:
-    found = []
+    violations = []
     if not network.sources:
-        found.append(f"network {network.name!r} has no source: add one with net.source(...)")
+        violations.append(f"network {network.name!r} has no source: add one with net.source(...)")
     if not network.outputs:
-        found.append(f"network {network.name!r} has no output: add one with net.output(...)")
+        violations.append(f"network {network.name!r} has no output: add one with net.output(...)")
     for op in network.operators:
         if isinstance(op, ops.Port):
             if not op.feeds:
-                found.append(
-                    f"{op.name}, input port 0: nothing feeds it; connect a stream with "
+                violations.append(
+                    f"{op.name}, input port 0: no stream feeds it; connect one with "
                     f"net.connect(stream, {op.name})"
                 )
             elif len(op.feeds) > 1:
                 names = ", ".join(feed.name for feed in op.feeds)
-                found.append(
-                    f"{op.name}, input port 0: fed {len(op.feeds)} times ({names}); unite them "
-                    "first with net.union(...)"
+                violations.append(
+                    f"{op.name}, input port 0: expected one stream, found {len(op.feeds)} "
+                    f"({names}); unite them first with net.union(...)"
                 )
-    return found
+    return violations
 
 
 def _cycles(network: Network) -> list[str]:
-    found: list[str] = []
+    violations: list[str] = []
     state: dict[str, int] = {}
 
     def visit(op: ops.Operator, trail: list[str]) -> None:
@@ -116,7 +116,7 @@ def _cycles(network: Network) -> list[str]:
             return
         if state.get(op.name) == 1:
             loop = " -> ".join([*trail[trail.index(op.name) :], op.name])
-            found.append(
+            violations.append(
                 f"{op.name}, input port 0: the cycle {loop} has no delay; connect it with "
                 "net.connect(stream, port, feedback=1) or more buckets"
             )
@@ -130,16 +130,16 @@ def _cycles(network: Network) -> list[str]:
         visit(op, [])
     for op in network.operators:
         if isinstance(op, ops.Port) and op.feedback_buckets >= 1:
-            found.append(
-                f"{op.name}: feedback edges are checked but not yet run; they come with "
-                "coordinated checkpoints in cyclic networks"
+            violations.append(
+                f"{op.name}: feedback edges are checked but cannot run yet, because cyclic "
+                "networks need coordinated checkpoints; remove the feedback edge"
             )
-    return found
+    return violations
 
 
 def _used(network: Network) -> list[str]:
     return [
-        f"{op.name}, output port 0: nothing reads it; make it an output with "
+        f"{op.name}, output port 0: no operator reads it; make it an output with "
         f"net.output('name', stream), or remove it"
         for op in network.operators
         if not isinstance(op, ops.Output) and not readers(network)[op.name]
@@ -148,16 +148,15 @@ def _used(network: Network) -> list[str]:
 
 def _edges(network: Network) -> list[str]:
     return [
-        f"{op.name}, input port 0: it is fed by source {op.inputs[0].name} directly; sources "
-        "and outputs are both the outside world, put an operator between, at least "
-        ".apply(lambda df: df)"
+        f"{op.name}, input port 0: source {op.inputs[0].name} feeds it directly; put an operator "
+        "between a source and an output, at least .apply(lambda df: df)"
         for op in network.outputs
         if isinstance(op.inputs[0], ops.Source)
     ]
 
 
 def _schemas(network: Network) -> list[str]:
-    found = []
+    violations = []
     for op in network.operators:
         if isinstance(op, ops.Source | ops.Port):
             try:
@@ -165,26 +164,26 @@ def _schemas(network: Network) -> list[str]:
             except HoldfastError as err:
                 problem = f"{op.name}: {err}"
             if problem:
-                found.append(problem)
+                violations.append(problem)
         if isinstance(op, ops.Stateful):
             for label, ddl in (("state", op.state), ("out", op.out)):
                 try:
                     schema = arrow_schema(ddl)
                 except InputError as err:
-                    found.append(f"{op.name}, {label}: {err}")
+                    violations.append(f"{op.name}, {label}: {err}")
                     continue
                 if label == "state" and op.timer is not None:
                     problem = check_time(schema, op.timer, of=f"{op.name}, timer")
                     if problem:
-                        found.append(problem)
+                        violations.append(problem)
         if isinstance(op, ops.Source) and (problem := _feed_problem(op)):
-            found.append(f"{op.name}, feed: {problem}")
+            violations.append(f"{op.name}, feed: {problem}")
         if isinstance(op, ops.Output) and not (op.sink is None or callable(op.sink)):
-            found.append(
+            violations.append(
                 f"{op.name}, sink: expected a function(table, info) or a sink such as "
                 f"hf.ParquetSink('folder'), found {op.sink!r}"
             )
-    return found
+    return violations
 
 
 def _feed_problem(source: ops.Source) -> str | None:
@@ -212,46 +211,47 @@ def _sources_above(op: ops.Operator) -> list[ops.Source]:
 
 
 def _delays(network: Network) -> list[str]:
-    found = []
+    violations = []
     for op in network.outputs:
         within = op.contract.within_us
         if within is not None and within < network.width_us:
-            found.append(
-                f"{op.name}: it promises results within {op.contract.within}, but a bucket alone "
-                f"lasts {duration_text(network.width_us)}; promise more or make the buckets shorter"
+            violations.append(
+                f"{op.name}: its contract promises results within {op.contract.within}, but a "
+                f"bucket already lasts {duration_text(network.width_us)}; raise `within` or make "
+                "the buckets shorter"
             )
             continue
         for source in _sources_above(op):
             closed_us = network.width_us + source.grace_us
             if source.clock == "wall" and within is not None and within < closed_us:
-                found.append(
-                    f"{op.name}: it promises results within {op.contract.within}, but buckets of "
-                    f"{duration_text(network.width_us)} of source {source.name} are closed "
-                    f"{duration_text(source.grace_us)} after their end; promise more, or give the "
-                    "source a shorter grace="
+                violations.append(
+                    f"{op.name}: its contract promises results within {op.contract.within}, but "
+                    f"buckets of {duration_text(network.width_us)} of source {source.name} are "
+                    f"closed {duration_text(source.grace_us)} after their end; raise `within`, or "
+                    "give the source a shorter grace="
                 )
-    return found
+    return violations
 
 
 def _protections(network: Network) -> list[str]:
-    found = []
+    violations = []
     promises = promised(network)
     for name, protection in network.protections.items():
         if name not in promises:
-            known = ", ".join(promises) or "none yet"
-            found.append(
-                f"protect({name!r}): no operator runs in this fragment; name another (there are: "
-                f"{known}), or move a stream to it with .on({name!r})"
+            names = ", ".join(promises) or "none yet"
+            violations.append(
+                f"protect({name!r}): no operator runs in this fragment; name another one (the "
+                f"fragments are: {names}), or move a stream to it with .on({name!r})"
             )
         elif (
             protection.on_failure != "block" and protection.max_delay is None and not promises[name]
         ):
-            found.append(
+            violations.append(
                 f"protect({name!r}): on_failure={protection.on_failure!r} needs a longest delay, "
                 "and no output downstream promises one; give an output a Contract(within='5s'), or "
                 "the fragment protect(..., max_delay='2s')"
             )
-    return found
+    return violations
 
 
 def _patience(network: Network) -> list[str]:
@@ -261,38 +261,38 @@ def _patience(network: Network) -> list[str]:
 
     if _cycles(network) or _ports(network):
         return []
-    found = []
+    violations = []
     least_us = 3 * network.width_us // 2
-    for name, known in patience(network).items():
+    for name, limits in patience(network).items():
         alpha = network.protection(name).wait_share
-        if known is not None and alpha * known.own_us < least_us:
+        if limits is not None and alpha * limits.own_us < least_us:
             smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
-            found.append(
-                f"protect({name!r}): a max_delay of {duration_text(known.own_us)} is too short for "
-                f"buckets of {duration_text(network.width_us)}: results would turn tentative "
-                f"without any failure; the smallest that works is {duration_text(smallest_us)}: "
-                "raise `within` (divided among the fragments on the way) or max_delay, or make the "
-                "buckets shorter"
+            violations.append(
+                f"protect({name!r}): a max_delay of {duration_text(limits.own_us)} is too short "
+                f"for buckets of {duration_text(network.width_us)}: results would turn tentative "
+                f"without any failure; the smallest max_delay is {duration_text(smallest_us)}: "
+                "raise `within` (divided among the fragments on the route) or max_delay, or make "
+                "the buckets shorter"
             )
-    return found
+    return violations
 
 
 def _partitions(network: Network) -> list[str]:
-    found = []
+    violations = []
     split: dict[str, int] = {}
     for op in network.operators:
         if isinstance(op, ops.Exchange):
-            known = split.setdefault(op.fragment, op.partitions)
-            if known != op.partitions:
-                found.append(
+            partitions = split.setdefault(op.fragment, op.partitions)
+            if partitions != op.partitions:
+                violations.append(
                     f"{op.name}: fragment {op.fragment!r} is split into {op.partitions} partitions "
-                    f"here and into {known} elsewhere; give one number"
+                    f"here and into {partitions} elsewhere; use one number"
                 )
     if not split:
         return []
-    found += [
-        f"fragment {op.fragment!r}: the name stands for the way into and out of partitions; take "
-        "another"
+    violations += [
+        f"fragment {op.fragment!r}: the name is reserved for routing rows into and out of "
+        "partitions; choose another name"
         for op in network.operators
         if op.fragment in RESERVED
     ]
@@ -301,16 +301,16 @@ def _partitions(network: Network) -> list[str]:
             continue
         for up in inputs_of(op):
             if up.fragment != op.fragment or isinstance(up, ops.Source):
-                found.append(
+                violations.append(
                     f"{op.name}: {up.name} enters the partitions of fragment {op.fragment!r} "
-                    f"without saying where its rows belong; use .on({op.fragment!r}, by=..., "
+                    f"without keys that route its rows; use .on({op.fragment!r}, by=..., "
                     f"partitions={split[op.fragment]})"
                 )
         by = _exchanged_by(op)
         keys = _keys_of(op)
         if keys is not None and not by <= set(keys):
-            found.append(
-                f"{op.name}: rows that it puts together are in different partitions of fragment "
+            violations.append(
+                f"{op.name}: rows that it combines are in different partitions of fragment "
                 f"{op.fragment!r}, which is split by {', '.join(sorted(by))}; "
                 + (
                     f"its keys are {', '.join(keys)}: split by some of those"
@@ -318,7 +318,7 @@ def _partitions(network: Network) -> list[str]:
                     else "it has no keys: run it in another fragment"
                 )
             )
-    return found
+    return violations
 
 
 #: Names of the fragments that `partitions.physical` adds.
@@ -338,10 +338,10 @@ def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
 
 def _exchanged_by(op: ops.Operator) -> set[str]:
     """The keys by which the rows that an operator reads were routed to its partition."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for up in inputs_of(op):
         if isinstance(up, ops.Exchange):
-            found |= set(up.keys)
+            keys |= set(up.keys)
         elif up.fragment == op.fragment and not isinstance(up, ops.Source):
-            found |= _exchanged_by(up)
-    return found
+            keys |= _exchanged_by(up)
+    return keys

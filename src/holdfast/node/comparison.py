@@ -65,7 +65,7 @@ class Comparison:
     @property
     def differences(self) -> list[str]:
         """Differences from the results of other replicas, as text for the status."""
-        return [known.text for known in list(self._core.differences.values())]
+        return [difference.text for difference in list(self._core.differences.values())]
 
     def versions(self, path: str) -> list[Version]:
         return [self._from[path]] if path in self._from else []
@@ -77,14 +77,14 @@ class Comparison:
     def told(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
         for stream, theirs in event.digests.windows.items():
             if (own := self._made.get(stream)) is not None:
-                found = event.digests.found.get(stream)
-                compared = Compared(at, event.peer, stream, own, theirs, found)
+                finding = event.digests.found.get(stream)
+                compared = Compared(at, event.peer, stream, own, theirs, finding)
                 self._perform(self._core.handle(compared), at, durable)
 
     def inputs_told(self, event: InputDigestsTold, at: int, durable: Mapping[str, Version]) -> None:
-        for stream, made in event.made.items():
+        for stream, windows in event.made.items():
             if (taken := self._taken.get(stream)) is not None:
-                compared = InputCompared(at, event.stream, stream, taken, made)
+                compared = InputCompared(at, event.stream, stream, taken, windows)
                 self._perform(self._core.handle(compared), at, durable)
 
     def finished(
@@ -105,15 +105,15 @@ class Comparison:
             match action:
                 case Report():
                     level = logging.INFO if action.resolved else logging.ERROR
-                    _log.log(level, "node %s: replicas differ: %s", self._name, action.text)
+                    _log.log(level, "node %s: %s", self._name, action.text)
                 case Recompute():
                     self._recompute(action, at, durable)
                 case CompareInputs():
                     self._carrier.compare_inputs(self._path_of[action.stream], action.stream)
                 case Refute():
                     raise Refuted(
-                        f"node {self._name!r}: {action.why}. Its storage is set aside and it is "
-                        "rebuilt; check the memory and the disk of its host"
+                        f"node {self._name!r}: {action.why}. The node is rebuilt, and its old "
+                        "storage is moved aside; check the memory and the disk of its host"
                     )
 
     def _recompute(self, action: Recompute, at: int, durable: Mapping[str, Version]) -> None:
@@ -122,11 +122,11 @@ class Comparison:
         path = self._path_of[action.stream]
         version = durable.get(path)
         if path in self._from:
-            why = "another bucket of the path is being computed again"
+            why = "another bucket of the path is being recomputed"
         elif version is None:
-            why = "there is no checkpoint to compute it from"
+            why = "there is no checkpoint to recompute the bucket from"
         elif version.bucket >= action.bucket:
-            why = f"the newest checkpoint, of bucket {version.bucket}, is behind it"
+            why = f"the newest checkpoint, of bucket {version.bucket}, already includes the bucket"
         else:
             self._from[path] = version
             work = Recomputation(path, version.bucket + 1, action.bucket, action.stream)
@@ -136,15 +136,15 @@ class Comparison:
         self._perform(self._core.handle(unknown), at, durable)
 
     def note_input(self, delivery: Delivery) -> None:
-        known = self._taken.get(delivery.stream)
-        if known is not None and delivery.upto <= known.upto:
+        window = self._taken.get(delivery.stream)
+        if window is not None and delivery.upto <= window.upto:
             return
-        made = [
+        digests = [
             (segment.id.bucket, segment.checksum)
             for segment in delivery.segments
             if segment.stability is Stability.STABLE
         ]
-        self._taken[delivery.stream] = extended(known, delivery.since, delivery.upto, made)
+        self._taken[delivery.stream] = extended(window, delivery.since, delivery.upto, digests)
 
     def note(self, streams: Iterable[str]) -> None:
         """Record the digests of new buckets after a step. The log may trim these buckets long
@@ -152,16 +152,16 @@ class Comparison:
         for stream in streams:
             if not self._log.has(stream):
                 continue
-            info, known = self._log.info(stream), self._made.get(stream)
-            since = info.trimmed_upto + 1 if known is None else known.upto + 1
+            info, window = self._log.info(stream), self._made.get(stream)
+            since = info.trimmed_upto + 1 if window is None else window.upto + 1
             try:
-                kept = self._log.segments(stream, since, info.complete_upto)
+                segments = self._log.segments(stream, since, info.complete_upto)
             except Trimmed:  # a consumer has just released them: unseen buckets are not compared
-                since, known = self._log.info(stream).trimmed_upto + 1, None
-                kept = []
+                since, window = self._log.info(stream).trimmed_upto + 1, None
+                segments = []
                 info = replace(info, complete_upto=since - 1)
-            made = ((segment.id.bucket, segment.checksum) for segment in kept)
-            self._made[stream] = extended(known, since, info.complete_upto, made)
+            digests = ((segment.id.bucket, segment.checksum) for segment in segments)
+            self._made[stream] = extended(window, since, info.complete_upto, digests)
 
 
 def digest_of(
@@ -169,5 +169,5 @@ def digest_of(
 ) -> tuple[str, Version]:
     """Compute the bucket and return its digest; no result is logged."""
     result = engine.run(path, version, work.lo, work.hi, inputs, tentative=True)
-    made = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
-    return "+".join(engine.digest(table) for table in made), result.version
+    tables = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
+    return "+".join(engine.digest(table) for table in tables), result.version

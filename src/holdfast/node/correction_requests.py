@@ -26,9 +26,11 @@ def reply(told: core.Reply) -> Postponement:
 def answered(replied: Replied, at: int) -> core.Answered | None:
     """The event for a reply. A peer that does not reply is `away`. None: the request only announced
     the end of a correction, so its reply carries no answer."""
-    asks, told = replied.asked, replied.reply
-    if asks.done:
+    request, response = replied.asked, replied.reply
+    if request.done:
         return None
-    if isinstance(told, HoldfastError):
-        told = Postponement("away")
-    return core.Answered(at, asks.path, replied.peer, asks.correction, told.answer, told.reached)
+    if isinstance(response, HoldfastError):
+        response = Postponement("away")
+    return core.Answered(
+        at, request.path, replied.peer, request.correction, response.answer, response.reached
+    )

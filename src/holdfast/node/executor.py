@@ -160,36 +160,36 @@ class Performer:
     def _recover(self) -> dict[str, tuple[int, int, int]]:
         """For each path, the newest durable version whose files are usable: its bucket, the first
         bucket of the inputs that it needs, and the first bucket of the outputs."""
-        found: dict[str, tuple[int, int, int]] = {}
+        resumed: dict[str, tuple[int, int, int]] = {}
         for path in self.fragment.paths:
             plan = self.engine.plan_hash(path)
             for bucket, body in reversed(self.log.states(path.name)):
                 version = Version.of(path.name, bucket, body)
                 if version.plan != plan:
                     raise HoldfastError(
-                        f"the storage of node {self.name!r} holds the state of another query (path "
-                        f"{path.name!r}); use another storage, or delete it to start afresh"
+                        f"node {self.name!r}: its storage holds the state of another query (path "
+                        f"{path.name!r}); use another storage, or delete this one to start empty"
                     )
                 try:
                     self.engine.check(version)
                 except LogError as err:
-                    _log.warning("node %s: checkpoint at bucket %s unusable: %s",
+                    _log.warning("node %s: skipped unusable checkpoint at bucket %s: %s",
                                  self.name, bucket, err)  # fmt: skip
                     continue
                 self.versions[path.name] = self._durable[path.name] = version
                 origin = min(self.log.info(output).starts_at for output in path.outputs)
-                found[path.name] = (bucket, self._needs_from(version), origin)
+                resumed[path.name] = (bucket, self._needs_from(version), origin)
                 break
         self.engine.recovered(list(self.versions.values()))
-        return found
+        return resumed
 
     def wanted(self, stream: str) -> int | None:
         """First bucket of an input that recovered versions refer to; None: the oldest available."""
-        readers = [path.name for path in self.fragment.paths if stream in path.inputs]
-        resumed = [
-            self._needs_from(self.versions[name]) for name in readers if name in self.versions
+        path_names = [path.name for path in self.fragment.paths if stream in path.inputs]
+        needed_from = [
+            self._needs_from(self.versions[name]) for name in path_names if name in self.versions
         ]
-        return min(resumed) if len(resumed) == len(readers) else None
+        return min(needed_from) if len(needed_from) == len(path_names) else None
 
     # -- called by the carrier ------------------------------------------------------------------
 
@@ -198,15 +198,15 @@ class Performer:
         opened = None
         if delivery.stream not in self._opened and delivery.info is not None:
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
-        known = self._received[delivery.stream]
-        news = delivery.ended or known is None or delivery.upto > known
+        previous_upto = self._received[delivery.stream]
+        news = delivery.ended or previous_upto is None or delivery.upto > previous_upto
         if opened is None and not news and delivery.tentative_upto is None:
             return  # a heartbeat
         rows = self.inputs.add(delivery, self.engine.time(delivery.stream))
         self.comparison.note_input(delivery)
         self._opened.add(delivery.stream)
         # Another replica may have delivered more than this one.
-        upto = delivery.upto if known is None else max(known, delivery.upto)
+        upto = delivery.upto if previous_upto is None else max(previous_upto, delivery.upto)
         self._received[delivery.stream] = upto
         self._carrier.post(
             Arrived(delivery.stream, upto, tuple(rows), delivery.ended, opened,
@@ -217,8 +217,8 @@ class Performer:
         """Compute buckets and log the results: write the data first, then one append."""
         path = self.paths[work.path]
         if isinstance(work, Recomputation):
-            made, after = digest_of(work, self.engine, path, version, self.inputs)
-            self._recomputed[work] = made
+            digest, after = digest_of(work, self.engine, path, version, self.inputs)
+            self._recomputed[work] = digest
             return after
         if isinstance(work, core.RunTentative):
             result = self.engine.run(
@@ -230,12 +230,12 @@ class Performer:
         try:
             result = self.engine.run(path, version, work.lo, work.hi, self.inputs)
         except Exception as err:
-            gone = self.inputs.missing(path.inputs, version.needs_from, work.hi)
-            if gone is None:
+            missing_path = self.inputs.missing(path.inputs, version.needs_from, work.hi)
+            if missing_path is None:
                 raise
             raise InputsLost(
-                f"{gone}: a segment that node {self.name!r} was about to read is missing or "
-                "damaged; the node asks its producer for it again"
+                f"{missing_path}: this input segment of node {self.name!r} is missing or damaged; "
+                "the node requests the segment from its producer again"
             ) from err
         self.jobs += result.jobs
         for output in path.outputs:
@@ -369,16 +369,16 @@ class Performer:
     def _finished_recomputation(
         self, run: Recomputation, event: Finished, at: int
     ) -> list[core.Action]:
-        made = self._recomputed.pop(run, None)
-        self.comparison.finished(run, made, event.error, at, self._to_recompute_from())
+        digest = self._recomputed.pop(run, None)
+        self.comparison.finished(run, digest, event.error, at, self._to_recompute_from())
         if not any(name == run.path for name, _ in self._read):  # delete its files
             self._release(self.paths[run.path], tentative=True)
         return []
 
     def _to_recompute_from(self) -> dict[str, Version]:
         """Checkpoints of paths without tentative line; empty if replicas are not compared."""
-        guesses = self._tentative if self._compares else self._durable
-        return {name: v for name, v in self._durable.items() if name not in guesses}
+        excluded = self._tentative if self._compares else self._durable
+        return {name: v for name, v in self._durable.items() if name not in excluded}
 
     @property
     def _compares(self) -> bool:
@@ -387,15 +387,15 @@ class Performer:
 
     def _release(self, path: Path, *, tentative: bool = False) -> None:
         """Release the files of versions that can no longer be used."""
-        kept = [self.versions[path.name]] if path.name not in self._forgotten else []
-        kept += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
-        kept += [version for (name, _), version in self._read.items() if name == path.name]
-        kept += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
-        self.engine.release(path, kept, tentative=tentative)
+        used = [self.versions[path.name]] if path.name not in self._forgotten else []
+        used += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
+        used += [version for (name, _), version in self._read.items() if name == path.name]
+        used += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
+        self.engine.release(path, used, tentative=tentative)
 
     def _wait_for_space(self, err: StorageFull) -> None:
         if self.trouble is None:
-            _log.warning("node %s waits for space: %s", self.name, err)
+            _log.warning("node %s waits for disk space: %s", self.name, err)
         self.trouble = str(err)
 
     def _horizon(self, path: Path, version: Version) -> int:
@@ -442,7 +442,7 @@ class Performer:
             case core.Change():
                 for output in self.paths[action.path].outputs:
                     self._service.states[output] = action.state
-                _log.info("node %s: %s is %s", self.name, action.path, action.state)
+                _log.info("node %s: path %s is now %s", self.name, action.path, action.state)
             case core.Ask():
                 self._carrier.ask(correction_requests.question(action, self.name), self._peers)
             case core.Reply():

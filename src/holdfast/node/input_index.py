@@ -46,23 +46,23 @@ class InputIndex:
         """The best available files: stable ones, and tentative ones where those are missing."""
         with self._lock:
             tentative = self._tentative.get(stream, {})
-            more = [tentative[bucket] for bucket in sorted(tentative) if lo <= bucket <= hi]
-        return sorted([*self.files(stream, lo, hi), *more], key=_bucket) if more else (
+            extra = [tentative[bucket] for bucket in sorted(tentative) if lo <= bucket <= hi]
+        return sorted([*self.files(stream, lo, hi), *extra], key=_bucket) if extra else (
             self.files(stream, lo, hi)
         )  # fmt: skip
 
     def drop_gone(self, streams: Iterable[str]) -> bool:
         """Remove tentative files that their producer has deleted. True if any file was deleted."""
-        found = False
+        deleted = False
         with self._lock:
             for stream in streams:
                 held = self._tentative.get(stream, {})
                 for bucket in [b for b, file in held.items() if not self._there(file.path)]:
                     del held[bucket]
-                    found = True
+                    deleted = True
                 # A file that a step reads may have been replaced here before it was deleted.
-                found |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
-        return found
+                deleted |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
+        return deleted
 
     def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
         """The path of a file in a producer's log that is missing or unreadable; None: there is
@@ -113,11 +113,11 @@ class InputIndex:
         with self._lock:
             held = self._files.get(stream, [])
             cut = bisect_right(held, upto, key=_bucket)
-            gone, self._files[stream] = held[:cut], held[cut:]
+            forgotten, self._files[stream] = held[:cut], held[cut:]
             replaced = self._replaced.get(stream, [])
-            gone += [file for file in replaced if file.bucket <= upto]
+            forgotten += [file for file in replaced if file.bucket <= upto]
             self._replaced[stream] = [file for file in replaced if file.bucket > upto]
-        for file in gone:
+        for file in forgotten:
             if file.path.startswith(self.folder):
                 self._delete(file.path)
 

@@ -155,27 +155,29 @@ class Node:
     @property
     def position(self) -> int | None:
         """The last bucket of the slowest path; None before all paths have started."""
-        found = [state.position for state in self.performer.core.paths.values()]
-        begun = [position for position in found if position is not None]
-        return min(begun) if len(begun) == len(found) else None
+        positions = [state.position for state in self.performer.core.paths.values()]
+        begun = [position for position in positions if position is not None]
+        return min(begun) if len(begun) == len(positions) else None
 
     def status(self) -> dict[str, Any]:
-        does = self.performer
-        recent = list(does.step_seconds)[-100:]
+        performer = self.performer
+        recent = list(performer.step_seconds)[-100:]
         return {
             "node": self.name,
             "fragment": self.fragment.name,
             "epoch": self.log.epoch,
             "failure": str(self.failure) if self.failure else None,
-            "trouble": does.trouble,
-            "differs": does.comparison.differences,
-            "steps": does.steps,
-            "tentative_steps": does.tentative_steps,
+            "trouble": performer.trouble,
+            "differs": performer.comparison.differences,
+            "steps": performer.steps,
+            "tentative_steps": performer.tentative_steps,
             "switches": len(self.switches),
             "switch_ms": round(self.switches[-1][1] / 1_000, 1) if self.switches else None,
-            "jobs": does.jobs,
+            "jobs": performer.jobs,
             "step_ms": round(1_000 * sorted(recent)[len(recent) // 2], 1) if recent else None,
-            "inputs_held": {stream: does.inputs.held(stream) for stream in self.fragment.inputs},
+            "inputs_held": {
+                stream: performer.inputs.held(stream) for stream in self.fragment.inputs
+            },
             "paths": {
                 name: {
                     "position": state.position,
@@ -184,11 +186,13 @@ class Node:
                     "waiting_for": state.sunion.waiting_for(),
                     "state": state.consistency.state,
                     "tentative_upto": state.consistency.position,
-                    "state_rows": does.versions[name].rows() if name in does.versions else 0,
+                    "state_rows": (
+                        performer.versions[name].rows() if name in performer.versions else 0
+                    ),
                     "checkpoint": state.durable[0] if state.durable else None,
                     "convergent": state.plan.convergent,
                 }
-                for name, state in does.core.paths.items()
+                for name, state in performer.core.paths.items()
             },
         }
 
@@ -222,24 +226,24 @@ class Node:
         thread.start()
 
     def _subscriber(self, stream: str) -> Subscriber:
-        said: str | None = None
+        last_error: str | None = None
 
         def lost(err: HoldfastError) -> None:
-            nonlocal said
-            if str(err) != said:
-                said = str(err)
+            nonlocal last_error
+            if str(err) != last_error:
+                last_error = str(err)
                 _log.info("node %s: input %s: %s", self.name, stream, err)
             if isinstance(err, SegmentLost) and stream in self._sources:
                 # A node can be rebuilt; data that a source has lost exists nowhere else.
                 self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
         producers, options = self.upstream[stream], self._options
-        home = home_of(self.name, tuple(producers)) if self._pair else None
+        local = home_of(self.name, tuple(producers)) if self._pair else None
         subscription = Subscription(
-            tuple(producers), self.performer.wanted(stream), self.performer.tentative, home=home,
+            tuple(producers), self.performer.wanted(stream), self.performer.tentative, home=local,
             tolerance_buckets=tolerance_buckets(self.engine.network, self.fragment.name),
             heartbeat_us=int(1e6 * options.heartbeat_s),
-            ask_us=int(1e6 * options.silence_s) if home else 0,
+            ask_us=int(1e6 * options.silence_s) if local else 0,
         )  # fmt: skip
         return Subscriber(
             stream, self.name, subscription, producers, self._stop, lost=lost,
@@ -261,13 +265,13 @@ class Node:
         try:
             return answers.get(timeout=self._options.silence_s)
         except queue.Empty:
-            raise TransportError(f"node {self.name!r} does not answer") from None
+            raise TransportError(f"node {self.name!r} did not answer in time") from None
 
     def _check_replica(self, name: str) -> None:
         if name not in self._peers:
-            known = ", ".join(self._peers) or "none"
+            names = ", ".join(self._peers) or "none"
             raise InputError(
-                f"node {self.name!r}: expected one of its replicas ({known}), found {name!r}"
+                f"node {self.name!r}: expected one of its peers ({names}), found {name!r}"
             )
 
     def _check_path(self, path: str) -> None:
@@ -275,7 +279,9 @@ class Node:
         names = [known.name for known in self.fragment.paths]
         if path not in names:
             known = ", ".join(names)
-            raise InputError(f"node {self.name!r}: expected one of paths {known}, found {path!r}")
+            raise InputError(
+                f"node {self.name!r}: expected one of its paths ({known}), found {path!r}"
+            )
 
     def _offer_state(self, newcomer: str) -> OfferedState:
         """Offer the current state to a peer that is being rebuilt. The loop continues while this
@@ -286,7 +292,7 @@ class Node:
         try:
             answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
-            raise TransportError(f"node {self.name!r} does not answer") from None
+            raise TransportError(f"node {self.name!r} did not answer in time") from None
         return offer_of(answer, self._fingerprints)
 
     def _tell(self, event: Event) -> Done:
@@ -298,9 +304,9 @@ class Node:
         also sends the heartbeats, so nothing here may wait for a disk."""
         self._standings.put(standings)
         for peer in self._peers:
-            known = standings.get(peer)
-            if known is not None and known.gone is not self.performer.core.unpaired:
-                self.post(core.Unpaired(self._clock(), known.gone))
+            standing = standings.get(peer)
+            if standing is not None and standing.gone is not self.performer.core.unpaired:
+                self.post(core.Unpaired(self._clock(), standing.gone))
 
     def _give_up(self) -> None:
         """Stop waiting for dead consumers. A failed write is repeated with the next report of the
@@ -325,22 +331,24 @@ class Node:
                 remote = None  # the peer is unreachable, or has moved
 
     def _compare_inputs(self, path: str, stream: str) -> None:
-        inputs = next(known.inputs for known in self.fragment.paths if known.name == path)
-        found: dict[str, dict[str, Window]] = {}
+        inputs = next(
+            candidate.inputs for candidate in self.fragment.paths if candidate.name == path
+        )
+        windows: dict[str, dict[str, Window]] = {}
         for name in inputs:
             with suppress(HoldfastError, KeyError):
-                found[name] = {
+                windows[name] = {
                     producer: connect().call(GetDigests()).windows[name]
                     for producer, connect in self.upstream[name].items()
                 }
-        self.post(InputDigestsTold(stream, found))
+        self.post(InputDigestsTold(stream, windows))
 
-    def _ask(self, asked: Postpone, peer: str) -> None:
+    def _ask(self, request: Postpone, peer: str) -> None:
         try:
-            reply: Postponement | HoldfastError = self._peers[peer]().call(asked)
+            reply: Postponement | HoldfastError = self._peers[peer]().call(request)
         except HoldfastError as err:
             reply = err
-        self.post(Replied(asked, peer, reply))
+        self.post(Replied(request, peer, reply))
 
     def _work(self, work: Work, version: Version) -> None:
         began = monotonic_us()
@@ -380,9 +388,9 @@ class Node:
         if isinstance(err, HoldfastError):
             _log.error("node %s stopped: %s", self.name, err)
         else:
-            _log.error("node %s stopped by a fault of its own", self.name, exc_info=err)
+            _log.error("node %s stopped by an internal error", self.name, exc_info=err)
             if not isinstance(err, ProtocolViolation):
-                _log.error("please report this with the log of the node")
+                _log.error("please report this error, with the log of the node")
         self._stop.set()
         self.failed(err)
         self.ended.set()

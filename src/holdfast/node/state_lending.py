@@ -78,9 +78,11 @@ class Lender:
         if versions.keys() != paths.keys() or not opened >= set(self._fragment.outputs):
             if not versions and not opened:
                 return BeganEmpty()
-            return NotReady(f"{self._name} has not opened all its inputs yet")
+            return NotReady(f"{self._name} has not yet opened all its inputs")
         if any(forgotten):
-            return NotReady(f"{self._name} is correcting, and keeps no state meanwhile")
+            return NotReady(
+                f"{self._name} is correcting its results, and retains no state meanwhile"
+            )
         lent = [describe(self._log, v, paths[v.path].outputs) for v in versions.values()]
         results = [r for moving in lent for r in moving.results]
         files = [os.path.join("state", name) for moving in lent for name in moving.files]

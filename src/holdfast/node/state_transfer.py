@@ -45,10 +45,10 @@ def _kept(log: Log, stream: str) -> Results:
     while True:
         info = log.info(stream)
         with suppress(Trimmed):  # a consumer released buckets between the two calls
-            kept = log.segments(stream, info.trimmed_upto + 1, info.complete_upto)
+            segments = log.segments(stream, info.trimmed_upto + 1, info.complete_upto)
             return Results(
                 stream, info.schema, info.time, info.starts_at, info.trimmed_upto,
-                info.complete_upto, tuple(kept),
+                info.complete_upto, tuple(segments),
             )  # fmt: skip
 
 
@@ -67,9 +67,9 @@ class Fingerprints:
                 file = f"{self._folder}/{name}"
                 with storage(file):
                     self._known[name] = StateFile(name, *_fingerprint(file, self._disk))
-        found = {name: self._known[name] for name in names}
-        self._known = dict(found)
-        return tuple(found.values())
+        fingerprints = {name: self._known[name] for name in names}
+        self._known = dict(fingerprints)
+        return tuple(fingerprints.values())
 
 
 def _fingerprint(path: str, disk: Disk) -> tuple[int, str]:
@@ -85,7 +85,7 @@ def own_paths(
 ) -> dict[str, OwnPath]:
     """For each path, the newest usable version on the replica's own disk. Versions with damaged
     files are skipped."""
-    found = {}
+    own = {}
     for path in paths:
         usable = None
         for bucket, body in reversed(log.states(path.name)):
@@ -94,15 +94,15 @@ def own_paths(
                 check(version)
                 usable = (bucket, version.needs_from)
                 break
-        found[path.name] = OwnPath(path.inputs, usable)
-    return found
+        own[path.name] = OwnPath(path.inputs, usable)
+    return own
 
 
 def check_offer(offered: OfferedState, paths: Sequence[Path]) -> None:
     """Check that a peer's offer contains exactly the requested paths and their files. Otherwise
     files outside of the request could be written, read and later deleted here."""
     if sorted(moving.path for moving in offered.paths) != sorted(path.name for path in paths):
-        raise _unfit(f"the paths {', '.join(path.name for path in paths)}, found others")
+        raise _unfit(f"the paths {', '.join(path.name for path in paths)}, found other paths")
     for moving, path in zip(
         sorted(offered.paths, key=lambda moving: moving.path),
         sorted(paths, key=lambda path: path.name),
@@ -111,24 +111,27 @@ def check_offer(offered: OfferedState, paths: Sequence[Path]) -> None:
         _check_path(moving, path)
     named = {name for moving in offered.paths for name in moving.files}
     if named != {file.name for file in offered.files}:
-        raise _unfit("sizes and digests of the files of the state, found those of others")
+        raise _unfit("sizes and digests of the files of the state, found those of other files")
 
 
 def _check_path(moving: Moving, path: Path) -> None:
     streams = [results.stream for results in moving.results]
-    of_others = [s.id for r in moving.results for s in r.segments if s.id.stream != r.stream]
-    if sorted(streams) != sorted(path.outputs) or of_others:
+    foreign = [s.id for r in moving.results for s in r.segments if s.id.stream != r.stream]
+    if sorted(streams) != sorted(path.outputs) or foreign:
         raise _unfit(f"the outputs {path.outputs} of path {path.name!r}, found {streams}")
     try:
         files = Version.of(moving.path, moving.bucket, moving.body).files()
     except LogCorrupted as err:
-        raise _unfit(f"a state version, found another ({err})") from None
+        raise _unfit(f"a valid state version, found an invalid one ({err})") from None
     if sorted(files, key=str) != sorted(moving.files):
-        raise _unfit("the files that the state version names, found others")
+        raise _unfit("the files that the state version names, found other files")
 
 
 def _unfit(text: str) -> TransportError:
-    return TransportError(f"a state to rebuild from: expected {text}; run the same version")
+    return TransportError(
+        f"the peer offered unusable state: expected {text}; run the same version of Holdfast on "
+        "all hosts"
+    )
 
 
 class Staging:
@@ -163,11 +166,11 @@ class Staging:
     def expect(self, offered: OfferedState) -> tuple[Piece, ...]:
         """Prepare for an offer, and return the pieces to fetch."""
         self._offered, self.bytes = offered, 0
-        kept = [s for m in offered.paths for results in m.results for s in results.segments]
-        self._segments = {segment.path: segment for segment in kept}
+        segments = [s for m in offered.paths for results in m.results for s in results.segments]
+        self._segments = {segment.path: segment for segment in segments}
         self._places = {name: f"fetched/{number}" for number, name in enumerate(self._segments)}
         state = [Piece(f"state/{f.name}", f.size_bytes, f.digest) for f in offered.files]
-        self.pieces = (*state, *(Piece(s.path, s.size_bytes, s.checksum) for s in kept))
+        self.pieces = (*state, *(Piece(s.path, s.size_bytes, s.checksum) for s in segments))
         return self.pieces
 
     def place(self, piece: Piece) -> str:
@@ -183,19 +186,20 @@ class Staging:
         else:
             path = self.place(piece)
             with storage(path):
-                found = _fingerprint(path, self._disk)
-            if found != (piece.size_bytes, piece.digest):
+                fingerprint = _fingerprint(path, self._disk)
+            if fingerprint != (piece.size_bytes, piece.digest):
                 raise LogCorrupted(
                     f"{piece.name}: expected {piece.size_bytes} bytes with digest {piece.digest}, "
-                    f"found {found[0]} with {found[1]}; the piece is fetched again"
+                    f"found {fingerprint[0]} bytes with digest {fingerprint[1]}; the piece is "
+                    "fetched again"
                 )
         self.bytes += piece.size_bytes
 
     def install(self, open_log: Callable[[str], Log], epoch: int) -> None:
         """Build a complete log from all pieces; `replace` then puts it in place of the storage. The
         next instance that opens the log has `epoch`."""
-        for part in ("state", "fetched"):
-            make_folder(f"{self._new}/{part}", fsync=False, disk=self._disk)
+        for name in ("state", "fetched"):
+            make_folder(f"{self._new}/{name}", fsync=False, disk=self._disk)
         log = open_log(self._new)
         try:
             log.raise_epoch(epoch - 1)
@@ -215,15 +219,15 @@ class Staging:
             self._disk.remove_folder(self._old)
 
     def _install(self, log: Log, moving: Moving) -> None:
-        for found in moving.results:
+        for results in moving.results:
             log.open_stream(
-                found.stream, found.schema, found.time, found.starts_at,
-                gone_upto=found.trimmed_upto,
+                results.stream, results.schema, results.time, results.starts_at,
+                gone_upto=results.trimmed_upto,
             )  # fmt: skip
-            written = [log.write(self._read(s), s.id, s.stability) for s in found.segments]
+            written = [log.write(self._read(s), s.id, s.stability) for s in results.segments]
             added = [Added(segment) for segment in written]
-            if found.complete_upto > found.trimmed_upto:
-                log.append(*added, Boundary(found.stream, found.complete_upto))
+            if results.complete_upto > results.trimmed_upto:
+                log.append(*added, Boundary(results.stream, results.complete_upto))
         files = [f"state/{name}" for name in moving.files]
         log.save_state(moving.path, moving.bucket, moving.body, files)
 

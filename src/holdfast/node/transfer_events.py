@@ -100,7 +100,10 @@ class Translation:
                 if err is None:
                     return core.Installed(at, ask.round)
                 if happened.closed:
-                    raise TransportError(f"node {self.name!r} begins again: {err}")
+                    raise TransportError(
+                        f"node {self.name!r} could not install the state of its peer, and starts "
+                        f"again: {err}"
+                    )
                 return core.InstallFailed(at, ask.round, _failure(err))
             case Broke():
                 raise happened.error

@@ -26,25 +26,25 @@ def open_client(
         raise InputError(f"there is no output {output!r} (outputs: {', '.join(names)})")
     if name is not None and not _NAME.fullmatch(name):
         raise InputError(f"name={name!r}: expected letters, digits, '_' and '-' only")
-    keep = (not run.temporary) if durable is None else durable
-    reader = f"client-{output}" if name is None else f"client-{output}+{name}"
+    persistent = (not run.temporary) if durable is None else durable
+    consumer = f"client-{output}" if name is None else f"client-{output}+{name}"
     for former in [c for c in run.clients if c.output == output and c.closed]:
         former.release()
         run.clients.remove(former)
     taken = {client.name for client in run.clients}
-    if reader in taken and (keep or name is not None):
+    if consumer in taken and (persistent or name is not None):
         raise InputError(
-            f"this run already has a reader of {output!r}"
+            f"this run already has a client of {output!r}"
             + (f" with name={name!r}" if name is not None else "")
-            + "; close() that one first, or give the second one a name= of its own"
+            + "; close() that client first, or give the new client its own name="
         )
-    if reader in taken:  # not durable, so any unused name will do
-        reader = next(name for n in count(2) if (name := f"{reader}#{n}") not in taken)
+    if consumer in taken:  # not durable, so any unused name will do
+        consumer = next(name for n in count(2) if (name := f"{consumer}#{n}") not in taken)
     folder = client_folder(run.storage, output if name is None else f"{output}+{name}")
-    log = run.open_log(folder, reader) if keep else None
+    log = run.open_log(folder, consumer) if persistent else None
     client = Client(
-        output, run.producers(output, reader), run.network.width_us, log=log,
-        name=reader, tentative=tentative,
+        output, run.producers(output, consumer), run.network.width_us, log=log,
+        name=consumer, tentative=tentative,
         tolerance_buckets=client_tolerance_buckets(run.network, output),
     )  # fmt: skip
     run.service.readers.setdefault(output, set()).add(client.name)

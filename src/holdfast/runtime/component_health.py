@@ -46,8 +46,8 @@ class Parts:
 
     def hosts(self) -> dict[str, PartStatus]:
         at = monotonic_us()
-        met = {host: process.condition for host, process in list(self._processes.items())}
-        return {host: one.status(at) for host, one in met.items() if one is not None}
+        conditions = {host: process.condition for host, process in list(self._processes.items())}
+        return {host: one.status(at) for host, one in conditions.items() if one is not None}
 
     def nodes(self) -> dict[str, PartStatus]:
         return {
@@ -94,7 +94,9 @@ class Parts:
         if self._failures is not None:
             lost = {output: self._failures.why_lost(output) for output in self._needs}
             return {output: text for output, text in lost.items() if text is not None}
-        why = {name: f"{what} {one.text}" for name, (what, one) in self.gone().items()}
+        why = {
+            name: f"{component} {status.text}" for name, (component, status) in self.gone().items()
+        }
         return {
             output: "; ".join(dict.fromkeys(why[name] for name in gone))
             for output, gone in stopped(self._needs, why).items()
@@ -103,29 +105,29 @@ class Parts:
     def settled(self, host: str) -> bool:
         """Whether waiting for the host is useless: the host, or each of its nodes, is out of
         service."""
-        met = self.hosts().get(host)
-        told = self._told(host)
+        host_status = self.hosts().get(host)
+        node_statuses = self._told(host)
         nodes = self._assigned(host)
-        return (met is not None and met.out) or (
-            bool(nodes) and all(name in told and told[name].out for name in nodes)
+        return (host_status is not None and host_status.out) or (
+            bool(nodes) and all(name in node_statuses and node_statuses[name].out for name in nodes)
         )
 
     def watch(self, stop: threading.Event, looked: Callable[[], None] = lambda: None) -> None:
         """Log which outputs stop and which continue."""
-        known: dict[str, str] = {}
+        previous: dict[str, str] = {}
         while not stop.wait(LOOK_S):
             looked()
-            found = self.stopped()
-            for output in found.keys() - known.keys():
-                _log.error("output %s stopped, no replica is left: %s", output, found[output])
-            for output in known.keys() - found.keys():
-                _log.warning("output %s goes on", output)
-            known = found
+            current = self.stopped()
+            for output in current.keys() - previous.keys():
+                _log.error("output %s stopped, no replica is left: %s", output, current[output])
+            for output in previous.keys() - current.keys():
+                _log.warning("output %s continues, a replica is available again", output)
+            previous = current
 
 
 def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
-    told = {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
-    return told | {"remedy": status.remedy.replace("HOST", host)}
+    body = {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
+    return body | {"remedy": status.remedy.replace("HOST", host)}
 
 
 def _out(status: PartStatus, final: bool) -> bool:
@@ -134,13 +136,13 @@ def _out(status: PartStatus, final: bool) -> bool:
 
 def _needs(network: Network, output: str) -> list[tuple[str, ...]]:
     """The replicas of every fragment that an output depends on."""
-    parts = fragments(network)
-    made_by = {stream: part for part in parts for stream in part.outputs}
-    found: dict[str, tuple[str, ...]] = {}
-    waiting = [output]
-    while waiting:
-        part = made_by.get(waiting.pop())
-        if part is not None and part.name not in found:
-            found[part.name] = replicas_of(network, part.name)
-            waiting += part.inputs
-    return list(found.values())
+    all_fragments = fragments(network)
+    producer_of = {stream: fragment for fragment in all_fragments for stream in fragment.outputs}
+    replicas: dict[str, tuple[str, ...]] = {}
+    streams = [output]
+    while streams:
+        fragment = producer_of.get(streams.pop())
+        if fragment is not None and fragment.name not in replicas:
+            replicas[fragment.name] = replicas_of(network, fragment.name)
+            streams += fragment.inputs
+    return list(replicas.values())

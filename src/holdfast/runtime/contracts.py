@@ -131,8 +131,8 @@ class Monitor:
         ended = bool(reading) and all(client.ended for client in reading)
         positions = [client.known_upto for client in reading if client.known_upto is not None]
         if not reading and output.fragment not in self._nodes:
-            was, output.watched = output.watched, False
-            return [core.Ended(now, name)] if was else []
+            was_watched, output.watched = output.watched, False
+            return [core.Ended(now, name)] if was_watched else []
         events: list[core.Event] = []
         if not output.watched:
             output.watched = True
@@ -165,7 +165,7 @@ class Monitor:
         if behind or node is None:
             return behind or [f"node {output.fragment}"]
         if logged is not None and logged.complete_upto >= bucket:
-            return ["its reader"]
+            return ["its client"]
         path = node.status()["paths"][output.path]
         if path["all_complete_upto"] is None or path["all_complete_upto"] < bucket:
             return list(path["waiting_for"])
@@ -179,29 +179,29 @@ class Monitor:
             action = replace(action, why=f"{action.why}, waiting for {waiting}")
         # The same level for broken and kept promises, so that a log shows both or neither.
         _log.warning("%s", self.text(action))
-        for told in list(self._told):
+        for callback in list(self._told):
             try:
-                told(action)
+                callback(action)
             except Exception:
                 _log.exception("a callback of on_contract failed")
 
     def _contract(self, now: int, output: _Watched) -> dict[str, Any]:
         with self._lock:
-            standing = self._core.standing(output.op.name, now)
-        since, missing = standing.broken_since_us, standing.missing
+            status = self._core.standing(output.op.name, now)
+        since, missing = status.broken_since_us, status.missing
         return {
             "within": output.op.contract.within,
-            "kept": standing.kept,
+            "kept": status.kept,
             "broken_since_us": since,
             "broken_for_ms": None if since is None else max(0, now - since) / 1_000,
-            "overdue_ms": standing.overdue_us / 1_000,
+            "overdue_ms": status.overdue_us / 1_000,
             "waiting_for": []
             if missing is None or since is None
             else self._waiting_for(output, missing),
-            "breaks": sum(standing.breaks.values()),
-            "breaks_of": standing.breaks,
-            "worst_ms": standing.worst_us / 1_000,
-            "lost_buckets": standing.lost_buckets,
+            "breaks": sum(status.breaks.values()),
+            "breaks_of": status.breaks,
+            "worst_ms": status.worst_us / 1_000,
+            "lost_buckets": status.lost_buckets,
             "position": output.upto,
             "delay_ms": None if output.delay_us is None else output.delay_us / 1_000,
             "not_judged": self._not_judged(output),
@@ -213,13 +213,13 @@ class Monitor:
             return "no delay is promised"
         if not output.real_time:
             return "a source's clock is manual or data"
-        return None if output.watched else "nobody reads it in this process"
+        return None if output.watched else "no client reads the output in this process"
 
 
 def _watched(op: Output, fragment: str, path: str) -> _Watched:
-    above = sources_of(op)
-    real_time = all(source.clock in ("wall", "live") for source in above)
-    return _Watched(op, fragment, path, tuple(source.name for source in above), real_time)
+    sources = sources_of(op)
+    real_time = all(source.clock in ("wall", "live") for source in sources)
+    return _Watched(op, fragment, path, tuple(source.name for source in sources), real_time)
 
 
 def _closed(source: Source, bucket: int) -> bool:

@@ -58,10 +58,10 @@ class Failure:
 
     def text(self) -> str:
         """One line: the component, the error, and what to do next."""
-        who = f"{self.kind} {self.node.rpartition(' ')[2]!r}"
+        component = f"{self.kind} {self.node.rpartition(' ')[2]!r}"
         if not self.permanent:
-            return f"{who} has trouble and tries again: {self.message}"
-        return f"{who} failed: {self.message.rstrip('.')}. {self.remedy}"
+            return f"{component} failed and is retried: {self.message}"
+        return f"{component} failed: {self.message.rstrip('.')}. {self.remedy}"
 
     @property
     def remedy(self) -> str:
@@ -69,14 +69,14 @@ class Failure:
         ours = self.error is not None and not isinstance(self.error, HoldfastError)
         if self.user_location is not None and self.kind == "node":
             return (
-                "Correct the function and start the run again, with another storage: a query that "
-                "was changed does not go on with the old one"
+                "Correct the function and start the run again with another storage: a changed "
+                "query cannot continue on the old storage"
             )
         if self.user_location is not None:
             return "Correct the function and start the run again"
         if ours:
-            return "Report this fault of Holdfast with its log, and start the run again"
-        return "Settle that and start the run again"
+            return "Report this bug in Holdfast with its log, and start the run again"
+        return "Resolve this problem and start the run again"
 
 
 class Failures:
@@ -138,33 +138,35 @@ class Failures:
         client that accepts tentative results is still served while each fragment that may continue
         without missing inputs has at least one input left."""
         with self._lock:
-            why = self._gone(output, f"client-{output}", tentative, {})
-        return None if why is None else _error(f"output {output!r} gives no more results", why)
+            failure = self._gone(output, f"client-{output}", tentative, {})
+        return (
+            None if failure is None else _error(f"output {output!r} gives no more results", failure)
+        )
 
     def why_lost(self, output: str) -> str | None:
         """The failure behind `lost`, as one line."""
         with self._lock:
-            why = self._gone(output, f"client-{output}", False, {})
-        return None if why is None else why.text()
+            failure = self._gone(output, f"client-{output}", False, {})
+        return None if failure is None else failure.text()
 
     def stopped(self, output: str) -> NodeFailed | None:
         """Like `lost`, but also if the client of the output in this process failed."""
         with self._lock:
-            reader = self._ended(f"client {output}")
-        if reader is None:
+            client_failure = self._ended(f"client {output}")
+        if client_failure is None:
             return self.lost(output)
-        return _error(f"output {output!r} is no longer read", reader)
+        return _error(f"output {output!r} is no longer read", client_failure)
 
     def unread(self, source: str) -> NodeFailed | None:
         """Why the rows of a source reach no output any more."""
-        reading = [name for name, members in self._needs.items() if member(source) in members]
+        outputs = [name for name, members in self._needs.items() if member(source) in members]
         with self._lock:
-            gone = [self._gone(name, f"client-{name}", True, {}) for name in reading]
-        why = [failure for failure in gone if failure is not None]
-        if not why or len(why) < len(gone):
+            causes = [self._gone(name, f"client-{name}", True, {}) for name in outputs]
+        failures = [failure for failure in causes if failure is not None]
+        if not failures or len(failures) < len(causes):
             return None
         return _error(
-            f"source {source!r} takes no more rows, nothing that reads it is left", why[0]
+            f"source {source!r} takes no more rows: no consumer of the source is left", failures[0]
         )
 
     def tell(self) -> None:
@@ -197,29 +199,29 @@ class Failures:
         permanent: bool,
         user_location: str | None = None,
     ) -> Failure:
-        message, cause, where = str(error), None, user_location
+        message, cause, location = str(error), None, user_location
         if isinstance(error, BaseException):
-            cause, where = error, where or location_of(error)
+            cause, location = error, location or location_of(error)
             if not isinstance(error, HoldfastError):
                 message = f"{type(error).__name__}: {error}"
-        where = where or location_in(message)
+        location = location or location_in(message)
         message = " ".join(message.split())
-        if where is not None and where not in message:
-            message = f"{message}, at {where}"
+        if location is not None and location not in message:
+            message = f"{message}, at {location}"
         outputs = tuple(name for name, members in self._needs.items() if node in members)
-        return Failure(node, outputs, message, where, now_us(), permanent, cause)
+        return Failure(node, outputs, message, location, now_us(), permanent, cause)
 
     def _members(self, output: str) -> set[str]:
-        known, found = producers_of(self._network), {f"client {output}"}
+        nodes_of, members = producers_of(self._network), {f"client {output}"}
         streams = [output]
         while streams:
             stream = streams.pop()
-            producers = {member(stream)} if stream in self._sources else {*known[stream]}
-            if not producers <= found:
-                found |= producers
+            producers = {member(stream)} if stream in self._sources else {*nodes_of[stream]}
+            if not producers <= members:
+                members |= producers
                 if stream not in self._sources:
-                    streams += self._inputs[fragment_of(known[stream][0])]
-        return found
+                    streams += self._inputs[fragment_of(nodes_of[stream][0])]
+        return members
 
     def _of(self, node: str) -> Failure | None:
         if node not in self._held:
@@ -227,7 +229,7 @@ class Failures:
         failure, epoch = self._held[node]
         return None if self._epoch(node) > epoch else failure
 
-    def _gone(self, stream: str, reader: str, tentative: bool, known: Known) -> Failure | None:
+    def _gone(self, stream: str, reader: str, tentative: bool, cache: Known) -> Failure | None:
         """Why no producer of a stream is left for `reader`: the failure of the last producer."""
         if not self._held:  # the common case, in the loop of every waiting caller
             return None
@@ -235,20 +237,32 @@ class Failures:
             return self._ended(member(stream))
         producers = producers_for(self._network, stream, reader)[: 1 if self._local else None]
         for producer in producers:
-            if producer not in known:
-                known[producer] = self._stopped(producer, tentative, known)
-        why = [failure for producer in producers if (failure := known[producer]) is not None]
-        return max(why, key=lambda failure: failure.at) if len(why) == len(producers) else None
+            if producer not in cache:
+                cache[producer] = self._stopped(producer, tentative, cache)
+        failures = [failure for producer in producers if (failure := cache[producer]) is not None]
+        return (
+            max(failures, key=lambda failure: failure.at)
+            if len(failures) == len(producers)
+            else None
+        )
 
-    def _stopped(self, node: str, tentative: bool, known: Known) -> Failure | None:
+    def _stopped(self, node: str, tentative: bool, cache: Known) -> Failure | None:
         """Why a node gives no results any more: the node failed, or an input that it needs is
         gone."""
         if (failure := self._ended(node)) is not None:
             return failure
         inputs = self._inputs[fragment_of(node)]
-        gone = [why for name in inputs if (why := self._gone(name, node, tentative, known))]
-        without = tentative and self._network.protection(fragment_of(node)).on_failure != "block"
-        return gone[0] if gone and not (without and len(gone) < len(inputs)) else None
+        lost_inputs = [
+            cause for name in inputs if (cause := self._gone(name, node, tentative, cache))
+        ]
+        may_continue = (
+            tentative and self._network.protection(fragment_of(node)).on_failure != "block"
+        )
+        return (
+            lost_inputs[0]
+            if lost_inputs and not (may_continue and len(lost_inputs) < len(inputs))
+            else None
+        )
 
     def _ended(self, node: str) -> Failure | None:
         failure = self._of(node)
@@ -260,7 +274,7 @@ def member(source: str) -> str:
     return f"source {source}"
 
 
-def _error(what: str, why: Failure) -> NodeFailed:
-    error = NodeFailed(f"{what}: {why.text()}", why.user_location)
-    error.__cause__ = why.error
+def _error(effect: str, failure: Failure) -> NodeFailed:
+    error = NodeFailed(f"{effect}: {failure.text()}", failure.user_location)
+    error.__cause__ = failure.error
     return error

@@ -25,7 +25,7 @@ def source_folder(storage: str, source: str) -> str:
 
 def describe(run: Run) -> None:
     """Write `run.json`, by which commands such as `status` and `tail` find a running network."""
-    told = {
+    description = {
         "network": run.network.name,
         "address": run.server.address,
         "pid": os.getpid(),
@@ -36,5 +36,5 @@ def describe(run: Run) -> None:
     }
     path = os.path.join(run.storage, "run.json")
     with open(path + ".tmp", "w") as file:
-        json.dump(told, file)
+        json.dump(description, file)
     os.replace(path + ".tmp", path)

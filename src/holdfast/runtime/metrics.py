@@ -69,61 +69,63 @@ class Metrics(Collector):
     def _of_outputs(self) -> Iterator[Metric]:
         kept = _gauge("contract_kept", "1 while all promises of the output are kept", "output")
         breaks = _counter("contract_breaks", "Times a promise was broken", "output", "promise")
-        delay = _gauge("delay_seconds", "From the end of the last bucket to its reader", "output")
-        position = _gauge("position_bucket", "The last bucket its slowest reader has", "output")
-        for output, told in self._monitor.contracts().items():
-            if _judged(told):
-                kept.add_metric([output], told["kept"])
-            for promise, count in told["breaks_of"].items():
+        delay = _gauge("delay_seconds", "From the end of the last bucket to its delivery", "output")
+        position = _gauge("position_bucket", "The last bucket its slowest client has", "output")
+        for output, contract in self._monitor.contracts().items():
+            if _judged(contract):
+                kept.add_metric([output], contract["kept"])
+            for promise, count in contract["breaks_of"].items():
                 breaks.add_metric([output, promise], count)
-            if told["delay_ms"] is not None:
-                delay.add_metric([output], told["delay_ms"] / 1_000)
-            if told["position"] is not None:
-                position.add_metric([output], told["position"])
+            if contract["delay_ms"] is not None:
+                delay.add_metric([output], contract["delay_ms"] / 1_000)
+            if contract["position"] is not None:
+                position.add_metric([output], contract["position"])
         return iter((kept, breaks, delay, position))
 
     def _of_sources(self) -> Iterator[Metric]:
-        closed = _gauge("source_closed_bucket", "The last bucket the source has closed", "source")
+        closed = _gauge(
+            "source_closed_bucket", "The last bucket that the source has closed", "source"
+        )
         counted = {
-            "rows": _counter("source_rows", "Rows the source has taken", "source"),
+            "rows": _counter("source_rows", "Rows that the source has accepted", "source"),
             "late_rows": _counter("source_late_rows", "Rows of closed buckets", "source"),
             "future_rows": _counter("source_future_rows", "Rows too far ahead", "source"),
             "null_time_rows": _counter("source_null_time_rows", "Rows without a time", "source"),
             "restamped_rows": _counter(
-                "source_restamped_rows", "Of late and future rows, those given another time",
+                "source_restamped_rows", "Late and future rows that were given a new time",
                 "source",
             ),
             "clock_steps": _counter(
-                "source_clock_steps", "Steps of the wall clock the source has seen", "source"
+                "source_clock_steps", "Steps of the wall clock seen by the source", "source"
             ),
         }  # fmt: skip
-        apart = _gauge(
-            "source_clock_apart_seconds", "The source clock less the wall clock", "source"
+        clock_apart = _gauge(
+            "source_clock_apart_seconds", "Source clock minus wall clock", "source"
         )
         for name, source in list(self._sources.items()):
-            told = source.status()
+            status = source.status()
             for key, metric in counted.items():
-                metric.add_metric([name], told[key])
-            apart.add_metric([name], told["clock_apart_ms"] / 1_000)
-            if told["complete_upto"] is not None:
-                closed.add_metric([name], told["complete_upto"])
-        return iter((closed, *counted.values(), apart))
+                metric.add_metric([name], status[key])
+            clock_apart.add_metric([name], status["clock_apart_ms"] / 1_000)
+            if status["complete_upto"] is not None:
+                closed.add_metric([name], status["complete_upto"])
+        return iter((closed, *counted.values(), clock_apart))
 
     def _of_nodes(self) -> Iterator[Metric]:
         steps = _counter("node_steps", "Steps of the node", "node")
         seconds = _gauge("node_step_seconds", "Median of the last hundred steps", "node")
         tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
-        states = _gauge("path_state", "1 for the state the path is in", "node", "path", "state")
+        states = _gauge("path_state", "1 for the state of the path", "node", "path", "state")
         for name, node in list(self._nodes.items()):
-            told = node.status()
-            steps.add_metric([name], told["steps"])
-            if told["step_ms"] is not None:
-                seconds.add_metric([name], told["step_ms"] / 1_000)
-            tentative.add_metric([name], told["tentative_steps"])
-            for path, standing in told["paths"].items():
+            status = node.status()
+            steps.add_metric([name], status["steps"])
+            if status["step_ms"] is not None:
+                seconds.add_metric([name], status["step_ms"] / 1_000)
+            tentative.add_metric([name], status["tentative_steps"])
+            for path, path_status in status["paths"].items():
                 for state in OutputState:
-                    states.add_metric([name, path, state.value], standing["state"] == state)
-        restarts = _counter("host_restarts", "Times the process was started again", "host")
+                    states.add_metric([name, path, state.value], path_status["state"] == state)
+        restarts = _counter("host_restarts", "Restarts of the process", "host")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
         return iter((steps, seconds, tentative, states, restarts))
@@ -134,25 +136,25 @@ class Metrics(Collector):
             "kind", "state",
         )  # fmt: skip
         failures = _gauge("part_failures", "Failures in a row without progress", "what", "part")
-        for told in self._parts.status():
-            labels = [told[name] for name in ("what", "part", "host", "kind", "state")]
+        for part in self._parts.status():
+            labels = [part[name] for name in ("what", "part", "host", "kind", "state")]
             unhealthy.add_metric(labels, 1)
-            failures.add_metric([told["what"], told["part"]], told["failures"])
-        gone = _gauge("output_stopped", "1 for an output without a replica left", "output")
+            failures.add_metric([part["what"], part["part"]], part["failures"])
+        output_stopped = _gauge("output_stopped", "1 if no replica of the output is left", "output")
         stopped = self._parts.stopped()
         for output in self._monitor.contracts():
-            gone.add_metric([output], output in stopped)
-        differs = _gauge("replica_differs", "Streams that other replicas made otherwise", "node")
-        for node, told_of in self._parts.differs().items():
-            differs.add_metric([node], len(told_of))
-        return iter((unhealthy, failures, gone, differs))
+            output_stopped.add_metric([output], output in stopped)
+        differs = _gauge("replica_differs", "Streams that differ from other replicas", "node")
+        for node, differences in self._parts.differs().items():
+            differs.add_metric([node], len(differences))
+        return iter((unhealthy, failures, output_stopped, differs))
 
 
-def _judged(told: Mapping[str, Any]) -> bool:
+def _judged(contract: Mapping[str, Any]) -> bool:
     """Whether the contract has a verdict: on the delay, or on losses if no delay is promised. An
     observed loss is always a verdict, even if no client reads any more."""
-    seen = told["not_judged"] is None or told["within"] is None
-    return seen or told["breaks_of"]["loss"] > 0
+    delay_judged = contract["not_judged"] is None or contract["within"] is None
+    return delay_judged or contract["breaks_of"]["loss"] > 0
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

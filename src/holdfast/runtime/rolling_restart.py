@@ -44,25 +44,25 @@ class Rolling:
         for host in hosts or self._run.layout:
             began = time.monotonic()
             self.restart(host)
-            back = partial(self.restarted, host)
-            self._run.wait_for(back, BACK_S, f"host {host} to come back")
+            is_back = partial(self.restarted, host)
+            self._run.wait_for(is_back, BACK_S, f"host {host} to return")
             say(f"host {host} restarted in {time.monotonic() - began:.1f} s")
 
     def restart(self, host: str) -> None:
         """Stop a host cleanly; the supervisor restarts it. Returns at once."""
         run = self._run
         if host not in run.processes:
-            known = ", ".join(run.processes) or "none: restart works with deployment='processes'"
-            raise InputError(f"there is no host {host!r} (hosts: {known})")
+            hosts = ", ".join(run.processes) or "none; restart needs deployment='processes'"
+            raise InputError(f"there is no host {host!r} (hosts: {hosts})")
         names = run.controller.assigned(host)
         epochs = {name: run.controller.epoch(name) for name in (process_of(host), *names)}
         peers = pairs_of(run.network)
         reached = {}
         # A hung host is not asked, because it would not answer.
         for name in names if run.controller.speaks(host, monotonic_us()) else ():
-            both = [position(node_status(run, one)) for one in {name, peers.get(name, name)}]
-            if begun := [at for at in both if at is not None]:
-                reached[name] = max(begun)
+            positions = [position(node_status(run, one)) for one in {name, peers.get(name, name)}]
+            if known_positions := [at for at in positions if at is not None]:
+                reached[name] = max(known_positions)
         self._before[host] = (epochs, reached)
         run.processes[host].end()
 
@@ -70,7 +70,7 @@ class Rolling:
         """Whether the host is back, and its former nodes have reached the positions that they or
         their peers had at the request."""
         if host not in self._before:
-            raise InputError(f"host {host!r} was not asked to restart")
+            raise InputError(f"no restart of host {host!r} was requested; call restart first")
         epochs, reached = self._before[host]
         controller = self._run.controller
         if (why := controller.refused(host)) is not None:
@@ -86,10 +86,12 @@ class Rolling:
     def _raise_refused(self, host: str, away: Sequence[str]) -> None:
         """Raise the error that prevents the start of a node on a host that is back, if the error
         needs an operator."""
-        known = self._run.parts.nodes()
+        statuses = self._run.parts.nodes()
         for name in away:
-            if name in known and known[name].final:
-                raise HoldfastError(f"host {host!r} is back, but node {name!r} {known[name].text}")
+            if name in statuses and statuses[name].final:
+                raise HoldfastError(
+                    f"host {host!r} is back, but node {name!r} {statuses[name].text}"
+                )
 
     def _asked(self, ask: Restart) -> Done:
         self.restart(ask.host)
@@ -98,5 +100,5 @@ class Rolling:
 
 def position(told: dict[str, Any]) -> int | None:
     """The position of the slowest path of a node."""
-    found = [path["position"] for path in told.get("paths", {}).values()]
-    return None if not found or None in found else min(found)
+    positions = [path["position"] for path in told.get("paths", {}).values()]
+    return None if not positions or None in positions else min(positions)

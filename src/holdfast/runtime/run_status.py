@@ -20,12 +20,15 @@ def status_of(run: Run) -> dict[str, Any]:
     nodes = [] if run.state == "starting" else [node.status() for node in run.nodes.values()]
     hosted: list[tuple[str, dict[str, Any]]] = []
     for host, process in run.processes.items():
-        runs = {"host": host, "pid": process.pid, "restarts": process.restarts}
-        hosted += [(name, runs) for name in run.controller.assigned(host)]
+        process_info = {"host": host, "pid": process.pid, "restarts": process.restarts}
+        hosted += [(name, process_info) for name in run.controller.assigned(host)]
     if hosted and run.state != "stopped":
         with ThreadPoolExecutor(len(hosted)) as pool:  # a hung node does not delay the others
-            told = pool.map(partial(node_status, run), [name for name, _ in hosted])
-            nodes += [said | runs for said, (_, runs) in zip(told, hosted, strict=True)]
+            statuses = pool.map(partial(node_status, run), [name for name, _ in hosted])
+            nodes += [
+                status | process_info
+                for status, (_, process_info) in zip(statuses, hosted, strict=True)
+            ]
     return {
         "network": run.network.name,
         "deployment": run.deployment,

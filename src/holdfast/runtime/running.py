@@ -106,11 +106,13 @@ class Run:
             raise InputError(f"deployment={deployment!r} is not one of 'local', 'processes'")
         if deployment == "processes" and app is None:
             raise InputError(
-                "deployment='processes' wants app='path.py' or 'module:network', because each node "
+                "deployment='processes' needs app='path.py' or 'module:network', because each host "
                 "process imports the network by itself"
             )
         if deployment == "local" and options is not None and options.hosts is not None:
-            raise InputError("hosts: everything runs in one process; use deployment='processes'")
+            raise InputError(
+                "hosts: expected deployment='processes', found 'local', which runs in one process"
+            )
         network.check()
         network = physical(network)
         check_recovery(network, options or Options())
@@ -180,7 +182,7 @@ class Run:
     def start(self) -> Run:
         if self._state != "new":
             raise InputError(
-                f"a run can be started once, and this one is {self._state}; call hf.run(...) again"
+                f"a run can be started only once; this run is {self._state}: call hf.run(...) again"
             )
         self._state = "starting"
         try:
@@ -259,16 +261,16 @@ class Run:
             self.processes[host] = process
             process.start()
         for host in self.layout:
-            where = f"its log is in {os.path.join(self.storage, 'nodes')}"
+            log_note = f"its log is in {os.path.join(self.storage, 'nodes')}"
             ready = partial(self._ready, host)
-            self.wait_for(ready, READY_S, f"host {host} to come up ({where})")
+            self.wait_for(ready, READY_S, f"host {host} to start ({log_note})")
         self._thread(partial(self.parts.watch, self._stop, self._note_parts), "parts")
 
     def _ready(self, host: str) -> bool:
         """Whether the host is up, or waiting is useless and the outputs continue without it."""
         stopped = self.parts.stopped()
         if len(stopped) == len(self.network.outputs):
-            raise SetupError(f"nothing can be computed: {next(iter(stopped.values()))}")
+            raise SetupError(f"no output can be computed: {next(iter(stopped.values()))}")
         return self._controller_service.is_up(host) or self.parts.settled(host)
 
     # -- for the application ----------------------------------------------------------------------
@@ -279,7 +281,7 @@ class Run:
             raise InputError(f"there is no source {name!r} (sources: {', '.join(self.sources)})")
         return self.sources[name]
 
-    def retire(self, source: str, why: str = "it does not come back") -> int:
+    def retire(self, source: str, why: str = "the source will not return") -> int:
         """Continue permanently without a source, from the returned bucket on."""
         return self.source(source).retire(why)
 
@@ -331,11 +333,11 @@ class Run:
     def wait_for(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         """Wait until `test` is true. Raises the failure that stopped an output, or `SetupError`
         after `limit_s`."""
-        until = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + limit_s
         while not test():
             self.raise_failure()
-            if time.monotonic() > until:
-                raise SetupError(f"waiting for {what}: not within {limit_s:.0f} s")
+            if time.monotonic() > deadline_s:
+                raise SetupError(f"timed out after {limit_s:.0f} s waiting for {what}")
             time.sleep(0.02)
 
     def wait_ended(self, timeout_s: float) -> bool:
@@ -414,22 +416,22 @@ class Run:
 
     def _close_sources(self) -> list[str]:
         """Make the rows in open buckets durable; returns the errors."""
-        found: list[str] = []
+        errors: list[str] = []
         for source in self.sources.values():
             try:
                 source.close()
             except RowsNotDurable as err:
                 if not self.temporary:  # a temporary storage is deleted anyway
                     _log.warning("%s", err)
-                    found.append(str(err))
-        return found
+                    errors.append(str(err))
+        return errors
 
     def open_log(
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
     ) -> Log:
-        keep = self.options.archive if archive is None else archive
+        archived = self.options.archive if archive is None else archive
         log = Log.open(
-            folder, owner, fsync=self.options.fsync, archive=keep, query=self.identity.digest
+            folder, owner, fsync=self.options.fsync, archive=archived, query=self.identity.digest
         )
         self._logs.append(log)
         if epoch:
@@ -449,12 +451,12 @@ class Run:
     def _note_parts(self) -> None:
         """Report nodes that are not restarted automatically, so that outputs without another
         replica stop."""
-        gone = self.parts.gone(final=True)
-        for node in gone.keys() - self._noted:
-            self.failures.report(node, gone[node][1].reason)
-        for node in self._noted - gone.keys():
+        lost_nodes = self.parts.gone(final=True)
+        for node in lost_nodes.keys() - self._noted:
+            self.failures.report(node, lost_nodes[node][1].reason)
+        for node in self._noted - lost_nodes.keys():
             self.failures.recovered(node)
-        self._noted = set(gone)
+        self._noted = set(lost_nodes)
 
     def _thread(self, run: Callable[[], None], name: str, source: str | None = None) -> None:
         def guarded() -> None:
@@ -464,18 +466,21 @@ class Run:
                 pass  # no consumer of its rows is left
             except Exception as err:
                 if not self._stop.is_set():
-                    _log.error("%s stopped: %s", name, err)
-                    who = f"thread {name}" if source is None else member(source)
-                    self.failures.report(who, err)
+                    _log.error("thread %s stopped: %s", name, err)
+                    component = f"thread {name}" if source is None else member(source)
+                    self.failures.report(component, err)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _producers_of(self, ask: GetProducers) -> Producers:
-        made, outputs = ask.stream in self._producers, tuple(op.name for op in self.network.outputs)
-        names = tuple(self.producers(ask.stream, "")) if made else ()
-        return Producers(names, made or ask.stream in self.service.logs, outputs)
+        has_nodes, outputs = (
+            ask.stream in self._producers,
+            tuple(op.name for op in self.network.outputs),
+        )
+        names = tuple(self.producers(ask.stream, "")) if has_nodes else ()
+        return Producers(names, has_nodes or ask.stream in self.service.logs, outputs)
 
     def _locate(self, ask: Locate) -> Location:
         """The address of a source, or of one replica of a producer, for a consumer."""

@@ -102,12 +102,12 @@ class OsDisk:
         return None
 
     def files(self, folder: str) -> dict[str, int]:
-        found = {
+        paths = {
             os.path.relpath(os.path.join(inner, name), folder): os.path.join(inner, name)
             for inner, _, names in os.walk(folder, onerror=_give_up)
             for name in names
         }
-        return {path: os.lstat(found[path]).st_size for path in sorted(found)}
+        return {path: os.lstat(paths[path]).st_size for path in sorted(paths)}
 
     def put(self, path: str, data: bytes | memoryview, *, fsync: bool) -> None:
         temporary = path + TEMPORARY

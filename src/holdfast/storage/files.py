@@ -21,9 +21,11 @@ def storage_error(err: OSError, path: str | Path) -> LogError:
     if err.errno in _FULL:
         return StorageFull(f"{path}: {why}. Free some space; nothing acknowledged is lost")
     if err.errno in _DENIED:
-        return StorageDenied(f"{path}: {why}. Check the path, its owner and how it is mounted")
+        return StorageDenied(f"{path}: {why}. Check the path, its owner and its mount options")
     if err.errno in _GONE:
-        return StorageLost(f"{path}: {why}. Somebody deleted or unmounted the storage")
+        return StorageLost(
+            f"{path}: {why}. The storage was deleted or unmounted; restore or mount it"
+        )
     return LogError(f"{path}: {why}. Check the device that holds the storage")
 
 

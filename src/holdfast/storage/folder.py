@@ -32,8 +32,8 @@ def take_lock(root: str, disk: Disk) -> int:
         except BlockingIOError:
             pid = disk.read(path)[:32].decode(errors="replace").strip() or "unknown"
             raise StorageInUse(
-                f"{root} is in use by process {pid}; stop it, or give this node a storage "
-                "folder of its own"
+                f"{root} is in use by process {pid}; stop that process, or give this node a "
+                "storage folder of its own"
             ) from None
 
 
@@ -66,18 +66,18 @@ def tidy(root: str, sizes: Mapping[str, int], disk: Disk, *, fresh: bool) -> lis
     """
     folder = f"{root}/{SEGMENTS}"
     with storage(folder):
-        found = {f"{SEGMENTS}/{path}": size for path, size in disk.files(folder).items()}
+        sizes_on_disk = {f"{SEGMENTS}/{path}": size for path, size in disk.files(folder).items()}
     for path, size in sizes.items():
-        if path not in found:
-            raise LogCorrupted(f"{root}/{path}: the segment's file is missing; {REMEDY}")
-        if found[path] != size:
+        if path not in sizes_on_disk:
+            raise LogCorrupted(f"{root}/{path}: the segment file is missing; {REMEDY}")
+        if sizes_on_disk[path] != size:
             raise LogCorrupted(
-                f"{root}/{path}: {size} bytes were written, but {found[path]} are there; {REMEDY}"
+                f"{root}/{path}: expected {size} bytes, found {sizes_on_disk[path]}; {REMEDY}"
             )
-    orphans = [path for path in found if path not in sizes]
+    orphans = [path for path in sizes_on_disk if path not in sizes]
     if fresh and any(not path.endswith(TEMPORARY) for path in orphans):
         raise LogCorrupted(
-            f"{root}/{MANIFEST}: missing or empty, but {len(orphans)} segment files are there, "
+            f"{root}/{MANIFEST}: missing or empty, but {len(orphans)} segment files exist, "
             f"such as {orphans[0]}; {REMEDY}"
         )
     if disk.exists(f"{root}/{MANIFEST}{TEMPORARY}"):

@@ -124,9 +124,9 @@ def _hash_ragged(elements: U64, starts: npt.NDArray[np.int64]) -> U64:
     give the hashes of all values; overflow of the sum cancels out.
     """
     lengths = np.diff(starts)
-    place = np.arange(len(elements), dtype=np.int64)
-    place -= np.repeat(starts[:-1], lengths)
-    mixed = place.view(np.uint64)
+    positions = np.arange(len(elements), dtype=np.int64)
+    positions -= np.repeat(starts[:-1], lengths)
+    mixed = positions.view(np.uint64)
     mixed *= _POSITION
     mixed += elements
     running = np.zeros(len(elements) + 1, dtype=np.uint64)
@@ -147,7 +147,7 @@ def _hash_bytes(array: pa.Array) -> U64:
 def _hash_fixed(array: pa.Array) -> U64:
     """Hashes of fixed-width values: 1, 2, 4 or 8 bytes, or several 8-byte words (decimals)."""
     if not (at.is_primitive(array.type) or at.is_decimal(array.type)):
-        raise InputError(f"columns of type {array.type} are not supported; cast them before")
+        raise InputError(f"columns of type {array.type} are not supported; cast them first")
     width = array.type.bit_width // 8
     words = max(width // 8, 1)
     raw = np.frombuffer(array.buffers()[1], dtype=f"u{min(width, 8)}")

@@ -78,11 +78,11 @@ class StreamState:
 
     def between(self, from_bucket: int, upto: int) -> list[Segment]:
         """Segments of the buckets `from_bucket` to `upto`, both included."""
-        held = self.segments
-        if not held or held[-1].id.bucket < from_bucket:
+        segments = self.segments
+        if not segments or segments[-1].id.bucket < from_bucket:
             return []  # the usual case: the consumer has caught up
-        first = bisect_left(held, from_bucket, key=_bucket)
-        return held[first : bisect_right(held, upto, lo=first, key=_bucket)]
+        first = bisect_left(segments, from_bucket, key=_bucket)
+        return segments[first : bisect_right(segments, upto, lo=first, key=_bucket)]
 
     def open_part(self) -> StreamState:
         """A copy without the complete buckets, and with only the last tentative range and segment:
@@ -95,8 +95,8 @@ class StreamState:
 
     def received(self, without: Collection[str] = ()) -> int:
         """Last bucket that every consumer except `without` has received."""
-        had = [ack.received for reader, ack in self.acks.items() if reader not in without]
-        return min(had, default=self.complete_upto if without else self.starts_at - 1)
+        positions = [ack.received for reader, ack in self.acks.items() if reader not in without]
+        return min(positions, default=self.complete_upto if without else self.starts_at - 1)
 
     @property
     def trimmable(self) -> int:
@@ -120,7 +120,9 @@ class LogState:
 
     def stream(self, name: str) -> StreamState:
         if name not in self.streams:
-            raise ProtocolViolation(f"stream {name!r} is not open; open are {list(self.streams)}")
+            raise ProtocolViolation(
+                f"stream {name!r} is not open; open streams: {list(self.streams)}"
+            )
         return self.streams[name]
 
 
@@ -130,10 +132,12 @@ def fold(state: LogState, record: Record) -> None:
             _require(record.epoch > state.epoch, record, f"the epoch is already {state.epoch}")
             state.epoch, state.owner = record.epoch, record.owner
         case Query():
-            _require(state.query in ("", record.digest), record, f"the query is {state.query}")
+            _require(
+                state.query in ("", record.digest), record, f"the log is of query {state.query}"
+            )
             state.query = record.digest
         case Open():
-            _require(record.stream not in state.streams, record, "the stream is open already")
+            _require(record.stream not in state.streams, record, "the stream is already open")
             before = record.starts_at - 1
             state.streams[record.stream] = StreamState(
                 record.stream, record.schema, record.time, record.starts_at, before, before
@@ -152,21 +156,25 @@ def fold(state: LogState, record: Record) -> None:
             _fold_tentative(state.stream(record.stream), record)
         case Undo():
             stream = state.stream(record.stream)
-            _require(record.upto == stream.complete_upto, record, "stable is never undone")
-            _require(record.number > stream.undos, record, f"{stream.undos} are known already")
+            _require(record.upto == stream.complete_upto, record, "stable buckets are never undone")
+            _require(record.number > stream.undos, record, f"the last undo was {stream.undos}")
             stream.spans, stream.tentative, stream.undos = [], [], record.number
         case Ended():
             stream = state.stream(record.stream)
-            _require(not stream.spans, record, "tentative buckets stand")
+            _require(not stream.spans, record, "tentative buckets are uncorrected")
             stream.ended = True
         case Retired():
             stream = state.stream(record.stream)
-            whole = record.from_bucket == stream.complete_upto + 1
-            _require(whole and not stream.ended, record, "the buckets before are not whole")
+            complete = record.from_bucket == stream.complete_upto + 1
+            _require(
+                complete and not stream.ended,
+                record,
+                "earlier buckets are incomplete or the stream has ended",
+            )
             stream.ended, stream.retired = True, record
         case Trim():
             stream = state.stream(record.stream)
-            _require(record.upto <= stream.complete_upto, record, "the buckets are not whole yet")
+            _require(record.upto <= stream.complete_upto, record, "the buckets are not complete")
             stream.trimmed_upto = max(stream.trimmed_upto, record.upto)
             del stream.segments[: bisect_right(stream.segments, record.upto, key=_bucket)]
         case Ack():
@@ -242,24 +250,24 @@ def _fold_added(stream: StreamState, record: Added) -> None:
     segment = record.segment
     _require(not stream.ended, record, "the stream has ended")
     if segment.id.bucket <= stream.complete_upto:
-        raise _refused(record, f"buckets up to {stream.complete_upto} are whole already")
+        raise _refused(record, f"buckets up to {stream.complete_upto} are already complete")
     tentative = segment.stability is Stability.TENTATIVE
-    held = stream.tentative if tentative else stream.segments
-    if not held or _place(segment) > _place(held[-1]):
-        held.append(segment)
+    segments = stream.tentative if tentative else stream.segments
+    if not segments or _place(segment) > _place(segments[-1]):
+        segments.append(segment)
         return
     if tentative:
-        raise _refused(record, f"the stream has tentative segments up to {held[-1:]}")
-    place = bisect_left(held, _place(segment), key=_place)
-    known = place < len(held) and held[place].id == segment.id
-    _require(not known, record, "the segment was added before")
-    held.insert(place, segment)
+        raise _refused(record, f"the last tentative segment of the stream is {segments[-1:]}")
+    place = bisect_left(segments, _place(segment), key=_place)
+    duplicate = place < len(segments) and segments[place].id == segment.id
+    _require(not duplicate, record, "the segment was already added")
+    segments.insert(place, segment)
 
 
 def _fold_tentative(stream: StreamState, record: Tentative) -> None:
     upto = stream.complete_upto if stream.tentative_upto is None else stream.tentative_upto
     _require(not stream.ended, record, "the stream has ended")
-    _require(upto < record.since <= record.upto, record, f"the stream was given up to {upto}")
+    _require(upto < record.since <= record.upto, record, f"the stream is published up to {upto}")
     last = stream.spans[-1] if stream.spans else None
     if last is not None and replace(last, since=record.since, upto=record.upto) == record:
         stream.spans[-1] = replace(last, upto=record.upto)
@@ -295,4 +303,4 @@ def _require(legal: bool, record: Record, why: str) -> None:
 
 
 def _refused(record: Record, why: str) -> ProtocolViolation:
-    return ProtocolViolation(f"{why}, so this must not be logged: {record}")
+    return ProtocolViolation(f"illegal log record, {why}: {record}")

@@ -85,9 +85,11 @@ def _read(data: bytes, path: str) -> tuple[list[Record], int]:
         if line.startswith(_MAGIC) and version.isdigit():
             raise LogCorrupted(
                 f"{path}: expected format {FORMAT}, found {int(version)}; start this storage with "
-                "the Holdfast that wrote it, or use another one"
+                "the version of Holdfast that wrote it, or use another storage"
             )
-        raise LogCorrupted(f"{path}: does not begin like a manifest; {REMEDY}")
+        raise LogCorrupted(
+            f"{path}: expected the header of a manifest, found other content; {REMEDY}"
+        )
     records: list[Record] = []
     good = len(HEADER)
     while (payload := _frame_at(data, good)) is not None:
@@ -99,8 +101,8 @@ def _read(data: bytes, path: str) -> tuple[list[Record], int]:
     survivor = _next_frame(data, good + 1)
     if survivor is not None:
         raise LogCorrupted(
-            f"{path}: damaged at byte {good}, with good records from byte {survivor} on: not the "
-            f"trace of a crash, and acknowledged rows would be forgotten; {REMEDY}"
+            f"{path}: damaged at byte {good}, but valid records follow from byte {survivor} on. No "
+            f"crash causes such damage, and acknowledged rows would be lost; {REMEDY}"
         )
     return records, good
 
@@ -166,7 +168,7 @@ class Manifest:
             try:
                 self._file.truncate(self._good)
             except OSError as second:
-                self._poison = f"an append failed ({err!r}) and was not taken back ({second!r})"
+                self._poison = f"an append failed ({err!r}) and was not rolled back ({second!r})"
             if isinstance(err, OSError):
                 raise storage_error(err, self.path) from err
             raise
@@ -188,19 +190,17 @@ class Manifest:
                 file = self._disk.open_append(self.path, fsync=self._fsync)
         except LogError as err:
             if not self._file.in_place():
-                self._poison = f"it was replaced but the new file is not certain ({err})"
+                self._poison = f"a rewrite failed, and the content of the file is uncertain ({err})"
             raise
         with suppress(OSError):
             self._file.close()
         self._file, self._good = file, len(data)
 
     def close(self) -> None:
-        self._poison = self._poison or "it is closed"
+        self._poison = self._poison or "the log is closed"
         with suppress(OSError):
             self._file.close()
 
     def _refuse_if_poisoned(self) -> None:
         if self._poison is not None:
-            raise LogUnusable(
-                f"{self.path}: cannot be appended to: {self._poison}; restart the node"
-            )
+            raise LogUnusable(f"{self.path}: refused to append: {self._poison}; restart the node")

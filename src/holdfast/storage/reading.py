@@ -50,7 +50,9 @@ def read_only(
             data = disk.read(path)
     except Exception as err:
         if isinstance(err.__cause__, FileNotFoundError | NotADirectoryError):
-            raise InputError(f"{root}: there is no log here; name a folder of a run") from err
+            raise InputError(
+                f"{root}: expected a log, found no manifest; pass the folder of a log of a run"
+            ) from err
         raise
     state = LogState()
     for record in read_records(data, path):

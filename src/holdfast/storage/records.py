@@ -221,20 +221,20 @@ def to_json(record: Record) -> str:
 
 def from_json(plain: dict[str, Any]) -> Record:
     """The inverse of `to_json`. An unknown kind or field was written by another version."""
-    given = dict(plain)
-    name = given.pop("kind", None)
+    values = dict(plain)
+    name = values.pop("kind", None)
     try:
         kind = _KINDS[name]
         if kind is Added:
-            identity = SegmentId(*[given.pop(name) for name in _IDENTITY])
-            stability = Stability(given.pop("stability"))
-            return Added(Segment(id=identity, stability=stability, **given))
+            identity = SegmentId(*[values.pop(name) for name in _IDENTITY])
+            stability = Stability(values.pop("stability"))
+            return Added(Segment(id=identity, stability=stability, **values))
         if kind is Tentative:
-            given["missing"] = tuple(given["missing"])
-        return kind(**given)
+            values["missing"] = tuple(values["missing"])
+        return kind(**values)
     except (KeyError, TypeError, ValueError) as err:
         raise LogCorrupted(
-            f"a record of kind {name!r} with fields {sorted(given)} is unknown: it was written by "
+            f"unknown record of kind {name!r} with fields {sorted(values)}: it was written by "
             "another version of Holdfast; start this storage with that version"
         ) from err
 
@@ -248,5 +248,5 @@ def decode(payload: bytes) -> list[Record]:
     try:
         plain = json.loads(payload)
     except ValueError as err:
-        raise LogCorrupted(f"a record that is not JSON: {err}") from err
+        raise LogCorrupted(f"expected records in JSON, found invalid JSON: {err}") from err
     return [from_json(record) for record in plain]

@@ -58,12 +58,12 @@ class StorageRoot:
         make_folder(path, fsync=fsync)
         lock = _locked(path, LOCK)
         try:
-            known = read_marker(path)
-            if known is None:
+            recorded = read_marker(path)
+            if recorded is None:
                 _compare_log(path, identity)
             else:
-                _compare(path, known, identity, accept_versions)
-            if known != identity:
+                _compare(path, recorded, identity, accept_versions)
+            if recorded != identity:
                 _write(path, identity.body(), fsync=fsync)
         except BaseException:
             OS_DISK.unlock(lock)
@@ -78,12 +78,12 @@ class StorageRoot:
 
 def read_marker(path: str) -> Identity | None:
     """The identity that a storage belongs to; None if the folder has no marker (yet)."""
-    told = _marker(path)
-    if told is not None and told.get("deleting"):
+    body = _marker(path)
+    if body is not None and body.get("deleting"):
         raise SetupError(
             f"{path}: --fresh was interrupted while it deleted this storage; run with --fresh again"
         )
-    return None if told is None else Identity.of(told, os.path.join(path, MARKER))
+    return None if body is None else Identity.of(body, os.path.join(path, MARKER))
 
 
 def _marker(path: str) -> dict[str, Any] | None:
@@ -93,19 +93,19 @@ def _marker(path: str) -> dict[str, Any] | None:
             return None
         data = OS_DISK.read(file)
     try:
-        told: dict[str, Any] = json.loads(data)
-        version = told.pop("holdfast")
+        body: dict[str, Any] = json.loads(data)
+        version = body.pop("holdfast")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise SetupError(
-            f"{file}: expected what Holdfast writes there, found something else or damage; put it "
-            "back from a backup, or delete it (the logs still know their query)"
+            f"{file}: expected a marker file of Holdfast, found foreign or damaged content; "
+            "restore the file from a backup, or delete it (each log also records its query)"
         ) from None
     if version != FORMAT:
         raise SetupError(
             f"{file}: expected format {FORMAT}, found {version}; use the version of Holdfast that "
             "wrote it"
         )
-    return told
+    return body
 
 
 def delete_storage(path: str) -> list[str]:
@@ -116,42 +116,44 @@ def delete_storage(path: str) -> list[str]:
     if not os.path.lexists(path):
         return []
     if not os.path.isdir(path):
-        raise StorageDenied(f"--fresh: expected a folder, {path} is a file; nothing was deleted")
+        raise StorageDenied(
+            f"--fresh: expected a folder, but {path} is a file; nothing was deleted"
+        )
     with storage(path):
         names = sorted(os.listdir(path))
-        inside = list(_inside(path))
+        paths = list(_inside(path))
     if set(names) <= {LOCK, MARKER + TEMPORARY}:
         return []
     if _marker(path) is None:
         raise _refused(path, f"it has no {MARKER}", names)
-    if foreign := [name for name in inside if not _OURS.fullmatch(name)]:
-        raise _refused(path, "it holds what is not Holdfast's", foreign)
-    locks = [name for name in inside if os.path.basename(name) == LOCK]
-    with storage(path), ExitStack() as held:
+    if foreign := [name for name in paths if not _OURS.fullmatch(name)]:
+        raise _refused(path, "it contains files that Holdfast did not write", foreign)
+    locks = [name for name in paths if os.path.basename(name) == LOCK]
+    with storage(path), ExitStack() as stack:
         for name in dict.fromkeys([LOCK, *locks]):
-            held.callback(OS_DISK.unlock, _locked(path, name))
+            stack.callback(OS_DISK.unlock, _locked(path, name))
         _write(path, {"deleting": True}, fsync=True)
-        gone = [name for name in names if name not in (LOCK, MARKER)]
-        for name in gone:
+        deleted = [name for name in names if name not in (LOCK, MARKER)]
+        for name in deleted:
             inner = os.path.join(path, name)
             shutil.rmtree(inner) if os.path.isdir(inner) else os.unlink(inner)
         os.unlink(os.path.join(path, MARKER))
-    return gone
+    return deleted
 
 
-def _compare(path: str, known: Identity, identity: Identity, accept_versions: bool) -> None:
-    if changed := query_differences(known, identity):
+def _compare(path: str, recorded: Identity, identity: Identity, accept_versions: bool) -> None:
+    if changed := query_differences(recorded, identity):
         raise IdentityMismatch(
             f"{path} holds the results of another query:{listed(changed)}\n"
-            "Go back to that query, give this one another storage (storage=, --storage), or delete "
-            "the old results (the folder, or --fresh)"
+            "Return to that query, give this one another storage (storage=, --storage), or delete "
+            "the old results (delete the folder, or use --fresh)"
         )
-    changed = library_differences(known, identity)
+    changed = library_differences(recorded, identity)
     if changed and not accept_versions:
         raise IdentityMismatch(
             f"{path} was written with other versions:{listed(changed)}\n"
             "Results may differ in their last bits. Install the old versions, or start once with "
-            "accept_versions=True (--accept-versions) to go on with these"
+            "accept_versions=True (--accept-versions) to continue with these"
         )
 
 
@@ -163,7 +165,7 @@ def _compare_log(path: str, identity: Identity) -> None:
     if (query := read_only(log).state.query) not in ("", identity.digest):
         raise IdentityMismatch(
             f"{path} holds the results of another query: expected {identity.digest}, found "
-            f"{query} in {log} ({MARKER} is missing). Go back to that query, or give this one "
+            f"{query} in {log} ({MARKER} is missing). Return to that query, or give this one "
             "another storage (storage=, --storage)"
         )
 
@@ -182,16 +184,16 @@ def _locked(path: str, name: str) -> int:
             pid = OS_DISK.read(file)[:32].decode(errors="replace").strip() or "unknown"
             raise StorageInUse(
                 f"{path} is in use by process {pid} ({name}); stop that run, or use another "
-                "storage (storage=, --storage). Hosts of a run that was killed end by themselves "
+                "storage (storage=, --storage). Hosts of a killed run terminate by themselves "
                 "within 10 s"
             ) from None
 
 
 def _refused(path: str, why: str, names: list[str]) -> StorageDenied:
-    found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return StorageDenied(
-        f"--fresh deletes storages of Holdfast only, and {path} is not: {why} (found: {found}); "
-        "nothing was deleted. Choose another --storage, or clear the folder by hand"
+        f"--fresh: expected storage of Holdfast in {path}, but {why} (found: {shown}); nothing was "
+        "deleted. Choose another --storage, or delete the files of the folder by hand"
     )
 
 

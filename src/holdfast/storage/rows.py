@@ -66,8 +66,8 @@ def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
     for key in keys:
         hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
-    belongs = hashes % np.uint64(of)
-    return [table.filter(pa.array(belongs == number)) for number in range(of)]
+    partition = hashes % np.uint64(of)
+    return [table.filter(pa.array(partition == number)) for number in range(of)]
 
 
 def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:
@@ -76,7 +76,7 @@ def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:
     if column.null_count:
         raise InputError(
             f"time column {time!r} is null in {column.null_count} of {len(column)} rows; "
-            "every row needs a time: fill it in or drop the row before"
+            "every row needs a time: fill in the times, or drop these rows"
         )
     result: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
     return result
@@ -84,10 +84,15 @@ def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:
 
 def _time_column(table: pa.Table, time: str) -> pa.ChunkedArray:
     if table.column_names.count(time) != 1:
-        raise InputError(f"no column is named {time!r} once; there are {table.column_names}")
+        raise InputError(
+            f"expected exactly one column {time!r}, found the columns {table.column_names}; add or "
+            "rename a column"
+        )
     column = table.column(time)
     if not at.is_timestamp(column.type):
-        raise InputError(f"time column {time!r} is of type {column.type}, not timestamp")
+        raise InputError(
+            f"time column {time!r}: expected type timestamp, found {column.type}; cast the column"
+        )
     return column
 
 

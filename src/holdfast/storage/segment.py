@@ -21,7 +21,7 @@ from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import canonical, digest, times_us
 
-REMEDY = "restore the storage, or delete this node's storage so that it is rebuilt by replay"
+REMEDY = "restore the storage from a backup, or delete it so that the node is rebuilt by replay"
 #: Below this number of rows, decoding columns in several threads costs more than it saves.
 _THREADS_FROM_ROWS = 50_000
 
@@ -64,7 +64,9 @@ def write_segment(
 ) -> SegmentFile:
     """Writes the rows in canonical form, atomically."""
     if table.num_rows == 0:
-        raise ProtocolViolation(f"{path}: a segment without rows; empty buckets have no segment")
+        raise ProtocolViolation(
+            f"{path}: expected a segment with rows, found none; an empty bucket has no segment"
+        )
     table = canonical(table)
     t_max_us = int(times_us(table, time).max())
     sink = pa.BufferOutputStream()
@@ -92,21 +94,21 @@ def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_
             data = disk.read(str(path))
     except Exception as err:
         if isinstance(err.__cause__, FileNotFoundError):
-            raise LogCorrupted(f"{path}: the segment's file is missing; {REMEDY}") from err
+            raise LogCorrupted(f"{path}: the segment file is missing; {REMEDY}") from err
         raise
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         # Checked first: a damaged row count must not cause a huge memory allocation.
         if file.metadata.num_rows == rows:
             table = canonical(file.read(use_threads=rows >= _THREADS_FROM_ROWS))
-            found = (table.num_rows, digest(table))
+            content = (table.num_rows, digest(table))
         else:
-            found = (file.metadata.num_rows, "")
+            content = (file.metadata.num_rows, "")
     except Exception as err:  # a damaged file may cause any exception in the Parquet reader
         raise LogCorrupted(f"{path}: not readable as Parquet ({err}); {REMEDY}") from err
-    if found != (rows, checksum):
+    if content != (rows, checksum):
         raise LogCorrupted(
-            f"{path}: {rows} rows with checksum {checksum} were written, but the file holds "
-            f"{found[0]} rows{f' with checksum {found[1]}' if found[1] else ''}; {REMEDY}"
+            f"{path}: expected {rows} rows with checksum {checksum}, found "
+            f"{content[0]} rows{f' with checksum {content[1]}' if content[1] else ''}; {REMEDY}"
         )
     return table

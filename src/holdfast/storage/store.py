@@ -132,25 +132,22 @@ class Log:
             manifest, records = Manifest.open(f"{base}/{folder.MANIFEST}", fsync, disk)
             state = LogState()
             log = cls(
-                root,
-                manifest,
-                state,
-                lock,
-                fsync=sync,
-                archive=archive,
-                disk=disk,
+                root, manifest, state, lock, fsync=sync, archive=archive, disk=disk,
                 segments=segments,
-            )
+            )  # fmt: skip
             try:
                 for record in records:
                     fold(state, record)
                 if records and state.owner != owner:
-                    raise InputError(f"{root} is the log of {state.owner!r}, not of {owner!r}")
+                    raise InputError(
+                        f"{root}: expected the log of {owner!r}, found the log of {state.owner!r}; "
+                        "use another storage folder"
+                    )
                 if query and state.query not in ("", query):
                     raise IdentityMismatch(
-                        f"{root}: expected a log of query {query}, found one of query "
-                        f"{state.query}: it was written by another query; put it back where it "
-                        "came from, or delete it"
+                        f"{root}: expected a log of query {query}, found a log of query "
+                        f"{state.query}; move the log back to the storage of that query, or delete "
+                        "the log"
                     )
                 sizes = {
                     segment.path: segment.size_bytes
@@ -160,13 +157,13 @@ class Log:
                 log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
                 log._grown = len(records)
                 # Tentative rows are not synced, so those of a previous instance are discarded.
-                undone = [
+                undos = [
                     Undo(stream.name, stream.complete_upto, stream.undos + 1)
                     for stream in state.streams.values()
                     if stream.spans or stream.tentative
                 ]
                 named = [Query(query)] if query and not state.query else []
-                log.append(Epoch(state.epoch + 1, owner), *named, *undone)
+                log.append(Epoch(state.epoch + 1, owner), *named, *undos)
             except BaseException:
                 manifest.close()
                 raise
@@ -219,18 +216,18 @@ class Log:
         `gone_upto`: in a new stream, buckets up to this one count as trimmed instead of empty.
         """
         with self.changed:
-            known = self._state.streams.get(stream)
-        if known is None:
+            state = self._state.streams.get(stream)
+        if state is None:
             path = f"{self._base}/{folder.stream_folder(stream)}"
             make_folder(path, fsync=self._fsync, disk=self._disk)
             records: list[Record] = [Open(stream, schema, time, starts_at)]
             if gone_upto is not None and gone_upto >= starts_at:
                 records += [Boundary(stream, gone_upto), Trim(stream, gone_upto)]
             self.append(*records)
-        elif (known.schema, known.time) != (schema, time):
+        elif (state.schema, state.time) != (schema, time):
             raise InputError(
-                f"stream {stream!r} is logged as '{known.schema}' with time column {known.time!r}, "
-                f"but declared as '{schema}' with {time!r}; go back to the logged schema, or give "
+                f"stream {stream!r} is logged as '{state.schema}' with time column {state.time!r}, "
+                f"but declared as '{schema}' with {time!r}; return to the logged schema, or give "
                 "the stream another name"
             )
         return self.info(stream)
@@ -246,18 +243,18 @@ class Log:
     def info(self, stream: str) -> StreamInfo:
         """Status of the stream: the same object until an append changes it. Callers ask many times
         between two appends, so only the first call takes the lock."""
-        known = self._infos.get(stream)
-        if known is None:
+        info = self._infos.get(stream)
+        if info is None:
             with self.changed:
-                known = self._info(self._stream(stream))
-        return known
+                info = self._info(self._stream(stream))
+        return info
 
     def wait(self, stream: str, news: Callable[[StreamInfo], bool], timeout_s: float) -> StreamInfo:
         """Waits until `news` is true for the stream, the log is closed, or the timeout expires."""
         with self.changed:
-            known = self._stream(stream)
-            self.changed.wait_for(lambda: self._lock is None or news(self._info(known)), timeout_s)
-            return self._info(known)
+            state = self._stream(stream)
+            self.changed.wait_for(lambda: self._lock is None or news(self._info(state)), timeout_s)
+            return self._info(state)
 
     # Writing
 
@@ -311,9 +308,9 @@ class Log:
     ) -> None:
         """Appends the segments and the boundary that closes their buckets in one frame."""
         added = [Added(segment) for segment in segments]
-        strangers = [segment.id for segment in segments if segment.id.stream != stream]
-        if strangers:
-            raise ProtocolViolation(f"segments {strangers} are not of stream {stream!r}")
+        foreign = [segment.id for segment in segments if segment.id.stream != stream]
+        if foreign:
+            raise ProtocolViolation(f"segments {foreign} are not of stream {stream!r}")
         self.append(*added, Boundary(stream, upto), *extra_records)
 
     # Reading
@@ -322,13 +319,13 @@ class Log:
         """Stable segments of the buckets `from_bucket` to `upto`, sorted by bucket. Segments of
         incomplete buckets in that range are included."""
         with self.changed:
-            known = self._stream(stream)
-            if known.starts_at <= known.trimmed_upto and from_bucket <= known.trimmed_upto:
+            state = self._stream(stream)
+            if state.starts_at <= state.trimmed_upto and from_bucket <= state.trimmed_upto:
                 raise Trimmed(
-                    f"stream {stream!r} was asked for from bucket {from_bucket}, but its readers "
-                    f"needed nothing up to bucket {known.trimmed_upto}, which is deleted"
+                    f"stream {stream!r} cannot be read from bucket {from_bucket}: all consumers "
+                    f"released the buckets up to bucket {state.trimmed_upto}, which are deleted"
                 )
-            return known.between(from_bucket, upto)
+            return state.between(from_bucket, upto)
 
     def tentative(
         self, stream: str, from_bucket: int = -FOREVER, upto: int = FOREVER
@@ -336,11 +333,11 @@ class Log:
         """The tentative segments that are still valid in that range of buckets, sorted by bucket,
         and the `Tentative` records that overlap the range."""
         with self.changed:
-            known = self._stream(stream)
-            first = bisect_left(known.tentative, from_bucket, key=_bucket)
-            last = bisect_right(known.tentative, upto, lo=first, key=_bucket)
-            spans = [s for s in known.spans if s.upto >= from_bucket and s.since <= upto]
-            return known.tentative[first:last], spans
+            state = self._stream(stream)
+            first = bisect_left(state.tentative, from_bucket, key=_bucket)
+            last = bisect_right(state.tentative, upto, lo=first, key=_bucket)
+            spans = [s for s in state.spans if s.upto >= from_bucket and s.since <= upto]
+            return state.tentative[first:last], spans
 
     def absolute(self, segment: Segment) -> str:
         return f"{self._base}/{segment.path}"
@@ -358,7 +355,7 @@ class Log:
             bucket = segment.id.bucket
             if segment.stability is Stability.TENTATIVE:
                 if segment not in self.tentative(segment.id.stream, bucket, bucket)[0]:
-                    raise TransportError(f"{segment.id} was taken back meanwhile") from None
+                    raise TransportError(f"{segment.id} was replaced meanwhile") from None
                 raise
             self.segments(segment.id.stream, bucket, bucket)  # raises `Trimmed` if trimmed since
             raise
@@ -379,17 +376,17 @@ class Log:
         """
         ack = Ack(reader, stream, received, needed, epoch)
         with self.changed:
-            known = self._stream(stream)
-            last = known.acks.get(reader)
+            state = self._stream(stream)
+            last = state.acks.get(reader)
             if last is not None and epoch < last.epoch:
                 raise StaleEpoch(
-                    f"reader {reader!r} of stream {stream!r} spoke with epoch {epoch}, but its "
+                    f"consumer {reader!r} of stream {stream!r} reported epoch {epoch}, but its "
                     f"instance of epoch {last.epoch} is known; the older one must stop"
                 )
             if last is not None and epoch == last.epoch:
                 fold(self._state, ack)
-                if known.acks[reader] != last:
-                    self._unwritten[stream, reader] = known.acks[reader]
+                if state.acks[reader] != last:
+                    self._unwritten[stream, reader] = state.acks[reader]
                 return
         self.append(ack)
 
@@ -402,9 +399,9 @@ class Log:
         """Last acknowledgement of a consumer: received up to, released up to, and the epoch of the
         instance; the epoch is 0 if the consumer has never acknowledged."""
         with self.changed:
-            known = self._stream(stream)
-            before = known.starts_at - 1
-            last = known.acks.get(reader)
+            state = self._stream(stream)
+            before = state.starts_at - 1
+            last = state.acks.get(reader)
             return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:
@@ -422,13 +419,13 @@ class Log:
         if self.archive:
             return
         with self.changed:
-            known = self._stream(stream)
-            upto = min(upto, known.complete_upto)
-            if upto <= known.trimmed_upto:
+            state = self._stream(stream)
+            upto = min(upto, state.complete_upto)
+            if upto <= state.trimmed_upto:
                 return
-            doomed = [segment.path for segment in known.between(known.starts_at, upto)]
+            paths = [segment.path for segment in state.between(state.starts_at, upto)]
         self.append(Trim(stream, upto))
-        folder.delete(self._base, doomed, self._disk)
+        folder.delete(self._base, paths, self._disk)
 
     # State versions, tokens and counters
 
@@ -470,18 +467,18 @@ class Log:
     # Internals
 
     def _stream(self, name: str) -> StreamState:
-        known = self._state.streams.get(name)
-        if known is None:
+        state = self._state.streams.get(name)
+        if state is None:
             raise InputError(
                 f"{self.owner!r} has no stream {name!r}; it has {sorted(self._state.streams)}"
             )
-        return known
+        return state
 
     def _info(self, stream: StreamState) -> StreamInfo:
-        known = self._infos.get(stream.name)
-        if known is None:
-            known = self._infos[stream.name] = stream.info(self._state.epoch)
-        return known
+        info = self._infos.get(stream.name)
+        if info is None:
+            info = self._infos[stream.name] = stream.info(self._state.epoch)
+        return info
 
     def _compact(self) -> None:
         """Rewrites the manifest when most of its records are obsolete. A failure only delays it."""

@@ -426,8 +426,8 @@ def request_of(name: str, body: Any) -> Request[Any]:
     """Decode a request. An unknown name or a malformed body raises `InputError`, which the server
     returns to the caller."""
     if name not in _BY_NAME:
-        known = ", ".join(_BY_NAME)
-        raise InputError(f"expected one of the calls {known}, found {codec.shown(name)}")
+        names = ", ".join(_BY_NAME)
+        raise InputError(f"expected one of the calls {names}, found {codec.shown(name)}")
     request: Request[Any] = codec.decode(
         _BY_NAME[name].request, body, InputError, f"request {name!r}"
     )

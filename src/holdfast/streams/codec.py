@@ -55,7 +55,7 @@ class Range:
             raise Unfit(str(self), shown(value))
 
     def __str__(self) -> str:
-        return f"a whole number from {self.lowest} to {self.highest}"
+        return f"an integer from {self.lowest} to {self.highest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ def shown(value: Any) -> str:
         case dict():
             return f"an object with {len(value)} fields"
         case list():
-            return f"a list of {len(value)}"
+            return f"a list of {len(value)} items"
         case None:
             return "null"
         case int() if abs(value) > INT64.highest:
-            return f"a number of {value.bit_length()} bits"
+            return f"an integer of {value.bit_length()} bits"
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -137,15 +137,15 @@ def _compiled(cls: Any, without: tuple[str, ...]) -> tuple[Callable[[Any], Any],
         if body.keys() != names:
             listed = ", ".join(sorted(names)) or "none"
             missing, surplus = sorted(names - body.keys()), sorted(body.keys() - names)
-            found = [f"no {name!r}" for name in missing] + [shown(name) for name in surplus]
-            raise Unfit(f"the fields {listed}", ", ".join(found[:8]))
-        given = {}
+            differences = [f"no {name!r}" for name in missing] + [shown(name) for name in surplus]
+            raise Unfit(f"the fields {listed}", ", ".join(differences[:8]))
+        values = {}
         for name, decoder in decoders:
             try:
-                given[name] = decoder(body[name])
+                values[name] = decoder(body[name])
             except Unfit as err:
                 raise err.within(name) from None
-        return cls(**given)
+        return cls(**values)
 
     return to_json, of_json
 
@@ -175,17 +175,17 @@ def _part(hint: Any) -> tuple[Encode, Decode]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise Unfit("a text", shown(value))
+        raise Unfit("a string", shown(value))
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Unfit("a text of valid characters", shown(value)) from None
+        raise Unfit("a string of valid Unicode characters", shown(value)) from None
     return value
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Unfit("a whole number", shown(value))
+        raise Unfit("an integer", shown(value))
     INT64.check(value)
     return value
 
@@ -231,8 +231,8 @@ def _optional(hint: Any) -> tuple[Encode, Decode]:
 
     if encoder is None:
         return None, of_json
-    made = encoder
-    return lambda value: None if value is None else made(value), of_json
+    encode_value = encoder
+    return lambda value: None if value is None else encode_value(value), of_json
 
 
 def _one_of(choices: tuple[Any, ...]) -> Decode:
@@ -245,8 +245,8 @@ def _one_of(choices: tuple[Any, ...]) -> Decode:
 
 
 def _enum(cls: type[StrEnum]) -> Decode:
-    among = _one_of(tuple(one.value for one in cls))
-    return lambda value: cls(among(value))
+    choice = _one_of(tuple(one.value for one in cls))
+    return lambda value: cls(choice(value))
 
 
 def _sequence(hint: Any) -> tuple[Encode, Decode]:
@@ -259,8 +259,8 @@ def _sequence(hint: Any) -> tuple[Encode, Decode]:
 
     if encoder is None:
         return list, of_json
-    made = encoder
-    return lambda value: [made(one) for one in value], of_json
+    encode_item = encoder
+    return lambda value: [encode_item(one) for one in value], of_json
 
 
 def _fixed(hints: tuple[Any, ...]) -> tuple[Encode, Decode]:
@@ -269,7 +269,7 @@ def _fixed(hints: tuple[Any, ...]) -> tuple[Encode, Decode]:
 
     def of_json(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(parts):
-            raise Unfit(f"a list of {len(parts)}", shown(value))
+            raise Unfit(f"a list of {len(parts)} items", shown(value))
         items = zip(parts, value, strict=True)
         return tuple(_item(part[1], str(at), one) for at, (part, one) in enumerate(items))
 
@@ -280,13 +280,13 @@ def _mapping(hint: Any) -> tuple[Encode, Decode]:
     encoder, decoder = _part(hint)
 
     def of_json(value: Any) -> Any:
-        found = _object(value)
-        return {_text(name): _item(decoder, shown(name), one) for name, one in found.items()}
+        body = _object(value)
+        return {_text(name): _item(decoder, shown(name), one) for name, one in body.items()}
 
     if encoder is None:
         return dict, of_json
-    made = encoder
-    return lambda value: {name: made(one) for name, one in value.items()}, of_json
+    encode_item = encoder
+    return lambda value: {name: encode_item(one) for name, one in value.items()}, of_json
 
 
 def _item(decoder: Decode, place: str, value: Any) -> Any:

@@ -48,8 +48,8 @@ class Delivery:
     @property
     def is_sign_of_life(self) -> bool:
         """Whether this is a heartbeat: no new data, only the status of the replica."""
-        happened = self.ended or self.tentative_upto is not None
-        return self.since > self.upto and self.info is None and not happened
+        has_news = self.ended or self.tentative_upto is not None
+        return self.since > self.upto and self.info is None and not has_news
 
     def carrying(self, tables: tuple[Any, ...]) -> Delivery:
         """The same delivery with rows instead of paths, for a consumer without shared storage."""
@@ -69,7 +69,7 @@ class Delivery:
             if os.path.exists(path):
                 raise
             raise TransportError(
-                f"{path} is gone, or was taken back; it is asked for again"
+                f"{path} was deleted, or its tentative bucket was replaced; requesting it again"
             ) from None
 
 
@@ -94,7 +94,7 @@ class Cursor:
 def verified(table: Any, segment: Segment, digest: Callable[[Any], str]) -> Any:
     """Return the rows that arrived if row count and digest match those of the segment."""
     if table.num_rows != segment.rows or digest(table) != segment.checksum:
-        raise TransportError(f"segment {segment.id} arrived damaged; it will be asked for again")
+        raise TransportError(f"segment {segment.id} arrived damaged; it will be requested again")
     return table
 
 

@@ -61,7 +61,7 @@ def answered(act: Callable[[], T]) -> T:
     try:
         return act()
     except LogError as err:
-        raise TransportError(f"the peer cannot answer now: {err}") from err
+        raise TransportError(f"the peer cannot answer because of a storage error: {err}") from err
 
 
 @dataclass(slots=True)
@@ -107,11 +107,11 @@ class Service:
         return Done()
 
     def held(self, ask: Hold, at: int) -> Holding:
-        held = self.hold(ask.stream, ask.reader, ask.epoch, at)
+        reply = self.hold(ask.stream, ask.reader, ask.epoch, at)
         return (
             Holding(open=False)
-            if isinstance(held, NotOpen)
-            else Holding(True, held.starts_at, held.trimmed_upto)
+            if isinstance(reply, NotOpen)
+            else Holding(True, reply.starts_at, reply.trimmed_upto)
         )
 
     def _status(self, ask: GetStreamStatus) -> StreamStatus:
@@ -158,8 +158,8 @@ class Service:
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
             raise Trimmed(
-                f"stream {stream!r} starts at bucket {oldest}: earlier buckets were acknowledged "
-                f"by all readers and deleted, so it cannot be followed from bucket {from_bucket}"
+                f"stream {stream!r} cannot be read from bucket {from_bucket}: all consumers have "
+                f"released the buckets before {oldest}, which are deleted"
             )
         cursor = Cursor(
             oldest if from_bucket is None else from_bucket,
@@ -174,9 +174,9 @@ class Service:
         state = self.states.get(stream, OutputState.STABLE)
         spent_us = self.spent_us.get(stream, 0)
         if cursor.life is not None:
-            known, life = cursor.life
-            if known is info and life.state is state and life.spent_us == spent_us:
-                return life  # nothing has changed since the last heartbeat
+            last_info, heartbeat = cursor.life
+            if last_info is info and heartbeat.state is state and heartbeat.spent_us == spent_us:
+                return heartbeat  # nothing has changed since the last heartbeat
         at = cursor.at
         segments: list[Segment] = []
         if info.complete_upto >= at:
@@ -186,8 +186,8 @@ class Service:
         missing: tuple[str, ...] = ()
         partial = (1.0, 1.0)
         if cursor.tentative_at is not None and info.tentative_upto is not None:
-            found, tentative_upto, missing, partial = _tentative(log, stream, cursor)
-            segments = [*segments, *found]
+            tentative, tentative_upto, missing, partial = _tentative(log, stream, cursor)
+            segments = [*segments, *tentative]
         delivery = Delivery(
             stream, at, max(info.complete_upto, at - 1), info.epoch, tuple(segments),
             tuple(log.absolute(segment) for segment in segments), ended=info.ended,
@@ -210,8 +210,8 @@ class Service:
     def damaged(self, stream: str, err: LogCorrupted) -> SegmentLost:
         """Notify the owner of the log about a missing or damaged segment. The consumer receives
         `SegmentLost`, and may find the segment at another replica."""
-        for told in self.on_damage:
-            told(stream, err)
+        for notify in self.on_damage:
+            notify(stream, err)
         return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
 
     def stands(self, stream: str) -> Status | None:
@@ -231,8 +231,8 @@ class Service:
         self._holds.pop((stream, reader), None)
         if self.all_spoke(stream):
             upto, info = log.trimmable(stream), log.info(stream)
-            for told in self.on_ack:
-                told(stream, upto, self.received(stream))
+            for notify in self.on_ack:
+                notify(stream, upto, self.received(stream))
             pinned = [first[stream] for first in list(self.pins.values()) if stream in first]
             upto = min([upto, *(first - 1 for first in pinned)])
             if upto - info.trimmed_upto >= self.trim_buckets or info.ended:
@@ -269,10 +269,10 @@ class Service:
                     if standings[reader].gone:
                         self._holds[stream, reader] = at
                 trimmed_upto = log.info(stream).trimmed_upto
-                found = position_of_gone(standings[reader], last, trimmed_upto, held_at, at)
-                if found is not None:
+                position = position_of_gone(standings[reader], last, trimmed_upto, held_at, at)
+                if position is not None:
                     with suppress(StaleEpoch):  # a newer instance has just acknowledged
-                        self.acknowledge(stream, reader, *found)
+                        self.acknowledge(stream, reader, *position)
 
     def received(self, stream: str) -> int:
         """Last bucket that all consumers of the stream have received, except consumers that are
@@ -288,8 +288,8 @@ class Service:
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:
-            known = ", ".join(sorted(self.pushes)) or "none"
-            raise InputError(f"there is no source {source!r} here to push to (sources: {known})")
+            sources = ", ".join(sorted(self.pushes)) or "none"
+            raise InputError(f"this process has no source {source!r} (sources: {sources})")
         self.pushes[source](table, token, flush)
 
     def handle(self, request: type[Q], answer: Callable[[Q], object]) -> None:
@@ -303,8 +303,10 @@ class Service:
         request = request_of(name, body)
         handler = self._handlers.get(type(request))
         if handler is None:
-            known = ", ".join(sorted(call_of(asked).name for asked in self._handlers))
-            raise InputError(f"call {name!r} is not answered here (expected one of {known})")
+            calls = ", ".join(sorted(call_of(kind).name for kind in self._handlers))
+            raise InputError(
+                f"call {name!r} is not served by this process; expected one of {calls}"
+            )
         reply = answered(lambda: handler(request))
         expected = call_of(type(request)).reply
         assert type(reply) is expected, f"{name!r}: {type(reply)} instead of {expected}"
@@ -312,8 +314,8 @@ class Service:
 
     def _log(self, stream: str) -> Log:
         if stream not in self.logs:
-            known = ", ".join(sorted(self.logs)) or "none"
-            raise InputError(f"there is no stream {stream!r} here (streams: {known})")
+            streams = ", ".join(sorted(self.logs)) or "none"
+            raise InputError(f"this process has no stream {stream!r} (streams: {streams})")
         return self.logs[stream]
 
 

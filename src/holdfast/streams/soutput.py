@@ -39,14 +39,16 @@ class SOutput:
             valid_from = max(valid_from, run.rebuild_from)
         written: dict[str, list[Segment]] = {output: [] for output in path.outputs}
         records: list[Any] = []
-        doomed: list[Segment] = []
+        replaced: list[Segment] = []
         try:
             # Without the lock: a correction may write many buckets, and the tentative line must
             # continue meanwhile.
             for output in path.outputs:
                 info = self.log.info(output)
-                guessed = info.tentative_upto is not None or run.path in self.lines
-                version = info.undos + guessed  # above any tentative segment written meanwhile
+                has_tentative = info.tentative_upto is not None or run.path in self.lines
+                version = (
+                    info.undos + has_tentative
+                )  # above any tentative segment written meanwhile
                 for bucket, table in results[output]:
                     if bucket < valid_from:
                         continue
@@ -58,7 +60,7 @@ class SOutput:
             with self._lock:
                 for output in path.outputs:
                     info = self.log.info(output)
-                    doomed += self.log.tentative(output, upto=run.hi)[0]
+                    replaced += self.log.tentative(output, upto=run.hi)[0]
                     records += [Added(segment) for segment in written[output]]
                     if run.hi > info.complete_upto:
                         records.append(Boundary(output, run.hi))
@@ -66,7 +68,7 @@ class SOutput:
         except LogError:
             self.log.discard([segment for output in path.outputs for segment in written[output]])
             raise
-        self.log.discard(doomed)
+        self.log.discard(replaced)
 
     def tentative(self, run: progress_events.RunTentative, results: Results) -> None:
         """Write tentative results. Buckets that the stable line has overtaken are skipped, and so
@@ -79,8 +81,11 @@ class SOutput:
             try:
                 for output, upto in run.outputs:
                     info = self.log.info(output)
-                    given = info.tentative_upto
-                    since = max(run.lo, (info.complete_upto if given is None else given) + 1)
+                    tentative_upto = info.tentative_upto
+                    since = max(
+                        run.lo,
+                        (info.complete_upto if tentative_upto is None else tentative_upto) + 1,
+                    )
                     for bucket, table in results[output]:
                         if max(since, self.valid_from[run.path]) <= bucket <= upto:
                             id = SegmentId(output, 0, bucket, version=info.undos)
@@ -104,6 +109,7 @@ class SOutput:
         logged = self.log.segments(output, bucket, bucket)
         if [segment.checksum for segment in logged] != [self._digest(table)]:
             raise NotDeterministic(
-                f"output {output!r}, bucket {bucket}: computed again after a restart it differs "
-                "from what was logged; some function in the network is not deterministic"
+                f"output {output!r}, bucket {bucket}: the result recomputed after a restart "
+                "differs from the logged result; find the function in the network that is not "
+                "deterministic"
             )

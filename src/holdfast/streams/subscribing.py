@@ -166,8 +166,8 @@ class Subscriber:
                     assert delivery is not None
                     yield from self._take(action, delivery)
                 case core.Lost():
-                    told = TransportError(f"{action.replica}: {action.why}")
-                    err, self._translation.error = self._translation.error or told, None
+                    error = TransportError(f"{action.replica}: {action.why}")
+                    err, self._translation.error = self._translation.error or error, None
                     self._lost(err)
                 case core.Switched():
                     self._switched(action.replica, action.us)
@@ -219,7 +219,7 @@ class Subscriber:
                 self._events.put(Came(line.number, delivery))
                 if delivery.ended or line.over.is_set():
                     return
-            raise TransportError(f"{action.replica} has closed the stream")
+            raise TransportError(f"replica {action.replica} closed the stream")
         except HoldfastError as err:
             self._peers.pop(action.replica, None)
             self._events.put(Broke(line.number, err))

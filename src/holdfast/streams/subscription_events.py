@@ -123,12 +123,12 @@ class Translation:
 
     def _came(self, came: Came, at: int) -> core.Event | None:
         number, delivery = came.connection, came.delivery
-        known = self._heartbeats.get(number)
+        last_heartbeat = self._heartbeats.get(number)
         if delivery.is_sign_of_life:
-            if delivery is known or delivery == known:
+            if delivery is last_heartbeat or delivery == last_heartbeat:
                 return None
             self._heartbeats[number] = delivery
-        elif known is not None:
+        elif last_heartbeat is not None:
             del self._heartbeats[number]
         return core.Delivered(
             at, number, delivery.epoch, delivery.since, delivery.upto, delivery.state
@@ -138,7 +138,7 @@ class Translation:
 def selected(delivery: Delivery, take: core.Take) -> Delivery:
     """The part of a delivery that the consumer takes."""
     after, first = take.tentative_after, take.stable_from
-    kept = [
+    wanted = [
         (first is None or segment.id.bucket >= first)
         and (
             segment.stability is Stability.STABLE
@@ -148,11 +148,11 @@ def selected(delivery: Delivery, take: core.Take) -> Delivery:
     ]
     if after is None and delivery.tentative_upto is not None:
         delivery = replace(delivery, tentative_upto=None, missing=())
-    if all(kept):
+    if all(wanted):
         return delivery
     return replace(
         delivery,
-        segments=tuple(compress(delivery.segments, kept)),
-        paths=tuple(compress(delivery.paths, kept)),
-        tables=tuple(compress(delivery.tables, kept)),
+        segments=tuple(compress(delivery.segments, wanted)),
+        paths=tuple(compress(delivery.paths, wanted)),
+        tables=tuple(compress(delivery.tables, wanted)),
     )

@@ -91,9 +91,9 @@ def _refusals() -> Iterator[None]:
     except pa.ArrowException:
         raise
     except Exception as err:
-        _log.exception("request failed by a fault of this process")
-        told = TransportError(f"the peer failed ({type(err).__name__}); its log says why")
-        raise flight.FlightServerError(wire.error_body(told)) from None
+        _log.exception("a request failed with an internal error")
+        error = TransportError(f"the peer failed ({type(err).__name__}); see its log")
+        raise flight.FlightServerError(wire.error_body(error)) from None
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -114,20 +114,22 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             with suppress(*_GONE):  # the consumer has disconnected
                 self._serve(ask, context.is_cancelled, writer)
 
-    def _serve(self, ask: wire.Follow, left: Callable[[], bool], writer: Any) -> None:
+    def _serve(self, ask: wire.Follow, disconnected: Callable[[], bool], writer: Any) -> None:
         stream, shared = ask.stream, ask.machine == machine_id()
 
-        def say(kind: str, body: dict[str, Any]) -> None:
+        def send(kind: str, body: dict[str, Any]) -> None:
             writer.write_metadata(pa.py_buffer(wire.encode(kind, body)))
 
         log = self._service.logs.get(stream)
         while log is not None and not log.has(stream):  # declared, not opened yet
-            say("alive", {})
-            if left() or self._service.stopping.wait(self._service.heartbeat_s):
+            send("alive", {})
+            if disconnected() or self._service.stopping.wait(self._service.heartbeat_s):
                 return
         schema: pa.Schema = None
         delivery: Delivery | None = None
-        for delivery in self._service.follow(stream, ask.from_bucket, left, ask.tentative_after):
+        for delivery in self._service.follow(
+            stream, ask.from_bucket, disconnected, ask.tentative_after
+        ):
             assert log is not None
             for segment, path in zip(delivery.segments, delivery.paths, strict=True):
                 if not shared:
@@ -135,14 +137,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                         schema = arrow_schema(log.info(stream).schema)
                         writer.begin(schema)
                     if len(delivery.segments) > 1 or segment.rows > LONG_READ_ROWS:
-                        say("alive", {})
+                        send("alive", {})
                     for piece in _pieces(self._rows(log, segment).cast(schema)):
                         writer.write_batch(piece)
                 arrival = wire.Arrival(segment, path if shared else None)
-                say("segment", codec.encode(arrival))
-            say("boundary", wire.boundary_body(delivery))
+                send("segment", codec.encode(arrival))
+            send("boundary", wire.boundary_body(delivery))
         if delivery is None or not delivery.ended:
-            raise TransportError(f"stream {stream!r} is closing")
+            raise TransportError(f"the server of stream {stream!r} is shutting down")
 
     def _rows(self, log: Log, segment: Segment) -> pa.Table:
         try:
@@ -158,9 +160,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             if path is None:
                 raise NotOffered(f"{name!r} is not offered here, or not any more")
             try:
-                data = open(path, "rb")  # noqa: SIM115 - closed by whoever reads to its end
+                data = open(path, "rb")  # noqa: SIM115 - closed by `_bytes_of`
             except OSError as err:
-                raise NotOffered(f"{name!r} is gone ({err.strerror})") from None
+                raise NotOffered(f"{name!r} can no longer be read ({err.strerror})") from None
             return flight.GeneratorStream(_BYTES, _bytes_of(data))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -195,9 +197,9 @@ class FlightPeer:
         self._silence_s, self._by_reference = silence_s, by_reference
         wait_ms = max(1, int(silence_s * 1_000))
         # No connection is shared with another peer object: a shared one may be dead, undetected.
-        own = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", wait_ms),
-               ("grpc.max_reconnect_backoff_ms", wait_ms)]  # fmt: skip
-        self._client = flight.FlightClient(f"grpc://{address}", generic_options=own)
+        grpc = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", wait_ms),
+                ("grpc.max_reconnect_backoff_ms", wait_ms)]  # fmt: skip
+        self._client = flight.FlightClient(f"grpc://{address}", generic_options=grpc)
 
     def streams(self) -> list[StreamInfo]:
         return list(self.call(ListStreams()).streams)
@@ -226,7 +228,7 @@ class FlightPeer:
                 return
             if patience.lost:
                 raise TransportError(
-                    f"{self.address} has said nothing for {self._silence_s:g} s"
+                    f"{self.address} has sent nothing for {self._silence_s:g} s"
                 ) from None
             raise self._error(err) from None
         finally:
@@ -258,7 +260,7 @@ class FlightPeer:
         if not is_inside(name):
             raise TransportError(
                 f"{self.address} offers {codec.shown(name)}, expected a file inside its folder; "
-                "is it one of ours, of the same version?"
+                "check that the address is a Holdfast node of the same version"
             )
         limit, ask = flight.FlightCallOptions(timeout=FETCH_S), wire.Fetch(name)
         try:
@@ -286,7 +288,9 @@ class FlightPeer:
 
     def _error(self, err: Exception) -> HoldfastError:
         brief = str(err).splitlines()[0][:200]
-        return wire.error_of(str(err), f"{self.address} cannot be reached or went away ({brief})")
+        return wire.error_of(
+            str(err), f"{self.address} is unreachable or closed the connection ({brief})"
+        )
 
 
 class _Patience:
@@ -329,14 +333,14 @@ class _Patience:
                 return
 
 
-def _deliveries(heard: _Patience) -> Iterator[Delivery]:
+def _deliveries(patience: _Patience) -> Iterator[Delivery]:
     segments: list[Segment] = []
     paths: list[str] = []
     tables: list[pa.Table] = []
     pieces: list[pa.RecordBatch] = []
     while True:
         try:
-            chunk = heard.read()
+            chunk = patience.read()
         except StopIteration:
             return
         if chunk.data is not None:

@@ -70,7 +70,9 @@ def decode(
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as err:
-        raise error(f"a message that is not JSON ({type(err).__name__})") from None
+        raise error(
+            f"expected a JSON message, found bytes that are not JSON ({type(err).__name__})"
+        ) from None
     expected = " or ".join(repr(kind) for kind in kinds)
     if not isinstance(message, dict):
         raise error(f"expected a {expected} message, found {codec.shown(message)}")
@@ -79,8 +81,8 @@ def decode(
         raise error(f"expected a {expected} message, found {codec.shown(kind)}")
     if type(version) is not int or version != FORMAT:
         raise error(
-            f"the peer speaks format {codec.shown(version)}, this is {FORMAT}; run the same "
-            "version on both sides"
+            f"the peer uses wire format {codec.shown(version)}, this process {FORMAT}; run the "
+            "same version on both sides"
         )
     return kind, message
 

@@ -378,16 +378,18 @@ class History:
 
     @staticmethod
     def read(path: str | Path) -> History:
-        found = History()
+        history = History()
         with open(path) as file:
             for number, line in enumerate(file, 1):
                 try:
                     body = json.loads(line)
                     kind = _KINDS[body.pop("kind")]
-                    found.add(kind(**{name: _frozen(value) for name, value in body.items()}))
+                    history.add(kind(**{name: _frozen(value) for name, value in body.items()}))
                 except (ValueError, KeyError, TypeError, AttributeError) as err:
-                    raise InputError(f"{path}, line {number}: not of a history ({err})") from None
-        return found
+                    raise InputError(
+                        f"{path}, line {number}: not a history event ({err})"
+                    ) from None
+        return history
 
 
 def _frozen(value: Any) -> Any:

@@ -45,35 +45,35 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "kill": Kind("the process dies; it is started again after `for`", "process", True),
+    "kill": Kind("the process dies and is restarted after `for`", "process", True),
     "wipe": Kind("the process dies and its storage is deleted", "process", True),
-    "torn": Kind("dies at its `value`-th next write, of which a part arrives", "process", True,
+    "torn": Kind("the process dies halfway through its `value`-th next write", "process", True,
                  takes="a number of writes", simulated_only=True),
-    "pause": Kind("the process stands still, and goes on as if nothing were", "process", True),
-    "replace": Kind("stands still, a successor takes its place, then it wakes up", "node", True),
+    "pause": Kind("the process is paused, then resumed", "process", True),
+    "replace": Kind("the node is paused, replaced by a successor, and then resumed", "node", True),
     "slow": Kind("every step takes `value` times as long", "node", True, takes="a factor",
                  simulated_only=True),
-    "full": Kind("its storage has no space left", "process", True, simulated_only=True),
-    "skew": Kind("the clock of the source is `value` ms off", "source", True,
+    "full": Kind("the storage has no space left", "process", True, simulated_only=True),
+    "skew": Kind("the clock of the source is off by `value` ms", "source", True,
                  takes="milliseconds", simulated_only=True),
-    "silent": Kind("the source neither sends nor closes anything", "source", True),
-    "retire": Kind("the source is silent, and after `for` given up for good", "source", True,
+    "silent": Kind("the source sends no rows and closes no buckets", "source", True),
+    "retire": Kind("the source is silent, and is abandoned for good after `for`", "source", True,
                    simulated_only=True),
-    "cut": Kind("nothing gets through", "link", True),
-    "reset": Kind("every connection breaks, and can be made again at once", "link", False),
-    "delay": Kind("everything takes `value` ms longer", "link", True, takes="milliseconds"),
-    "throttle": Kind("at most `value` kB a second get through", "link", True,
+    "cut": Kind("the link carries no data", "link", True),
+    "reset": Kind("all connections break; new connections are possible at once", "link", False),
+    "delay": Kind("all data arrives `value` ms later", "link", True, takes="milliseconds"),
+    "throttle": Kind("the link carries at most `value` kB per second", "link", True,
                      takes="kB per second"),
     "repeat": Kind("acknowledgements arrive twice, the second time late", "link", True,
                    simulated_only=True),
-    "damage": Kind("rows change on the way", "link", True, simulated_only=True),
-    "hang": Kind("the node answers whoever asks, and makes no progress", "node", True,
+    "damage": Kind("rows are corrupted in transit", "link", True, simulated_only=True),
+    "hang": Kind("the node is alive but makes no progress", "node", True,
                  simulated_only=True),
-    "clock": Kind("the clock on the wall is set `value` ms off, and back", "process", True,
+    "clock": Kind("the wall clock is stepped by `value` ms, and back", "process", True,
                   takes="milliseconds", simulated_only=True),
-    "rot": Kind("a bit of a file in its storage flips", "process", False, simulated_only=True),
-    "eio-read": Kind("reading its storage fails", "process", True, simulated_only=True),
-    "eio-fsync": Kind("syncing its storage fails", "process", True, simulated_only=True),
+    "rot": Kind("a bit flips in a file of the storage", "process", False, simulated_only=True),
+    "eio-read": Kind("reads of the storage fail", "process", True, simulated_only=True),
+    "eio-fsync": Kind("fsync of the storage fails", "process", True, simulated_only=True),
 }  # fmt: skip
 
 
@@ -104,8 +104,8 @@ class Scenario:
     about: str = ""
 
     def without(self, *numbers: int) -> Scenario:
-        kept = tuple(f for number, f in enumerate(self.faults) if number not in numbers)
-        return replace(self, faults=kept)
+        remaining = tuple(f for number, f in enumerate(self.faults) if number not in numbers)
+        return replace(self, faults=remaining)
 
     def toml(self) -> str:
         lines = [f'name = "{self.name}"', f'network = "{self.network}"',
@@ -136,16 +136,16 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
         raise InputError(f"{path}: not TOML ({err})") from None
     unknown = sorted(set(body) - {"name", "network", "seconds", "seed", "fault", "about"})
     if unknown:
-        raise InputError(f"{path}: unknown {', '.join(unknown)}")
-    for needed, kind in (("network", str), ("seconds", (int, float))):
-        if not isinstance(body.get(needed), kind):
-            raise InputError(f"{path}: {needed} is missing or of the wrong kind")
+        raise InputError(f"{path}: unknown keys: {', '.join(unknown)}")
+    for key, kind in (("network", str), ("seconds", (int, float))):
+        if not isinstance(body.get(key), kind):
+            raise InputError(f"{path}: {key} is missing or has the wrong type")
     faults = body.get("fault", [])
     if not isinstance(faults, list):
         raise InputError(f"{path}: write faults as [[fault]]")
-    read = [_fault(fault, f"{path}, fault {number}") for number, fault in enumerate(faults, 1)]
+    parsed = [_fault(fault, f"{path}, fault {number}") for number, fault in enumerate(faults, 1)]
     return Scenario(
-        body.get("name", Path(path).stem), body["network"], float(body["seconds"]), tuple(read),
+        body.get("name", Path(path).stem), body["network"], float(body["seconds"]), tuple(parsed),
         int(body.get("seed", 0)), body.get("about", ""),
     )  # fmt: skip
 
@@ -153,18 +153,20 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
 def _fault(body: Mapping[str, Any], where: str) -> Fault:
     unknown = sorted(set(body) - {"at", "do", "on", "for", "value"})
     if unknown:
-        raise InputError(f"{where}: unknown {', '.join(unknown)}")
+        raise InputError(f"{where}: unknown keys: {', '.join(unknown)}")
     do = body.get("do", "")
     if do not in KINDS:
         raise InputError(f"{where}: do = {do!r} is not one of {', '.join(KINDS)}")
     kind = KINDS[do]
-    for needed in ("at", "on", *(["for"] if kind.lasts else [])):
-        if not isinstance(body.get(needed), str):
-            raise InputError(f'{where}: {do} wants {needed} = "..."')
+    for key in ("at", "on", *(["for"] if kind.lasts else [])):
+        if not isinstance(body.get(key), str):
+            raise InputError(f'{where}: {do} needs {key} = "..."')
     if kind.takes and not isinstance(body.get("value"), int | float):
-        raise InputError(f"{where}: {do} wants value = {kind.takes}")
+        raise InputError(f"{where}: {do} needs value = {kind.takes}")
     if (kind.target == "link") != ("->" in body["on"]):
-        raise InputError(f"{where}: {do} hits a {kind.target}, not {body['on']!r}")
+        raise InputError(
+            f"{where}: {do} expects a {kind.target} as its target, found {body['on']!r}"
+        )
     at_us = 0 if body["at"] in ("0", "0s") else duration_us(body["at"], of=f"{where}: at")
     for_us = duration_us(body["for"], of=f"{where}: for") if "for" in body else 0
     return Fault(at_us, do, body["on"], for_us, float(body.get("value", 0)))
@@ -173,6 +175,6 @@ def _fault(body: Mapping[str, Any], where: str) -> Fault:
 def ends_of(link: str) -> list[tuple[str, str]]:
     """The directed pairs that a link names: `a->b`, `a<->b`, `a,b<->c`."""
     both = "<->" in link
-    left, _, right = link.partition("<->" if both else "->")
-    pairs = [(a.strip(), b.strip()) for a in left.split(",") for b in right.split(",")]
+    senders, _, receivers = link.partition("<->" if both else "->")
+    pairs = [(a.strip(), b.strip()) for a in senders.split(",") for b in receivers.split(",")]
     return pairs + [(b, a) for a, b in pairs] if both else pairs

@@ -1,5 +1,5 @@
-"""Scenarios on node processes with Spark, a chain of two and two replicas: nothing lost, doubled or
-changed, and what is tentative is corrected."""
+"""Scenarios on node processes with Spark, for a chain of two nodes and for two replicas: no row is
+lost, duplicated or changed, and tentative results are corrected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.verify.chaos.runner import run_scenario
 from holdfast.verify.checkers import check, verdict_table
 from holdfast.verify.history import Broke, Given, Healed, History, Ideal
 
-#: As they come; stream time and state go on from one to the next.
+#: In the order of execution; stream time and state continue from one scenario to the next.
 CHAIN = ("kill", "pause", "wipe", "cut", "replace", "one-way", "kills", "slow", "resets", "silent")
 PAIR = ("tentative", "partition", "take-over")
 
@@ -48,15 +48,17 @@ class TestTwoNodesInARow:
     network = "chain"
 
     @pytest.mark.parametrize("name", CHAIN)
-    def test_nothing_is_lost_doubled_or_changed(self, name: str, deployment: Deployment) -> None:
+    def test_no_row_is_lost_duplicated_or_changed(self, name: str, deployment: Deployment) -> None:
         judged(name, deployment)
 
-    def test_the_instance_that_was_replaced_found_out_by_itself(
-        self, deployment: Deployment
-    ) -> None:
-        (ended,) = [one for one in deployment.run.processes["second"].exits if one.replaced]
-        assert ended.code == EXIT_CODES["transport"]
-        assert "was replaced" in ended.last_words or "the older one must stop" in ended.last_words
+    def test_the_replaced_instance_stops_itself(self, deployment: Deployment) -> None:
+        (exited,) = [
+            process_exit
+            for process_exit in deployment.run.processes["second"].exits
+            if process_exit.replaced
+        ]
+        assert exited.code == EXIT_CODES["transport"]
+        assert "was replaced" in exited.last_words or "the older one must stop" in exited.last_words
         assert deployment.run.failures.all() == []
 
 
@@ -66,12 +68,12 @@ class TestTwoReplicas:
     network = "pair"
 
     @pytest.mark.parametrize("name", PAIR)
-    def test_nothing_is_lost_doubled_or_changed(self, name: str, deployment: Deployment) -> None:
+    def test_no_row_is_lost_duplicated_or_changed(self, name: str, deployment: Deployment) -> None:
         history = judged(name, deployment)
         if name == "tentative":
-            given = list(history.of(Given))
-            guessed = {one.bucket for one in given if one.stability == Stability.TENTATIVE}
-            assert guessed & {one.bucket for one in given if one.replaces}
+            deliveries = list(history.of(Given))
+            tentative = {one.bucket for one in deliveries if one.stability == Stability.TENTATIVE}
+            assert tentative & {one.bucket for one in deliveries if one.replaces}
 
 
 def test_every_scenario_is_run() -> None:

@@ -1,5 +1,5 @@
-"""The harness itself: what it refuses, and that it can fail. No Spark: the query is the identity,
-so that the ideal is what the source logged."""
+"""The chaos harness rejects impossible scenarios and detects violations. There is no Spark: the
+query is the identity, so that the ideal equals the rows that the source logged."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ LIMIT_S = 30.0
 
 
 class Dropping(Client):
-    """Loses a bucket on the way to the application, as a mistake in a client would."""
+    """Loses one bucket before the application receives it, like a client with a bug."""
 
     given = 0
 
     def __next__(self) -> tuple[Any, Any]:
         self.given += 1
-        found = super().__next__()
-        return super().__next__() if self.given == 4 else found
+        delivery = super().__next__()
+        return super().__next__() if self.given == 4 else delivery
 
 
 def run(folder: Path, kind: type[Client]) -> History:
-    """A source fed in real time, and a client of it that is written down."""
+    """Returns the history of a source fed in real time and of its client."""
     recorder = Recorder()
     with closing(Log.open(folder, "s", fsync="never", archive=True)) as log:
         op = SourceOperator(name="s", schema=SCHEMA, time="ts", clock="live")
@@ -95,9 +95,9 @@ def run(folder: Path, kind: type[Client]) -> History:
 
 
 def _until(test: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
     while not test():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
@@ -110,12 +110,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> History:
     return run(tmp_path_factory.mktemp("good"), Client)
 
 
-def test_a_good_run_is_ok(good: History) -> None:
+def test_a_correct_run_passes(good: History) -> None:
     assert failed(good) == []
     assert len(list(good.of(Given))) > BUCKETS
 
 
-def test_a_client_that_drops_a_bucket_is_caught(tmp_path: Path) -> None:
+def test_a_client_that_drops_a_bucket_fails_lost(tmp_path: Path) -> None:
     assert "lost" in failed(run(tmp_path, Dropping))
 
 
@@ -137,36 +137,36 @@ def _without(history: History, event: Event) -> list[Event]:
         (lambda h: [*h.events, replace(_given(h), rows=())], "undone"),
         (lambda h: [*h.events, Told(h.events[-1].at, "client", "s", 0)], "order"),
         (lambda h: [*h.events, Accepted(h.events[-1].at, "s", ((1, 2, 3, 4),))], "accepted"),
-        (lambda h: [*h.events, Stopped(h.events[-1].at, "node", "ours", "a mistake")], "alive"),
+        (lambda h: [*h.events, Stopped(h.events[-1].at, "node", "ours", "a bug")], "alive"),
         (lambda h: [*h.events, *(Made(h.events[-1].at, node, 1, "s", 5, "STABLE", node)
                                  for node in ("a", "b"))], "converge"),
     ],
     ids=["lost", "doubled", "wrong", "undone", "order", "accepted", "alive", "converge"],
 )  # fmt: skip
-def test_a_tampered_history_is_caught(
+def test_a_tampered_history_fails_the_checker(
     good: History, tamper: Callable[[History], list[Event]], checker: str
 ) -> None:
     assert checker in failed(History(tamper(good)))
 
 
-def test_a_failure_is_told_with_the_command_that_repeats_it(
+def test_a_failure_is_reported_with_the_command_that_repeats_it(
     good: History, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = History(_without(good, _given(good)))
     monkeypatch.setattr(command, "_run", lambda scenario, say: (bad, "/where/it/ran"))
     assert command.run_chaos("kill", json_to=None, history_to=None) == 1
-    told = capsys.readouterr().out
-    assert "kill: failed (lost, contract)" in told
-    assert "logs of the run: /where/it/ran" in told
-    assert "repeat: holdfast chaos kill" in told
+    output = capsys.readouterr().out
+    assert "kill: failed (lost, contract)" in output
+    assert "logs of the run: /where/it/ran" in output
+    assert "repeat: holdfast chaos kill" in output
 
 
-def test_histories_survive_being_written_and_read(good: History, tmp_path: Path) -> None:
+def test_a_history_can_be_written_and_read(good: History, tmp_path: Path) -> None:
     good.write(tmp_path / "history")
     assert History.read(tmp_path / "history").events == good.events
 
 
-def test_a_silent_source_pushes_nothing_of_its_silence(tmp_path: Path) -> None:
+def test_a_silent_source_pushes_no_rows_for_the_time_of_its_silence(tmp_path: Path) -> None:
     recorder = Recorder()
     with closing(Log.open(tmp_path, "s", fsync="never", archive=True)) as log:
         op = SourceOperator(name="s", schema=SCHEMA, time="ts", clock="live")
@@ -193,24 +193,24 @@ def test_a_silent_source_pushes_nothing_of_its_silence(tmp_path: Path) -> None:
         assert len(accepted) == source.counters["rows"]
 
 
-def fault(do: str, on: str, more: str = "") -> str:
-    body = f'[[fault]]\nat = "1s"\ndo = "{do}"\non = "{on}"\nfor = "1s"\n{more}'
+def fault(do: str, on: str, extra: str = "") -> str:
+    body = f'[[fault]]\nat = "1s"\ndo = "{do}"\non = "{on}"\nfor = "1s"\n{extra}'
     return f'name = "bad"\nnetwork = "chain"\nseconds = 5\n{body}'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (fault("slow", "first", "value = 2"), "slow is for the simulator only; here: kill, wipe"),
-        (fault("kill", "s1"), "sources live in the process of the harness"),
-        (fault("kill", "client"), "clients live in the process of the harness"),
-        (fault("kill", "third"), "hits a node, one of first, second"),
-        (fault("replace", "controller"), "hits a node, one of first, second"),
-        (fault("silent", "first"), "hits a source, one of s1, s2"),
-        (fault("cut", "s1->second"), "nobody sends rows from 's1' to 'second'"),
+        (fault("slow", "first", "value = 2"), "slow works only in the simulator"),
+        (fault("kill", "s1"), "sources run in the process of the harness"),
+        (fault("kill", "client"), "clients run in the process of the harness"),
+        (fault("kill", "third"), "expected a node as the target, one of first, second"),
+        (fault("replace", "controller"), "expected a node as the target, one of first, second"),
+        (fault("silent", "first"), "expected a source as the target, one of s1, s2"),
+        (fault("cut", "s1->second"), "there is no link between 's1' and 'second'"),
     ],
 )
-def test_what_real_processes_cannot_have_is_refused_before_anything_starts(
+def test_a_fault_impossible_on_real_processes_is_rejected_before_the_start(
     text: str, message: str
 ) -> None:
     scenario = parse_scenario(text)
@@ -219,14 +219,14 @@ def test_what_real_processes_cannot_have_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_scenarios_that_come_with_holdfast_are_right(name: str) -> None:
+def test_the_built_in_scenarios_are_valid(name: str) -> None:
     scenario = find(name)
     assert scenario.name == name
     assert scenario.about
     check_faults(scenario, NETWORKS[scenario.network])
 
 
-def test_other_scenarios_are_files() -> None:
+def test_find_reads_a_scenario_from_a_file() -> None:
     assert find(str(SCENARIOS["kill"])) == find("kill")
     with pytest.raises(InputError, match="there is no scenario 'nope'; there are: cut, kill"):
         find("nope")

@@ -1,5 +1,5 @@
-"""Links that break as networks do, between a client and a server that echoes. No sleeping: every
-wait is for something to happen, or within a limit for nothing to."""
+"""Faulty links between a client and an echo server. No test sleeps for a fixed time: every wait
+ends with an event, or proves within a limit that no event occurs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from holdfast.verify.chaos.proxy import Link, Proxies
 
 LIMIT_S = 10.0
-#: So long nothing comes before we say that nothing comes.
+#: A connection counts as quiet if no byte arrives for this long.
 QUIET_S = 0.15
 
 
 class Echo:
-    """Sends back what it gets; with `greeting`, speaks first."""
+    """Server that sends back the bytes it receives, after an optional `greeting`."""
 
     def __init__(self, greeting: bytes = b"") -> None:
         self.greeting = greeting
@@ -32,26 +32,26 @@ class Echo:
     def _accept(self) -> None:
         while True:
             try:
-                held, _ = self._listening.accept()
+                connection, _ = self._listening.accept()
             except OSError:
                 return
-            self.open.append(held)
-            threading.Thread(target=self._echo, args=(held,), daemon=True).start()
+            self.open.append(connection)
+            threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
 
-    def _echo(self, held: socket.socket) -> None:
+    def _echo(self, connection: socket.socket) -> None:
         try:
-            held.sendall(self.greeting)
-            while data := held.recv(65_536):
-                held.sendall(data)
+            connection.sendall(self.greeting)
+            while data := connection.recv(65_536):
+                connection.sendall(data)
         except OSError:
             pass
-        held.close()
+        connection.close()
 
     def close(self) -> None:
-        for held in (self._listening, *self.open):
+        for connection in (self._listening, *self.open):
             with suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
-            held.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ def client(link: Link) -> Iterator[socket.socket]:
 
 def hear(client: socket.socket, size: int) -> bytes:
     client.settimeout(LIMIT_S)
-    heard = b""
-    while len(heard) < size and (data := client.recv(65_536)):
-        heard += data
-    return heard
+    received = b""
+    while len(received) < size and (data := client.recv(65_536)):
+        received += data
+    return received
 
 
 def quiet(client: socket.socket) -> bool:
@@ -93,21 +93,19 @@ def quiet(client: socket.socket) -> bool:
 
 
 def wait_for(test: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
     while not test():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         threading.Event().wait(0.005)
 
 
-def test_bytes_go_both_ways_and_in_order(client: socket.socket) -> None:
+def test_bytes_pass_in_both_directions_in_order(client: socket.socket) -> None:
     sent = bytes(range(256)) * 4_000
     threading.Thread(target=client.sendall, args=(sent,), daemon=True).start()
     assert hear(client, len(sent)) == sent
 
 
-def test_a_cut_is_silent_and_what_was_sent_comes_after_healing(
-    link: Link, client: socket.socket
-) -> None:
+def test_bytes_sent_during_a_cut_arrive_after_healing(link: Link, client: socket.socket) -> None:
     client.sendall(b"before")
     assert hear(client, 6) == b"before"
     link.cut()
@@ -117,14 +115,14 @@ def test_a_cut_is_silent_and_what_was_sent_comes_after_healing(
     assert hear(client, 6) == b"during"
 
 
-def test_one_direction_can_be_cut_alone(link: Link, echo: Echo, client: socket.socket) -> None:
+def test_a_single_direction_can_be_cut(link: Link, echo: Echo, client: socket.socket) -> None:
     client.sendall(b"a")
     assert hear(client, 1) == b"a"
     link.cut("server")
     client.sendall(b"question")
     assert quiet(client)
     link.heal("server")
-    assert hear(client, 8) == b"question"  # it had arrived, only the answer had not
+    assert hear(client, 8) == b"question"  # the request had arrived, only the answer was blocked
     link.cut("client")
     echo.open[0].sendall(b"news")
     assert hear(client, 4) == b"news"
@@ -132,7 +130,7 @@ def test_one_direction_can_be_cut_alone(link: Link, echo: Echo, client: socket.s
     assert quiet(client)
 
 
-def test_not_even_the_end_of_a_connection_gets_through_a_cut(
+def test_the_end_of_a_connection_does_not_pass_a_cut(
     link: Link, echo: Echo, client: socket.socket
 ) -> None:
     client.sendall(b"a")
@@ -145,7 +143,7 @@ def test_not_even_the_end_of_a_connection_gets_through_a_cut(
     assert client.recv(1) == b""
 
 
-def test_a_connection_made_during_a_cut_is_open_and_mute(link: Link, echo: Echo) -> None:
+def test_a_connection_opened_during_a_cut_carries_no_bytes(link: Link, echo: Echo) -> None:
     link.cut()
     host, _, port = link.address.partition(":")
     with socket.create_connection((host, int(port)), timeout=LIMIT_S) as client:
@@ -156,9 +154,7 @@ def test_a_connection_made_during_a_cut_is_open_and_mute(link: Link, echo: Echo)
         assert hear(client, 5) == b"hello"
 
 
-def test_a_reset_breaks_connections_and_lets_new_ones_be_made(
-    link: Link, client: socket.socket
-) -> None:
+def test_a_reset_breaks_connections_and_allows_new_ones(link: Link, client: socket.socket) -> None:
     client.sendall(b"a")
     assert hear(client, 1) == b"a"
     link.reset()
@@ -171,7 +167,7 @@ def test_a_reset_breaks_connections_and_lets_new_ones_be_made(
         assert hear(again, 1) == b"b"
 
 
-def test_delay_is_added_to_every_byte_and_keeps_their_order(
+def test_a_delay_applies_to_every_byte_and_keeps_their_order(
     link: Link, client: socket.socket
 ) -> None:
     link.delay(200, "server")
@@ -186,7 +182,7 @@ def test_delay_is_added_to_every_byte_and_keeps_their_order(
     assert hear(client, 1) == b"4"
 
 
-def test_throttled_bytes_come_at_the_given_rate(link: Link, client: socket.socket) -> None:
+def test_throttled_bytes_arrive_at_the_configured_rate(link: Link, client: socket.socket) -> None:
     link.throttle(100, "server")
     began = time.monotonic()
     client.sendall(b"x" * 50_000)
@@ -197,17 +193,17 @@ def test_throttled_bytes_come_at_the_given_rate(link: Link, client: socket.socke
 def test_new_connections_go_to_the_new_target(link: Link, client: socket.socket) -> None:
     other = Echo(greeting=b"other")
     client.sendall(b"b")
-    assert hear(client, 1) == b"b"  # it is through to the first one
+    assert hear(client, 1) == b"b"  # connected to the first server
     link.lead_to(other.address)
     client.sendall(b"a")
-    assert hear(client, 1) == b"a"  # open connections stay with whom they were made to
+    assert hear(client, 1) == b"a"  # open connections keep their target
     host, _, port = link.address.partition(":")
     with socket.create_connection((host, int(port)), timeout=LIMIT_S) as again:
         assert hear(again, 5) == b"other"
     other.close()
 
 
-def test_nobody_behind_the_proxy_ends_the_connection(echo: Echo) -> None:
+def test_a_missing_server_ends_the_connection(echo: Echo) -> None:
     proxies = Proxies()
     try:
         link = proxies.link("server", "client", echo.address)
@@ -221,7 +217,7 @@ def test_nobody_behind_the_proxy_ends_the_connection(echo: Echo) -> None:
         proxies.close()
 
 
-def test_closing_ends_the_thread_and_every_connection(echo: Echo) -> None:
+def test_close_ends_the_thread_and_all_connections(echo: Echo) -> None:
     proxies = Proxies()
     links = [proxies.link(f"s{n}", "client", echo.address) for n in range(3)]
     clients = []
@@ -238,7 +234,7 @@ def test_closing_ends_the_thread_and_every_connection(echo: Echo) -> None:
     assert "proxies" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_link_that_two_faults_cut_is_open_when_both_are_mended(
+def test_a_link_cut_by_two_faults_opens_when_both_are_repaired(
     link: Link, client: socket.socket
 ) -> None:
     client.sendall(b"hello")

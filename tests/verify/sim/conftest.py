@@ -1,4 +1,4 @@
-"""What tests of simulated runs share."""
+"""Fixtures shared by the tests of simulated runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Simulated runs for one question each: a network of its own, and faults that strike at an instant
-that only the run itself shows."""
+"""Simulated runs for single tests, each with its own network, and with faults that are injected at
+a moment that only the run itself determines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lab:
         options: Options | None = None,
         tweak: Callable[[Simulation], None] = lambda sim: None,
     ) -> Outcome:
-        """Judged by everything there is."""
+        """Runs the network with these faults; all checkers judge the outcome."""
         self._monkeypatch.setitem(NETWORKS, "lab", network)
         scenario = Scenario("lab", "lab", seconds, faults, seed)
         sim = Simulation(scenario, options or Options())
@@ -53,13 +53,13 @@ class Lab:
 
 
 def finding(reason: str) -> pytest.MarkDecorator:
-    """The test shows a defect that is not repaired yet, and fails for this reason alone."""
+    """Marks a test of a known defect that is not fixed yet: it must fail for this reason only."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
 def group_steps(bucket_us: int) -> Callable[[Simulation], None]:
-    """Every bucket more in one step takes so long: steps of one bucket stay as short as they are,
-    and corrections take their time."""
+    """Sets the time that each further bucket of a step takes. Steps of one bucket keep their
+    duration, and corrections become slow."""
 
     def tweak(sim: Simulation) -> None:
         for node in sim.cast.nodes:
@@ -68,21 +68,21 @@ def group_steps(bucket_us: int) -> Callable[[Simulation], None]:
     return tweak
 
 
-def needs(holds: object, what: str) -> None:
-    """What a test builds on. That it does not hold is no finding, so no `AssertionError`."""
-    if not holds:
-        raise RuntimeError(f"this test shows nothing: {what}")
+def needs(condition: object, what: str) -> None:
+    """Checks a precondition of a test. A violation is no finding, hence no `AssertionError`."""
+    if not condition:
+        raise RuntimeError(f"the precondition of this test does not hold: {what}")
 
 
 def strike(sim: Simulation, at_us: int, fault: Callable[[str, str], Fault]) -> None:
-    """While replicas correct themselves: a fault, made from the name of the replica that the client
-    of the only output reads, since it answers, and the name of another one."""
+    """Injects a fault while replicas correct their results. `fault` receives the name of the
+    replica that the client reads, which answers meanwhile, and the name of another replica."""
 
     def hit() -> None:
         (client,) = sim.cast.clients
         answers = inspection.read_from(client.follower)
         others = [node.name for node in sim.cast.nodes if node.name != answers]
-        needs(answers and others, "nobody is read, or there is nobody else")
+        needs(answers and others, "the client reads no replica, or there is no other replica")
         assert answers is not None
         sim.inject(fault(answers, others[0]))
 
@@ -94,14 +94,14 @@ def failed(outcome: Outcome) -> dict[str, str]:
 
 
 def first_seen_us(history: History, output: str) -> dict[int, int]:
-    """When each bucket was known for the first time, be it as tentative."""
-    found: dict[int, int] = {}
+    """When the client first had each bucket, stable or tentative."""
+    first_seen: dict[int, int] = {}
     newest = -1
     for event in history.of(Hinted):
         if event.output == output:
-            found |= dict.fromkeys(range(newest + 1, event.upto + 1), event.at)
+            first_seen |= dict.fromkeys(range(newest + 1, event.upto + 1), event.at)
             newest = max(newest, event.upto)
-    return found
+    return first_seen
 
 
 def given(history: History, stability: str, since_us: int, until_us: int) -> list[Given]:

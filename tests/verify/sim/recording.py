@@ -1,11 +1,11 @@
-"""Records what happens to the machines of a simulated run with faults, and what they answer.
+"""Records the events and actions of state machines in a simulated run with faults.
 
     python -m tests.verify.sim.recording
 
-writes tests/recordings/. A recording holds one driver's machine per file section: a line that says
-how the machine was made, then one line per happening, as the transport told it: when, what, which
-event the driver made of it, and the actions that the machine answered. `test_two_drivers` feeds it
-to the drivers of production and simulator.
+writes tests/recordings/. A recording has one section per state machine: a line with the setup of
+the machine, then one line per event of the transport: its time, the event of the transport, the
+event that the driver passed to the machine, and the actions that the machine returned.
+`test_two_drivers` replays a recording with the drivers of production and simulator.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.verify.sim.lab import S, group_steps, union_of_two
 
 FOLDER = Path(__file__).parents[2] / "recordings"
 
-#: Who reads what: from two replicas that both fail and correct themselves, and from one producer.
+#: Consumers and streams: one reads from two replicas that both fail and correct, one from a source.
 READERS = {("client-merged", "merged"), ("main", "s1")}
 FAULTS = (
     Fault(1 * S, "cut", "s2<->main,main@2", 3 * S),
@@ -62,18 +62,18 @@ FAULTS = (
 
 @dataclass(slots=True)
 class Line:
-    """One happening."""
+    """One event of the transport."""
 
     at: int
     happened: Any
-    #: The event and the actions; no event where it is no news.
+    #: The event of the machine and its actions; None if the driver passed no event to the machine.
     event: str | None = None
     actions: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Section:
-    """One machine, from its beginning to the end of its life, or of the run."""
+    """One state machine, from its creation to the end of its life or of the run."""
 
     machine: str
     setup: dict[str, Any]
@@ -81,29 +81,29 @@ class Section:
 
 
 class Expected:
-    """What is left of a recording: what a machine is told and answers is held against it, event by
-    event."""
+    """The rest of a recording, with which the events and actions of a machine are compared one by
+    one."""
 
     def __init__(self, section: Section) -> None:
         self.left = [(ln.event, ln.actions) for ln in section.lines if ln.event is not None]
         self.left.reverse()
 
     def compare(self, event: object, actions: Sequence[object]) -> None:
-        found, expected = (repr(event), list(map(repr, actions))), self.left.pop()
-        assert found == expected, f"expected {expected}, found {found}"
+        actual, expected = (repr(event), list(map(repr, actions))), self.left.pop()
+        assert actual == expected, f"expected {expected}, found {actual}"
 
 
-# -- happenings as JSON ---------------------------------------------------------------------------
+# -- events as JSON -------------------------------------------------------------------------------
 
 
 def error_to_json(err: Exception) -> list[str]:
     return [type(err).__name__, str(err)]
 
 
-def error_of(told: list[str]) -> errors.HoldfastError:
-    made = getattr(errors, told[0])(told[1])
-    assert isinstance(made, errors.HoldfastError)
-    return made
+def error_of(fields: list[str]) -> errors.HoldfastError:
+    error = getattr(errors, fields[0])(fields[1])
+    assert isinstance(error, errors.HoldfastError)
+    return error
 
 
 def happening_to_json(happened: Happening) -> dict[str, Any]:
@@ -114,13 +114,14 @@ def happening_to_json(happened: Happening) -> dict[str, Any]:
             return {"polled": replica, "reply": list(astuple(reply))}
         case Polled(replica, errors.HoldfastError() as err):
             return {"polled": replica, "error": error_to_json(err)}
-        case Came(connection, made):
-            told = {
-                "since": made.since, "upto": made.upto, "epoch": made.epoch, "state": made.state,
-                "ended": made.ended, "tentative_upto": made.tentative_upto,
-                "spent_us": made.spent_us, "first": made.info is not None,
+        case Came(connection, delivery):
+            fields = {
+                "since": delivery.since, "upto": delivery.upto, "epoch": delivery.epoch,
+                "state": delivery.state, "ended": delivery.ended,
+                "tentative_upto": delivery.tentative_upto, "spent_us": delivery.spent_us,
+                "first": delivery.info is not None,
             }  # fmt: skip
-            return {"came": connection, "delivery": {k: v for k, v in told.items() if v}}
+            return {"came": connection, "delivery": {k: v for k, v in fields.items() if v}}
         case Broke(connection, err):
             return {"broke": connection, "error": error_to_json(err)}
         case Consumed():
@@ -132,17 +133,17 @@ def happening_to_json(happened: Happening) -> dict[str, Any]:
     raise AssertionError(happened)
 
 
-def delivery_of(stream: str, told: dict[str, Any]) -> Delivery:
-    """Without its rows: what becomes of them is no decision."""
-    fields = {"since": 0, "upto": 0, **told}
+def delivery_of(stream: str, recorded: dict[str, Any]) -> Delivery:
+    """Without rows, because no decision depends on them."""
+    fields = {"since": 0, "upto": 0, **recorded}
     state, first = OutputState(fields.pop("state")), fields.pop("first", False)
     info = StreamInfo(stream, "", "", 0, 0, -1, fields["epoch"]) if first else None
     return Delivery(stream, state=state, info=info, **fields)
 
 
-def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
-    """What was written by `happening_to_json`; of `Consumed`, whether it was."""
-    match told:
+def happening_of(stream: str, fields: dict[str, Any]) -> Happening | bool:
+    """The inverse of `happening_to_json`; for `Consumed`, whether the rows were consumed."""
+    match fields:
         case {"polled": replica, "reply": [state, *rest]}:
             state = None if state is None else OutputState(state)
             return Polled(replica, StreamStatus(state, *rest))
@@ -160,7 +161,7 @@ def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
             return Began()
         case {"rang": _}:
             return Rang()
-    raise AssertionError(told)
+    raise AssertionError(fields)
 
 
 # -- recording ------------------------------------------------------------------------------------
@@ -168,37 +169,37 @@ def happening_of(stream: str, told: dict[str, Any]) -> Happening | bool:
 
 @contextmanager
 def watching(*calls: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
-    """What a class or module does under that name goes through ours, which does it, too."""
+    """Replaces functions of classes or modules by wrappers, which call the original."""
     with ExitStack() as patched:
-        for owner, name, by in calls:
-            patched.enter_context(patch.object(owner, name, by))
+        for owner, name, wrapper in calls:
+            patched.enter_context(patch.object(owner, name, wrapper))
         yield
 
 
 @contextmanager
 def subscriptions(sections: list[Section]) -> Iterator[None]:
     """Adds a section for every subscription of `READERS`."""
-    known: dict[int, tuple[Subscription, Section]] = {}
+    recorded: dict[int, tuple[Subscription, Section]] = {}
     step, handle = Follower.step, Subscription.handle
 
     def watched_step(self: Follower, happened: Happening) -> None:
         subscription = self.subscription
         if (self.reader.name, self.stream) in READERS:
             if isinstance(happened, Began):
-                known[id(subscription)] = (
+                recorded[id(subscription)] = (
                     subscription,
                     Section("subscription", setup_of(self.reader.name, self.stream, subscription)),
                 )
-                sections.append(known[id(subscription)][1])
+                sections.append(recorded[id(subscription)][1])
             if not isinstance(happened, Came | Broke) or happened.connection in self.connections:
                 line = Line(self.reader.monotonic(), happening_to_json(happened))
-                known[id(subscription)][1].lines.append(line)
+                recorded[id(subscription)][1].lines.append(line)
         step(self, happened)
 
     def watched_handle(self: Subscription, event: Any) -> Any:
         actions = handle(self, event)
-        if id(self) in known:
-            line = known[id(self)][1].lines[-1]
+        if id(self) in recorded:
+            line = recorded[id(self)][1].lines[-1]
             line.event, line.actions = repr(event), list(map(repr, actions))
         return actions
 
@@ -208,19 +209,19 @@ def subscriptions(sections: list[Section]) -> Iterator[None]:
         yield
 
 
-def setup_of(consumer: str, stream: str, made: Subscription) -> dict[str, Any]:
+def setup_of(consumer: str, stream: str, core: Subscription) -> dict[str, Any]:
     return {
-        "consumer": consumer, "stream": stream, "replicas": list(made.replicas), "at": made.at,
-        "tentative": made.tentative, "tentative_upto": made.tentative_upto,
-        "epochs": dict(made.epochs), "home": made.home,
-        "tolerance_buckets": made.tolerance_buckets, "heartbeat_us": made.heartbeat_us,
-        "ask_us": made.ask_us,
+        "consumer": consumer, "stream": stream, "replicas": list(core.replicas), "at": core.at,
+        "tentative": core.tentative, "tentative_upto": core.tentative_upto,
+        "epochs": dict(core.epochs), "home": core.home,
+        "tolerance_buckets": core.tolerance_buckets, "heartbeat_us": core.heartbeat_us,
+        "ask_us": core.ask_us,
     }  # fmt: skip
 
 
 def subscription_of(kind: type[Subscription], setup: dict[str, Any]) -> Subscription:
-    made = {k: v for k, v in setup.items() if k not in ("consumer", "stream")}
-    return kind(**made | {"epochs": dict(made["epochs"])})
+    arguments = {k: v for k, v in setup.items() if k not in ("consumer", "stream")}
+    return kind(**arguments | {"epochs": dict(arguments["epochs"])})
 
 
 def record() -> list[Section]:
@@ -242,19 +243,19 @@ def write(path: Path, sections: list[Section]) -> None:
         for section in sections:
             file.write(json.dumps({"machine": section.machine, **section.setup}) + "\n")
             for line in section.lines:
-                told = {"at": line.at, **line.happened, "event": line.event, "do": line.actions}
-                file.write(json.dumps(told) + "\n")
+                fields = {"at": line.at, **line.happened, "event": line.event, "do": line.actions}
+                file.write(json.dumps(fields) + "\n")
 
 
 def read(path: Path) -> list[Section]:
     sections: list[Section] = []
     for text in path.read_text().splitlines():
-        told = json.loads(text)
-        if machine := told.pop("machine", None):
-            sections.append(Section(machine, told))
+        fields = json.loads(text)
+        if machine := fields.pop("machine", None):
+            sections.append(Section(machine, fields))
         else:
-            at, event, actions = told.pop("at"), told.pop("event"), told.pop("do")
-            sections[-1].lines.append(Line(at, told, event, actions))
+            at, event, actions = fields.pop("at"), fields.pop("event"), fields.pop("do")
+            sections[-1].lines.append(Line(at, fields, event, actions))
     return sections
 
 
@@ -272,7 +273,7 @@ HOST_FAULTS = (
 @contextmanager
 def hosts(sections: list[Section]) -> Iterator[None]:
     """Adds a section for every life of a host of `HOSTS`."""
-    known: dict[int, tuple[Host, Section]] = {}
+    recorded: dict[int, tuple[Host, Section]] = {}
     replies: list[Registration | errors.HoldfastError] = []
     failures: dict[str, BaseException] = {}
     boot, handle, failed = HostProcess.boot, HostProcess._handle, HostProcess.failed
@@ -282,7 +283,7 @@ def hosts(sections: list[Section]) -> Iterator[None]:
         boot(self)
         if self.name in HOSTS:
             section = Section("host", {"host": self.name, "at": self.world.now})
-            known[id(self._core)] = self._core, section
+            recorded[id(self._core)] = self._core, section
             sections.append(section)
 
     def watched_event(reply: Registration | errors.HoldfastError, at: int) -> Any:
@@ -293,7 +294,7 @@ def hosts(sections: list[Section]) -> Iterator[None]:
         failures[node.name] = err
         failed(self, node, err)
 
-    def told(event: Any) -> dict[str, Any]:
+    def fields_of(event: Any) -> dict[str, Any]:
         match event:
             case NodeProgressed():
                 return {"progressed": event.node, "position": event.position}
@@ -309,15 +310,15 @@ def hosts(sections: list[Section]) -> Iterator[None]:
         return {"current": reply.current, "assigned": reply.assigned, "refused": reply.refused}
 
     def watched_handle(self: HostProcess, event: Any) -> None:
-        if id(self._core) in known:
-            line = Line(self.world.now, told(event), repr(event))
-            known[id(self._core)][1].lines.append(line)
+        if id(self._core) in recorded:
+            line = Line(self.world.now, fields_of(event), repr(event))
+            recorded[id(self._core)][1].lines.append(line)
         handle(self, event)
 
     def watched_decide(self: Host, event: Any) -> Any:
         actions = decide(self, event)
-        if id(self) in known:
-            known[id(self)][1].lines[-1].actions = list(map(repr, actions))
+        if id(self) in recorded:
+            recorded[id(self)][1].lines[-1].actions = list(map(repr, actions))
         return actions
 
     with watching(

@@ -1,4 +1,4 @@
-"""Records the catch-up of copies of a pair in a simulated run with faults (`recording`)."""
+"""Records the catch-up of replicas of a pair in a simulated run with faults (`recording`)."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from tests.verify.sim.lab import S
 from tests.verify.sim.recording import Line, Section, error_of, error_to_json, watching
 
 NETWORK = "pairs-1"
-#: Whose producers are sources, and one whose producers are a pair.
+#: Two replicas whose producers are sources, and one whose producers are a pair.
 COPIES = ("lower.0", "lower.0@2", "upper.0")
 FAULTS = (
-    # Pieces come damaged, then the disk is full, then it cannot sync.
+    # Pieces arrive damaged, then the disk is full, then syncs fail.
     Fault(6 * S, "kill", "lower.0", 4 * S),
     Fault(10_010_000, "damage", "lower.0@2->lower.0", S // 3),
     Fault(10_500_000, "full", "lower.0", 1_500_000),
     Fault(12_500_000, "eio-fsync", "lower.0", 1_500_000),
-    # The peer is away; later, a producer is.
+    # The peer is unreachable; later, a producer is down.
     Fault(16 * S, "kill", "upper.0", 3 * S),
     Fault(18 * S, "cut", "upper.0@2<->upper.0", 4 * S),
     Fault(25 * S, "kill", "upper.0", 1_500_000),
-    # So slow that leases are renewed; then the peer begins again somewhere else.
+    # So slow that leases are renewed; then the peer restarts at another address.
     Fault(26 * S, "kill", "lower.0@2", 2 * S),
     Fault(27 * S, "delay", "lower.0->lower.0@2", 8 * S, 400),
     Fault(32 * S, "kill", "lower.0", 300_000),
-    # It stands still for longer than a lease, and the peer offers nothing any more.
+    # The replica is paused for longer than a lease, and the offer of the peer expires.
     Fault(42 * S, "kill", "lower.0@2", 2 * S),
     Fault(43 * S, "delay", "lower.0->lower.0@2", 4 * S, 400),
     Fault(46 * S, "pause", "lower.0@2", 12 * S),
-    # Both wait for the state of the other.
+    # Both replicas wait for the state of their peer.
     Fault(70 * S, "kill", "lower.0", 2 * S),
     Fault(70 * S, "kill", "lower.0@2", 2_300_000),
 )
-#: One copy is away for longer than its disk is reckoned with, then the other disk is lost.
+#: One replica is down for longer than `rejoin`, then the disk of its peer is lost.
 LOST = (Fault(6 * S, "kill", "lower.0", 10 * S), Fault(15_500_000, "wipe", "lower.0@2", S))
-#: What may be wrong with a disk, as `MemoryDisk` has it.
+#: The disk faults of `MemoryDisk`.
 DISK = ("full", "unreadable", "unsyncable")
 
 
@@ -67,9 +67,9 @@ def reply_to_json(reply: Holding | OfferedState | HoldfastError) -> dict[str, An
     return {"reply": codec.encode(reply)}
 
 
-def happening_to_json(happened: Happening, came: list[bytes]) -> dict[str, Any]:
-    """With the bytes that came of a piece, whatever became of them; and `installed` without what
-    came of it: both follow from the disk."""
+def happening_to_json(happened: Happening, received: list[bytes]) -> dict[str, Any]:
+    """Includes the received bytes of a piece. The results of a fetch and of an installation are
+    omitted, because they follow from the disk."""
     match happened:
         case Began():
             return {"began": True}
@@ -78,10 +78,10 @@ def happening_to_json(happened: Happening, came: list[bytes]) -> dict[str, Any]:
         case StateReplied(ask, reply):
             return {"offered": ask.peer, **reply_to_json(reply)}
         case FetchEnded(ask, err):
-            told = {"fetched": ask.piece.name, "of": ask.peer}
-            if err is not None and not came and not isinstance(err, LogError):
-                return {**told, "error": error_to_json(err)}
-            return {**told, "data": b64encode(came[0] if came else b"").decode()}
+            fields = {"fetched": ask.piece.name, "of": ask.peer}
+            if err is not None and not received and not isinstance(err, LogError):
+                return {**fields, "error": error_to_json(err)}
+            return {**fields, "data": b64encode(received[0] if received else b"").decode()}
         case InstallEnded():
             return {"installed": True}
         case Rang():
@@ -89,9 +89,9 @@ def happening_to_json(happened: Happening, came: list[bytes]) -> dict[str, Any]:
     raise AssertionError(happened)
 
 
-def reply_of(told: dict[str, Any]) -> Any:
-    """What was written by `happening_to_json`: a reply, the bytes of a piece, or an error."""
-    match told:
+def reply_of(fields: dict[str, Any]) -> Any:
+    """The inverse of `happening_to_json`: a reply, the bytes of a piece, or an error."""
+    match fields:
         case {"error": err}:
             return error_of(err)
         case {"data": data}:
@@ -100,47 +100,47 @@ def reply_of(told: dict[str, Any]) -> Any:
             return codec.decode(Holding, body, TransportError, "recording")
         case {"offered": _, "reply": body}:
             return codec.decode(OfferedState, body, TransportError, "recording")
-    raise AssertionError(told)
+    raise AssertionError(fields)
 
 
 def trouble_of(disk: MemoryDisk) -> list[str]:
     return [name for name in DISK if getattr(disk, name)]
 
 
-def set_trouble(disk: MemoryDisk, told: list[str]) -> None:
+def set_trouble(disk: MemoryDisk, faults: list[str]) -> None:
     for name in DISK:
-        setattr(disk, name, name in told)
+        setattr(disk, name, name in faults)
 
 
 @contextmanager
 def catch_ups(sections: list[Section]) -> Iterator[None]:
     """Adds a section for every catch-up of `COPIES`."""
-    known: dict[int, tuple[CatchUp, Section]] = {}
-    came: list[bytes] = []
+    recorded: dict[int, tuple[CatchUp, Section]] = {}
+    received: list[bytes] = []
     step, handle, put = Rebuild.step, CatchUp.handle, simulated_catch_up.put_file
 
-    def watched_put(path: str, data: bytes, **how: Any) -> None:
-        came.append(data)
-        put(path, data, **how)
+    def watched_put(path: str, data: bytes, **options: Any) -> None:
+        received.append(data)
+        put(path, data, **options)
 
     def watched_step(self: Rebuild, happened: Happening) -> None:
         node = self._node
         if node.name in COPIES and self.core.phase is not Phase.OVER:
             if isinstance(happened, Began):
                 section = Section("catch-up", setup_of(self.core, node.log.epoch))
-                known[id(self.core)] = self.core, section
+                recorded[id(self.core)] = self.core, section
                 sections.append(section)
-            told = happening_to_json(happened, came)
+            fields = happening_to_json(happened, received)
             if trouble := trouble_of(node.disk):
-                told["disk"] = trouble
-            known[id(self.core)][1].lines.append(Line(node.world.now, told))
-        came.clear()
+                fields["disk"] = trouble
+            recorded[id(self.core)][1].lines.append(Line(node.world.now, fields))
+        received.clear()
         step(self, happened)
 
     def watched_handle(self: CatchUp, event: core.Event) -> list[core.Action]:
         actions = handle(self, event)
-        if id(self) in known and known[id(self)][1].lines[-1].event is None:
-            line = known[id(self)][1].lines[-1]
+        if id(self) in recorded and recorded[id(self)][1].lines[-1].event is None:
+            line = recorded[id(self)][1].lines[-1]
             line.event, line.actions = repr(event), list(map(repr, actions))
         return actions
 
@@ -151,11 +151,11 @@ def catch_ups(sections: list[Section]) -> Iterator[None]:
         yield
 
 
-def setup_of(made: CatchUp, epoch: int) -> dict[str, Any]:
-    own = {name: [path.inputs, path.version] for name, path in made._own.items()}
+def setup_of(machine: CatchUp, epoch: int) -> dict[str, Any]:
+    own = {name: [path.inputs, path.version] for name, path in machine._own.items()}
     return {
-        "name": made.name, "epoch": epoch, "peers": made._peers, "producers": made._producers,
-        "own": own,
+        "name": machine.name, "epoch": epoch, "peers": machine._peers,
+        "producers": machine._producers, "own": own,
     }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Records replicas that ask each other to go on answering while they correct themselves, in a
+"""Records replicas that ask each other to keep answering while they correct their results, in a
 simulated run with faults (`recording`).
 
-What goes over the wire is recorded as it came: deliveries, questions and replies,
-acknowledgements. What a node tells itself, a step that is done or a timer, is recorded by name."""
+Messages are recorded as they arrive: deliveries, requests, replies and acknowledgements. Internal
+events of a node, such as the end of a step or a timer, are recorded by name."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from tests.verify.sim.lab import S, group_steps, union_of_two
 from tests.verify.sim.recording import Line, Section, error_of, error_to_json, watching
 
 SEED, BUCKET_US = 1, 60_000
-#: The third replica is only asked, and has the worst of it.
+#: The third replica only receives requests; it is paused and killed.
 REPLICAS = ("main", "main@2")
 FAULTS = (
-    # All of them want to correct themselves at once, and one stands still.
+    # All replicas want to correct at once, and one is paused.
     Fault(1 * S, "cut", "s2<->main,main@2,main@3", 2 * S),
     Fault(3_100_000, "pause", "main@3", 1_600_000),
-    # Again, and nobody can be asked: one is gone, the other hears nothing.
+    # Again, and no peer can be asked: one is dead, the other is unreachable.
     Fault(6_500_000, "cut", "s1<->main,main@2,main@3", 2 * S),
     Fault(8_200_000, "kill", "main@3", 1 * S),
     Fault(8_300_000, "cut", "main->main@2", 1_500_000),
 )
-#: Of a delivery, what is not in it as JSON.
+#: Fields of a delivery that are not recorded.
 WITHOUT = ("tables", "paths")
 
 
@@ -57,35 +57,37 @@ def network() -> Network:
     return union_of_two(3, "200ms", "600ms")
 
 
-# -- happenings as JSON ---------------------------------------------------------------------------
+# -- events as JSON -------------------------------------------------------------------------------
 
 
 def delivery_to_json(delivery: Delivery) -> dict[str, Any]:
     return {"delivered": codec.encode(delivery, without=WITHOUT)}
 
 
-def delivery_of(told: dict[str, Any]) -> Delivery:
-    """With as many rows as there were: what is in them is nothing to decide about."""
-    found = codec.decode(Delivery, told["delivered"], TransportError, "recording", without=WITHOUT)
+def delivery_of(fields: dict[str, Any]) -> Delivery:
+    """With the recorded number of rows; no decision depends on their content."""
+    delivery = codec.decode(
+        Delivery, fields["delivered"], TransportError, "recording", without=WITHOUT
+    )
     tables = [
         Rows([(segment.t_max_us, 1, number) for number in range(segment.rows)])
-        for segment in found.segments
+        for segment in delivery.segments
     ]
-    return replace(found, tables=tuple(tables))
+    return replace(delivery, tables=tuple(tables))
 
 
-def postpone_of(told: dict[str, Any]) -> Postpone:
-    return codec.decode(Postpone, told, TransportError, "recording")
+def postpone_of(fields: dict[str, Any]) -> Postpone:
+    return codec.decode(Postpone, fields, TransportError, "recording")
 
 
-def reply_of(told: dict[str, Any]) -> Postponement | HoldfastError:
-    if "error" in told:
-        return error_of(told["error"])
-    return codec.decode(Postponement, told["reply"], TransportError, "recording")
+def reply_of(fields: dict[str, Any]) -> Postponement | HoldfastError:
+    if "error" in fields:
+        return error_of(fields["error"])
+    return codec.decode(Postponement, fields["reply"], TransportError, "recording")
 
 
 def name_of(event: Event) -> str:
-    """Of what a node tells itself."""
+    """The recorded name of an internal event of a node."""
     match event:
         case Arrived():
             return f"Arrived({event.stream!r}, {event.upto})"
@@ -100,10 +102,10 @@ def event_to_json(event: Event) -> dict[str, Any]:
             return {"began": True}
         case Asked():
             return {"asked": codec.encode(event.asks)}
-        case Replied(asked, peer, HoldfastError() as err):
-            return {"replied": peer, "to": codec.encode(asked), "error": error_to_json(err)}
-        case Replied(asked, peer, reply):
-            return {"replied": peer, "to": codec.encode(asked), "reply": codec.encode(reply)}
+        case Replied(request, peer, HoldfastError() as err):
+            return {"replied": peer, "to": codec.encode(request), "error": error_to_json(err)}
+        case Replied(request, peer, reply):
+            return {"replied": peer, "to": codec.encode(request), "reply": codec.encode(reply)}
         case core.Acknowledged():
             return {"acknowledged": event.output, "upto": [event.needed, event.received]}
     return {"took": name_of(event)}
@@ -115,19 +117,19 @@ def event_to_json(event: Event) -> dict[str, Any]:
 @contextmanager
 def promises(sections: list[Section]) -> Iterator[None]:
     """Adds a section for the first life of each of `REPLICAS`."""
-    known: dict[int, tuple[Performer, Section]] = {}
+    recorded: dict[int, tuple[Performer, Section]] = {}
     take, receive, handle = Performer.take, Performer.receive, Progress.handle
-    #: The performer that takes something now, as far as it is known.
+    #: The recorded performers that are handling an event now.
     taking: list[Section] = []
 
     def watched_take(self: Performer, event: Event) -> None:
         if isinstance(event, core.Began) and self.name in REPLICAS and self.log.epoch == 1:
             sections.append(Section("replica", {"name": self.name}))
-            known[id(self)] = self, sections[-1]
-        if id(self) not in known or isinstance(event, DigestsTold | InputDigestsTold):
+            recorded[id(self)] = self, sections[-1]
+        if id(self) not in recorded or isinstance(event, DigestsTold | InputDigestsTold):
             take(self, event)
             return
-        section = known[id(self)][1]
+        section = recorded[id(self)][1]
         line = Line(self._clock(), event_to_json(event))
         section.lines.append(line)
         if isinstance(event, Asked):
@@ -137,23 +139,25 @@ def promises(sections: list[Section]) -> Iterator[None]:
         taking.pop()
 
     def answering(line: Line, event: Asked) -> Any:
-        def reply(told: Postponement) -> None:
-            line.happened["reply"] = codec.encode(told)
-            event.reply(told)
+        def reply(postponement: Postponement) -> None:
+            line.happened["reply"] = codec.encode(postponement)
+            event.reply(postponement)
 
         return reply
 
     def watched_receive(self: Performer, delivery: Delivery) -> None:
-        if id(self) in known and not delivery.is_sign_of_life:
+        if id(self) in recorded and not delivery.is_sign_of_life:
             line = Line(self._clock(), delivery_to_json(delivery))
-            known[id(self)][1].lines.append(line)
+            recorded[id(self)][1].lines.append(line)
         receive(self, delivery)
 
     def watched_handle(self: Progress, event: core.Event) -> list[core.Action]:
         actions = handle(self, event)
         if taking:
             lines = taking[-1].lines
-            if lines[-1].event is not None:  # one that came twofold: what a stream is, and its rows
+            if (
+                lines[-1].event is not None
+            ):  # a delivery causes two events: the stream, and its rows
                 lines.append(Line(lines[-1].at, {"with": "it"}))
             lines[-1].event, lines[-1].actions = repr(event), list(map(repr, actions))
         return actions

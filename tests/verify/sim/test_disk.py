@@ -1,4 +1,4 @@
-"""What a crash may take from the disk in memory, and that a log loses nothing it promised by it."""
+"""What a crash may remove from the in-memory disk, and that a log loses nothing acknowledged."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from holdfast.verify.sim.simulated_disk import Crashed, MemoryDisk
 
 
 def outcomes(scenario: Callable[[MemoryDisk], object], power: bool = True) -> set[object]:
-    """What is there after a crash, by many seeds: the files, or whatever the scenario asks for."""
-    found: set[object] = set()
+    """The possible files after a crash, over many seeds."""
+    contents: set[object] = set()
     for seed in range(200):
         disk = MemoryDisk(random.Random(seed))
         disk.make_folder("/d", fsync=True)
         scenario(disk)
         disk.crash(power=power)
-        found.add(tuple((name, disk.read(f"/{name}")) for name in disk.files("/")))
-    return found
+        contents.add(tuple((name, disk.read(f"/{name}")) for name in disk.files("/")))
+    return contents
 
 
-# What a crash may do
+# Effects of a crash
 
 
-def test_a_tail_that_was_not_synced_is_torn_at_any_length() -> None:
+def test_an_unsynced_tail_is_torn_at_any_length() -> None:
     def appends(disk: MemoryDisk) -> None:
         disk.put("/d/f", b"ab", fsync=True)
         disk.open_append("/d/f", fsync=True).append(b"cd")
@@ -55,8 +55,8 @@ def test_a_tail_that_was_not_synced_is_torn_at_any_length() -> None:
     assert outcomes(appends, power=False) == {(("d/f", b"abcdefgh"),)}
 
 
-def test_a_bit_that_rots_is_one_bit_of_one_file() -> None:
-    """Not of the lock, which holds nothing that anybody reads; nor of an empty file."""
+def test_rot_flips_one_bit_of_one_file() -> None:
+    """Neither of the lock, whose content is never read, nor of an empty file."""
     disk = MemoryDisk(random.Random(1))
     assert disk.rot() is None
     disk.make_folder("/d", fsync=True)
@@ -82,7 +82,7 @@ def _bits(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def test_a_disk_that_cannot_be_read_can_be_written() -> None:
+def test_an_unreadable_disk_can_be_written() -> None:
     disk = MemoryDisk(random.Random(1))
     disk.put("/f", b"old", fsync=True)
     disk.unreadable = True
@@ -93,8 +93,8 @@ def test_a_disk_that_cannot_be_read_can_be_written() -> None:
     assert disk.read("/f") == b"new"
 
 
-def test_what_a_sync_failed_to_write_is_lost_although_a_later_one_succeeds() -> None:
-    """Whoever goes on after the error has a hole in its file when the power is lost."""
+def test_data_of_a_failed_sync_is_lost_although_a_later_sync_succeeds() -> None:
+    """A process that continues after the error has a hole in its file when the power is lost."""
 
     def appends(disk: MemoryDisk) -> None:
         disk.put("/d/f", b"ab", fsync=True)
@@ -111,7 +111,7 @@ def test_what_a_sync_failed_to_write_is_lost_although_a_later_one_succeeds() -> 
     assert outcomes(appends, power=False) == {(("d/f", b"abcdef"),)}
 
 
-def test_what_a_sync_failed_to_write_and_was_cut_off_leaves_no_hole() -> None:
+def test_data_of_a_failed_sync_that_is_truncated_leaves_no_hole() -> None:
     def appends(disk: MemoryDisk) -> None:
         disk.put("/d/f", b"ab", fsync=True)
         file = disk.open_append("/d/f", fsync=True)
@@ -125,7 +125,7 @@ def test_what_a_sync_failed_to_write_and_was_cut_off_leaves_no_hole() -> None:
     assert outcomes(appends) == {(("d/f", b"abef"),)}
 
 
-def test_a_cut_that_was_not_synced_may_come_back_and_a_synced_one_does_not() -> None:
+def test_an_unsynced_truncation_may_be_undone_but_a_synced_truncation_is_not() -> None:
     def cuts(disk: MemoryDisk, fsync: bool) -> None:
         disk.put("/d/f", b"good", fsync=True)
         file = disk.open_append("/d/f", fsync=False)
@@ -156,7 +156,7 @@ def test_a_name_is_durable_once_its_folder_is_synced() -> None:
     assert outcomes(puts_two) == {(("d/f", b"new"), ("d/g", b""))}
 
 
-def test_a_deleted_file_may_be_back_until_its_folder_is_synced() -> None:
+def test_a_deleted_file_may_reappear_until_its_folder_is_synced() -> None:
     def deletes(disk: MemoryDisk) -> None:
         disk.put("/d/f", b"x", fsync=True)
         disk.delete("/d/f")
@@ -166,7 +166,7 @@ def test_a_deleted_file_may_be_back_until_its_folder_is_synced() -> None:
     assert outcomes(deletes, power=False) == {()}
 
 
-def test_a_folder_that_is_lost_takes_along_what_is_in_it() -> None:
+def test_a_lost_folder_loses_its_files() -> None:
     def makes(disk: MemoryDisk) -> None:
         disk.make_folder("/d/e", fsync=False)
         disk.put("/d/e/f", b"x", fsync=True)
@@ -202,7 +202,7 @@ def test_handles_and_locks_do_not_outlive_the_process(power: bool) -> None:
     disk.unlock(disk.lock("/lock"))
 
 
-def test_the_machine_dies_in_the_change_it_was_told_to() -> None:
+def test_the_machine_dies_in_the_scheduled_change() -> None:
     changes: tuple[Callable[[MemoryDisk], object], ...] = (
         lambda disk: disk.put("/d/f", b"1234", fsync=True),
         lambda disk: disk.open_append("/d/f", fsync=True).append(b"56"),
@@ -213,7 +213,7 @@ def test_the_machine_dies_in_the_change_it_was_told_to() -> None:
         lambda disk: disk.delete("/d/f"),
     )
 
-    def story(disk: MemoryDisk, last: int) -> None:
+    def run(disk: MemoryDisk, last: int) -> None:
         disk.crash_after = last
         before = disk.operations
         with pytest.raises(Crashed):
@@ -225,25 +225,25 @@ def test_the_machine_dies_in_the_change_it_was_told_to() -> None:
                 use()
 
     parts = [(("d/f.tmp", b"1234"[:length]),) for length in range(5)]
-    assert outcomes(lambda disk: story(disk, 1), power=False) == {
+    assert outcomes(lambda disk: run(disk, 1), power=False) == {
         (),
         (("d/f", b"1234"),),
         *parts,
     }
     contents = [b"1234", b"12345", b"123456", b"1234\0", b"1234\0\0", b"12345\0"]
     torn = {(("d/f", data),) for data in contents}
-    assert outcomes(lambda disk: story(disk, 2)) == torn
-    assert outcomes(lambda disk: story(disk, 3)) == {
+    assert outcomes(lambda disk: run(disk, 2)) == torn
+    assert outcomes(lambda disk: run(disk, 3)) == {
         (("d/f", data),) for data in (b"12345", b"123456", b"12345\0")
     }
-    assert outcomes(lambda disk: story(disk, 4)) == {(("d/f", b"12345"),)}
-    assert outcomes(lambda disk: story(disk, 7), power=False) == {
+    assert outcomes(lambda disk: run(disk, 4)) == {(("d/f", b"12345"),)}
+    assert outcomes(lambda disk: run(disk, 7), power=False) == {
         (("d/f", b"12345"), ("d/lock", b"1\n")),
         (("d/lock", b"1\n"),),
     }
 
 
-def test_after_the_crash_the_disk_works_again_and_another_one_is_empty() -> None:
+def test_the_disk_works_again_after_a_crash_and_is_empty_after_a_wipe() -> None:
     disk = MemoryDisk(random.Random(1))
     disk.crash_after = 2
     disk.put("/f", b"x", fsync=True)
@@ -259,7 +259,7 @@ def test_after_the_crash_the_disk_works_again_and_another_one_is_empty() -> None
         file.append(b"zombie")
 
 
-def test_a_full_disk_takes_a_part_of_an_append_at_most() -> None:
+def test_a_full_disk_writes_at_most_a_part_of_an_append() -> None:
     disk = MemoryDisk(random.Random(1))
     disk.put("/f", b"x", fsync=True)
     file = disk.open_append("/f", fsync=True)
@@ -277,7 +277,7 @@ def test_a_full_disk_takes_a_part_of_an_append_at_most() -> None:
             write()
 
 
-# A log on it
+# A log on the in-memory disk
 
 
 class PlainSegments:
@@ -297,10 +297,10 @@ def rows(id: SegmentId) -> list[int]:
 
 
 class Life:
-    """A log whose machine dies again and again, and what it must know each time it is back.
+    """A log whose machine crashes repeatedly, and the records that it must hold after each restart.
 
-    `sure` is the fold of all that was acknowledged; `asked` was being appended when death came, so
-    all of it may be there or nothing.
+    `sure` is the fold of all acknowledged records; `asked` was being appended at the crash, so all
+    or none of these records may be present.
     """
 
     def __init__(self, seed: int, fsync: FsyncPolicy) -> None:
@@ -399,8 +399,8 @@ def _soon_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_store, "_COMPACT_FACTOR", 1)
 
 
-def test_recovery_syncs_what_it_believes_before_it_deletes() -> None:
-    """Killed before a trim was synced; the files go at recovery; then the power fails too."""
+def test_recovery_syncs_the_recovered_records_before_it_deletes_files() -> None:
+    """Killed before a trim was synced; recovery deletes the files; then the power fails, too."""
     for seed in range(300):
         life = Life(seed, "always")
         log = life.open()
@@ -418,12 +418,12 @@ def test_recovery_syncs_what_it_believes_before_it_deletes() -> None:
         life.open()
 
 
-def test_a_rewritten_manifest_stays_when_its_writer_was_killed() -> None:
-    """Killed between rename and sync; the next instance appends to it; then the power fails."""
+def test_a_rewritten_manifest_survives_the_death_of_its_writer() -> None:
+    """Killed between rename and sync; the next instance appends; then the power fails."""
     for seed in range(100):
         life = Life(seed, "always")
         log = life.open()
-        life.disk.crash_after = 11  # ten appends, and then it is time to rewrite
+        life.disk.crash_after = 11  # ten appends, then the manifest is rewritten
         with pytest.raises(Crashed):
             for value in range(12):
                 log.append(Counter("late", value))
@@ -433,8 +433,8 @@ def test_a_rewritten_manifest_stays_when_its_writer_was_killed() -> None:
         assert life.open().counter("late") == 99
 
 
-def test_whatever_was_acknowledged_survives_any_crash_and_nothing_is_half_there() -> None:
-    """Killed or without power, in the middle of any change, while recovering too."""
+def test_acknowledged_records_survive_any_crash_and_appends_are_atomic() -> None:
+    """Killed or without power, during any change, also during recovery."""
     for seed in range(300):
         life = Life(seed, "always")
         for _ in range(8):
@@ -442,7 +442,7 @@ def test_whatever_was_acknowledged_survives_any_crash_and_nothing_is_half_there(
         life.open()
 
 
-def test_without_syncing_a_killed_process_still_loses_nothing() -> None:
+def test_without_fsync_a_killed_process_loses_nothing() -> None:
     for seed in range(100):
         life = Life(seed, "never")
         for _ in range(8):
@@ -450,8 +450,8 @@ def test_without_syncing_a_killed_process_still_loses_nothing() -> None:
         life.open()
 
 
-def test_without_syncing_a_loss_of_power_loses_what_was_acknowledged() -> None:
-    """That is why `always` is the default, and how we know that the tests above can fail."""
+def test_without_fsync_a_power_failure_loses_acknowledged_records() -> None:
+    """This is why `always` is the default, and shows that the tests above can fail."""
     lost = 0
     for seed in range(50):
         life = Life(seed, "never")
@@ -464,7 +464,7 @@ def test_without_syncing_a_loss_of_power_loses_what_was_acknowledged() -> None:
     assert lost > 25
 
 
-def test_one_seed_is_one_story_under_any_hash_seed() -> None:
+def test_one_seed_gives_the_same_run_under_any_hash_seed() -> None:
     script = """
 import hashlib, random
 from tests.verify.sim.test_disk import Life, both
@@ -474,7 +474,7 @@ for _ in range(8):
 files = [(name, life.disk.read("/" + name)) for name in life.disk.files("/")]
 print(life.disk.operations, len(files), hashlib.sha256(repr(files).encode()).hexdigest())
 """
-    stories = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
@@ -484,4 +484,4 @@ print(life.disk.operations, len(files), hashlib.sha256(repr(files).encode()).hex
         ).stdout
         for hash_seed in ("1", "2")
     }
-    assert len(stories) == 1 and "" not in stories
+    assert len(outputs) == 1 and "" not in outputs

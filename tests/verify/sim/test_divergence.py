@@ -1,6 +1,6 @@
-"""Replicas compare what they made: wrong bits in one of them are reported at once, computing again
-tells which, and that one is rebuilt. Bits are flipped by the test: no scenario draws them, because
-what a client was given of a wrong bucket stays wrong."""
+"""Replicas compare their results. Wrong bits in one replica are reported at once, a recomputation
+finds the wrong replica, and that replica is rebuilt. The tests flip the bits: random scenarios do
+not, because a wrong bucket that a client has received stays wrong."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from holdfast.verify.sim.tables import Rows
 
 S = 1_000_000
 OPTIONS = Options(checkpoint_buckets=20)
-#: What is seen of a bucket that was made wrong, if it was read before it was found.
+#: Checkers that fail if a wrong bucket is read before the divergence is detected.
 GIVEN = {"converge", "wrong", "lost", "contract"}
 
 
 class Broken:
-    """A simulation with a node whose bits are flipped at some moment."""
+    """A simulation in which the bits of a node are flipped at a given time."""
 
     def __init__(
         self, network: str, name: str, flip: Callable[[NodeProcess], None], at: int = 12 * S,
@@ -35,34 +35,34 @@ class Broken:
 
     @property
     def node(self) -> NodeProcess:
-        found = self.sim.cast.by_name[self.name]
-        assert isinstance(found, NodeProcess)
-        return found
+        node = self.sim.cast.by_name[self.name]
+        assert isinstance(node, NodeProcess)
+        return node
 
-    def said(self, what: str, who: str | None = None) -> list[tuple[int, str, str]]:
+    def said(self, event: str, node: str | None = None) -> list[tuple[int, str, str]]:
         return [
             (at, name, " ".join(map(str, more)))
             for at, name, text, more in self.outcome.world.trace
-            if text == what and (who is None or name == who)
+            if text == event and (node is None or name == node)
         ]
 
     def refuted(self) -> list[tuple[int, str, str]]:
-        return [told for told in self.said("fails:") if told[2].startswith("Refuted: ")]
+        return [failure for failure in self.said("fails:") if failure[2].startswith("Refuted: ")]
 
     def failed(self) -> set[str]:
         return {verdict.checker for verdict in self.outcome.failed}
 
 
 def flip_result(node: NodeProcess) -> None:
-    """The next bucket that it computes has a wrong row, once."""
+    """Damages one row of the next bucket that the node computes."""
     engine = node.performer.engine
     original: Any = engine.run
 
-    def wrong(path: Any, version: Any, lo: int, hi: int, inputs: Any, **how: Any) -> StepResult:
-        result: StepResult = original(path, version, lo, hi, inputs, **how)
-        for stream, made in result.outputs.items():
-            if made and engine.run is wrong:
-                bucket, table = made[0]
+    def wrong(path: Any, version: Any, lo: int, hi: int, inputs: Any, **options: Any) -> StepResult:
+        result: StepResult = original(path, version, lo, hi, inputs, **options)
+        for stream, buckets in result.outputs.items():
+            if buckets and engine.run is wrong:
+                bucket, table = buckets[0]
                 result.outputs[stream][0] = (bucket, Rows(table.rows).damaged())
                 engine.run = original  # type: ignore[method-assign]
         return result
@@ -71,14 +71,14 @@ def flip_result(node: NodeProcess) -> None:
 
 
 def flip_state(node: NodeProcess) -> None:
-    """A file of the state that it goes on from, and that no checkpoint refers to."""
-    does = node.performer
-    durable = {name for version in does._durable.values() for name in version.files()}
+    """Damages a state file that the node continues from and that no checkpoint refers to."""
+    performer = node.performer
+    durable = {name for version in performer._durable.values() for name in version.files()}
     (name, *_) = [
         name
-        for version in does.versions.values()
-        for held in version.shards.values()
-        for name in [held[0].file]
+        for version in performer.versions.values()
+        for shards in version.shards.values()
+        for name in [shards[0].file]
         if name not in durable
     ]
     path = f"/{node.name}/state/{name}"
@@ -94,44 +94,44 @@ def test_without_a_fault_replicas_agree() -> None:
     assert not broken.said("computed again") and not broken.refuted()
 
 
-def test_a_copy_that_computed_wrong_is_refuted_and_rebuilt() -> None:
+def test_a_replica_that_computed_wrong_rows_is_refuted_and_rebuilt() -> None:
     broken = Broken("pairs-1", "lower.0@2", flip_result)
-    (at, who, why), *_ = broken.refuted()
-    assert who == "lower.0@2" and at < 12 * S + 4 * S
-    assert "was made otherwise: here" in why and "computed again" in why
-    assert broken.said("comes up from", "lower.0@2")
+    (at, node, why), *_ = broken.refuted()
+    assert node == "lower.0@2" and at < 12 * S + 4 * S
+    assert "has different digests: here" in why and "recomputation" in why
+    assert broken.said("caught up, state from", "lower.0@2")
     assert broken.node.is_up and not broken.node.performer.comparison.differences
     assert not broken.failed() - GIVEN
 
 
-def test_a_copy_whose_state_rots_is_refuted_and_rebuilt() -> None:
+def test_a_replica_whose_state_rots_is_refuted_and_rebuilt() -> None:
     broken = Broken("pairs-1", "lower.0@2", flip_state)
     refuted = broken.refuted()
-    assert [who for _, who, _ in refuted][:1] == ["lower.0@2"]
+    assert [node for _, node, _ in refuted][:1] == ["lower.0@2"]
     assert broken.node.is_up and not broken.node.performer.comparison.differences
     assert not broken.failed() - GIVEN
 
 
-def test_what_read_the_wrong_rows_is_refuted_too() -> None:
-    """The copy downstream in the same dataflow has computed with them."""
+def test_a_replica_that_read_wrong_rows_is_refuted_too() -> None:
+    """The downstream replica in the same dataflow has computed with the wrong rows."""
     broken = Broken("pairs-1", "lower.0@2", flip_state)
     (_, first, _), (_, second, why) = broken.refuted()
     assert (first, second) == ("lower.0@2", "upper.0@2")
-    assert "of which every producer says" in why
+    assert "but every producer has" in why
     upper = broken.sim.cast.by_name["upper.0@2"]
     assert isinstance(upper, NodeProcess) and not upper.performer.comparison.differences
 
 
-def test_the_first_copy_is_refuted_when_the_second_one_is_confirmed() -> None:
+def test_the_first_replica_is_refuted_when_the_second_replica_is_confirmed() -> None:
     broken = Broken("pairs-1", "lower.0", flip_result)
-    ((_, who, _),) = [told for told in broken.refuted() if told[1].startswith("lower")]
-    assert who == "lower.0"
-    again = [who for _, who, _ in broken.said("computed again") if who.startswith("lower")]
-    assert again == ["lower.0@2", "lower.0"], "one after the other"
+    ((_, node, _),) = [failure for failure in broken.refuted() if failure[1].startswith("lower")]
+    assert node == "lower.0"
+    recomputed = [node for _, node, _ in broken.said("computed again") if node.startswith("lower")]
+    assert recomputed == ["lower.0@2", "lower.0"], "replicas recompute one after the other"
 
 
-def test_replicas_that_switch_compare_too() -> None:
+def test_replicas_that_are_no_pair_compare_their_results_too() -> None:
     broken = Broken("pair", "main@2", flip_result)
-    ((_, who, _),) = broken.refuted()
-    assert who == "main@2"
+    ((_, node, _),) = broken.refuted()
+    assert node == "main@2"
     assert broken.node.is_up and not broken.node.performer.comparison.differences

@@ -1,7 +1,7 @@
 """Defects of availability (Borealis) that a review found, A1 to A12, each with a run or transcript
-that showed it; what the client makes of A1, A2 and A12 is in tests/edge.
+that reproduced it; the client's part of A1, A2 and A12 is in tests/edge.
 
-A test that is marked fails for the reason that its mark names; the repair takes the mark away.
+A marked test fails for the reason that its mark names; the fix removes the mark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.verify.sim.lab import (
     union_of_two,
 )
 
-#: Between its end and when a bucket is there, at most: X, two buckets, two steps.
+#: Maximum time from the end of a bucket to its delivery: `max_delay`, two buckets, two steps.
 BOUND_US = 1_500_000 + 2 * 500_000 + 2 * 150_000
 
 
@@ -54,11 +54,11 @@ def two_at_500_ms() -> Network:
     return union_of_two(2, "500ms")
 
 
-# -- A1, A2: what the client has ------------------------------------------------------------------
+# -- A1, A2: results at the client ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a1_tentative_results_stand_while_a_failure_is_corrected(lab: Lab, replicas: int) -> None:
+def test_a1_tentative_results_remain_valid_during_a_correction(lab: Lab, replicas: int) -> None:
     nodes = ",".join(["main", "main@2"][:replicas])
     outcome = lab.run(
         lambda: union_of_two(replicas, "500ms"),
@@ -70,8 +70,8 @@ def test_a1_tentative_results_stand_while_a_failure_is_corrected(lab: Lab, repli
     assert "standing" not in failed(outcome)
 
 
-def test_a2_a_client_that_is_restarted_in_a_failure_gives_again_what_stands(lab: Lab) -> None:
-    """The simulated client adds nothing to what the real one says. What becomes of a table is in
+def test_a2_a_client_restarted_during_a_failure_delivers_tentative_results_again(lab: Lab) -> None:
+    """The simulated client adds nothing to the production client. The resulting table is tested in
     tests/edge/test_corrected_table.py."""
     outcome = lab.run(
         two_at_500_ms,
@@ -80,20 +80,20 @@ def test_a2_a_client_that_is_restarted_in_a_failure_gives_again_what_stands(lab:
         seconds=32,
     )
     assert failed(outcome) == {}
-    again = [event for event in outcome.history.of(Given) if event.version == 2]
-    assert again[0].stability == Stability.TENTATIVE
+    after_restart = [event for event in outcome.history.of(Given) if event.version == 2]
+    assert after_restart[0].stability == Stability.TENTATIVE
 
 
-# -- A3, A4: what replicas promise each other -----------------------------------------------------
+# -- A3, A4: promises between replicas ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["kill", "pause", "hang"])
-def test_a3_when_the_replica_that_answers_is_lost_the_one_that_corrects_answers(
-    lab: Lab, how: str
+@pytest.mark.parametrize("do", ["kill", "pause", "hang"])
+def test_a3_a_correcting_replica_answers_when_the_answering_replica_is_lost(
+    lab: Lab, do: str
 ) -> None:
     def tweak(sim: Simulation) -> None:
         group_steps(130_000)(sim)
-        strike(sim, 23_400_000, lambda answers, _: Fault(0, how, answers, 12 * S))
+        strike(sim, 23_400_000, lambda answers, _: Fault(0, do, answers, 12 * S))
 
     outcome = lab.run(
         two_at_500_ms,
@@ -105,10 +105,10 @@ def test_a3_when_the_replica_that_answers_is_lost_the_one_that_corrects_answers(
     seen = first_seen_us(outcome.history, "merged")
     late_us = max(seen[bucket] - (bucket + 1) * 500_000 for bucket in range(46, 70))
     assert "promises" not in failed(outcome)
-    assert late_us <= BOUND_US + (0 if how == "kill" else 2 * S)
+    assert late_us <= BOUND_US + (0 if do == "kill" else 2 * S)
 
 
-def test_a3_of_three_replicas_one_answers_when_another_dies_in_the_correction(lab: Lab) -> None:
+def test_a3_one_of_three_replicas_answers_when_another_dies_during_the_correction(lab: Lab) -> None:
     outcome = lab.run(
         lambda: union_of_two(3, "500ms"),
         Fault(3 * S, "cut", "s2<->main,main@2,main@3", 12 * S),
@@ -122,9 +122,7 @@ def test_a3_of_three_replicas_one_answers_when_another_dies_in_the_correction(la
 
 
 @pytest.mark.parametrize("do", ["full", "hang"])
-def test_a3_a_replica_that_is_stuck_is_not_read_while_the_other_one_corrects(
-    lab: Lab, do: str
-) -> None:
+def test_a3_a_stuck_replica_is_not_read_while_its_peer_corrects(lab: Lab, do: str) -> None:
     outcome = lab.run(
         lambda: union_of_two(2, "500ms"),
         Fault(4 * S, "silent", "s2", 20 * S),
@@ -136,8 +134,8 @@ def test_a3_a_replica_that_is_stuck_is_not_read_while_the_other_one_corrects(
     assert failed(outcome) == {}
 
 
-def test_a4_a_replica_that_is_stuck_in_its_correction_keeps_nobody_tentative(lab: Lab) -> None:
-    """Whichever of the two it is: one of them corrects itself just then."""
+def test_a4_a_replica_stuck_in_its_correction_keeps_no_other_replica_tentative(lab: Lab) -> None:
+    """For either replica: one of the two is correcting its results at that time."""
     outcomes = [
         lab.run(
             two_at_500_ms,
@@ -153,10 +151,10 @@ def test_a4_a_replica_that_is_stuck_in_its_correction_keeps_nobody_tentative(lab
         assert given(outcome.history, "TENTATIVE", 20 * S, 50 * S) == []
 
 
-# -- A5 to A8: how long results take ---------------------------------------------------------------
+# -- A5 to A8: latency of results -----------------------------------------------------------------
 
 
-def test_a5_replicas_with_a_checkpoint_that_are_restarted_in_an_outage_go_on(lab: Lab) -> None:
+def test_a5_replicas_with_a_checkpoint_continue_after_a_restart_during_an_outage(lab: Lab) -> None:
     outcome = lab.run(
         two_at_500_ms,
         Fault(12 * S, "cut", "s2<->main,main@2", 25 * S),
@@ -170,7 +168,7 @@ def test_a5_replicas_with_a_checkpoint_that_are_restarted_in_an_outage_go_on(lab
 
 
 def three_fragments() -> Network:
-    """Two fragments that each may wait, and a third that unites them: k is 2, X is 3 s."""
+    """Two fragments that may each wait, and a third that merges their streams: k is 2, X is 3 s."""
     net = Network("lab", bucket="100ms")
     s1, s2, s3 = sources(net, 3)
     left = net.union(s1.on("left"), s2.on("left")).apply(small)
@@ -182,7 +180,7 @@ def three_fragments() -> Network:
     return net
 
 
-def test_a6_a_row_is_there_within_k_times_x(lab: Lab) -> None:
+def test_a6_a_row_is_delivered_within_k_times_x(lab: Lab) -> None:
     outcome = lab.run(
         three_fragments,
         Fault(3 * S, "delay", "s2->left", 32 * S, 2_000.0),
@@ -196,7 +194,9 @@ def test_a6_a_row_is_there_within_k_times_x(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("group", [8, 256])
-def test_a7_an_input_that_is_always_late_costs_what_changes(lab: Lab, group: int) -> None:
+def test_a7_an_input_that_is_always_late_costs_only_the_changed_buckets(
+    lab: Lab, group: int
+) -> None:
     outcome = lab.run(
         lambda: union_of_two(1, "100ms", "3s"),
         Fault(2 * S, "skew", "s2", 68 * S, -15_000.0),
@@ -205,11 +205,11 @@ def test_a7_an_input_that_is_always_late_costs_what_changes(lab: Lab, group: int
         tweak=group_steps(5_000),
     )
     assert "standing" not in failed(outcome)
-    due = 300  # in these 30 seconds
+    due = 300  # buckets in these 30 seconds
     assert len(given(outcome.history, "TENTATIVE", 30 * S, 60 * S)) <= 2 * due
 
 
-def test_a8_a_stable_replica_that_is_behind_by_less_than_x_is_preferred(lab: Lab) -> None:
+def test_a8_a_stable_replica_that_lags_by_less_than_x_is_preferred(lab: Lab) -> None:
     outcome = lab.run(
         lambda: union_of_two(2, "100ms", "3s"),
         Fault(2 * S, "delay", "s2<->main@2", 17 * S, 500.0),
@@ -224,7 +224,7 @@ def test_a8_a_stable_replica_that_is_behind_by_less_than_x_is_preferred(lab: Lab
 # -- A9 to A12 -------------------------------------------------------------------------------------
 
 
-def test_a9_an_x_that_cannot_work_is_refused_with_one_that_does() -> None:
+def test_a9_an_impossible_x_is_refused_with_the_smallest_possible_x() -> None:
     net = Network("lab", bucket="500ms")
     first = net.union(*(source.on("first") for source in sources(net, 2))).apply(small)
     third = first.on("second").apply(even).on("third").apply(even)
@@ -236,24 +236,26 @@ def test_a9_an_x_that_cannot_work_is_refused_with_one_that_does() -> None:
         why = ""
     except NetworkError as err:
         why = str(err)
-    named = {duration_us(text) for text in re.findall(r"\b[\d.]+(?:us|ms|s)\b", why)}
-    assert 500_000 in named, "the X that was found"
-    assert any(500_000 < us <= 1_000_000 for us in named), "the smallest X that works"
+    durations_us = {duration_us(text) for text in re.findall(r"\b[\d.]+(?:us|ms|s)\b", why)}
+    assert 500_000 in durations_us, "the message names the impossible X"
+    assert any(500_000 < us <= 1_000_000 for us in durations_us), (
+        "the message names the smallest possible X"
+    )
 
 
 def answered(core: Progress, at: int, actions: Sequence[object]) -> None:
-    """Steps take no time."""
+    """Completes all steps at once."""
     for action in actions:
         if isinstance(action, Run):
             done = StepDone(at, action.path, action.hi, needs_from=action.hi + 1, horizon=action.hi)
             answered(core, at, core.handle(done))
         elif isinstance(action, RunTentative):
-            guessed = TentativeDone(at, action.path, action.line, action.hi)
-            answered(core, at, core.handle(guessed))
+            tentative_done = TentativeDone(at, action.path, action.line, action.hi)
+            answered(core, at, core.handle(tentative_done))
 
 
 def cost_of_a_bucket_s(core: Progress, first: int, last: int) -> float:
-    """The least of several stretches, since others use this machine too."""
+    """The lower quartile, because other processes use this machine, too."""
     costs = []
     for bucket in range(first, last):
         at = 500 * bucket
@@ -263,7 +265,7 @@ def cost_of_a_bucket_s(core: Progress, first: int, last: int) -> float:
     return sorted(costs)[len(costs) // 4]
 
 
-def test_a10_a_decision_costs_the_same_however_long_a_failure_lasts() -> None:
+def test_a10_the_cost_of_a_decision_does_not_grow_with_the_failure() -> None:
     core = stable(plan_of(PROCESS))
     early_s = cost_of_a_bucket_s(core, 5, 300)
     cost_of_a_bucket_s(core, 300, 7_700)
@@ -271,7 +273,7 @@ def test_a10_a_decision_costs_the_same_however_long_a_failure_lasts() -> None:
     assert late_s < 5 * early_s
 
 
-def test_a10_deadlines_do_not_pile_up_in_a_failure(lab: Lab) -> None:
+def test_a10_deadlines_do_not_accumulate_during_a_failure(lab: Lab) -> None:
     outcome = lab.run(
         pair,
         Fault(5 * S, "silent", "s2", 60 * S),
@@ -281,8 +283,8 @@ def test_a10_deadlines_do_not_pile_up_in_a_failure(lab: Lab) -> None:
     assert "held" not in failed(outcome)
 
 
-def test_a11_a_clock_that_is_set_ahead_makes_nothing_tentative(lab: Lab) -> None:
-    """s2 is late, and not later than is borne. The clock is set while a bucket waits for it."""
+def test_a11_a_clock_stepped_ahead_makes_no_bucket_tentative(lab: Lab) -> None:
+    """s2 is late within the limit. The clock is stepped while a bucket waits for s2."""
     outcome = lab.run(
         lambda: union_of_two(1, "500ms"),
         Fault(2 * S, "delay", "s2->main", 20 * S, 600.0),
@@ -293,7 +295,7 @@ def test_a11_a_clock_that_is_set_ahead_makes_nothing_tentative(lab: Lab) -> None
     assert failed(outcome) == {}
 
 
-def test_a11_a_clock_that_is_set_back_keeps_no_one_alive(lab: Lab) -> None:
+def test_a11_a_clock_stepped_back_does_not_delay_failure_detection(lab: Lab) -> None:
     outcome = lab.run(
         lambda: pairs(1, 4),
         Fault(10 * S, "pause", "lower.0", 9 * S),
@@ -304,14 +306,14 @@ def test_a11_a_clock_that_is_set_back_keeps_no_one_alive(lab: Lab) -> None:
     assert "detected" not in failed(outcome)
 
 
-def test_a11_a_timer_that_fires_early_is_set_again() -> None:
+def test_a11_a_timer_that_fires_early_is_scheduled_again() -> None:
     core = stable(plan_of(PROCESS))
-    needs(said(core, came(100, "s1", 5)) == [Wake(1_100)], "no timer was set")
+    needs(said(core, came(100, "s1", 5)) == [Wake(1_100)], "no timer was scheduled")
     assert said(core, Tick(1_099)) == [Wake(1_100)]
 
 
-def test_a12_a_function_that_fails_on_partial_input_stops_nobody(lab: Lab) -> None:
-    """While s2 is away only tentative steps run, and the function does not bear them."""
+def test_a12_a_function_that_fails_on_partial_input_stops_no_node(lab: Lab) -> None:
+    """While s2 is away only tentative steps run, and the function raises an error in them."""
     clock: list[Callable[[], int]] = []
 
     def picky(rows: Sequence[Row]) -> list[Row]:

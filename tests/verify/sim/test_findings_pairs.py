@@ -1,5 +1,5 @@
-"""Defects of pairs (Flux) that a review found, each with a run or unit test that showed it. B2 and
-B5 are in tests/node/test_state_lending.py."""
+"""Defects of pairs (Flux) that a review found, each with a run or unit test that reproduced it. B2
+and B5 are in tests/node/test_state_lending.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKPOINTS = Options(checkpoint_buckets=7, recovery="checkpoint")
 
 
 def test_b1_one_disk_of_a_pair_is_enough(lab: Lab) -> None:
-    """One is killed, and the other one loses its disk before the first was declared dead."""
+    """A replica is killed, and its peer loses its disk before the replica is declared dead."""
     outcome = lab.run(
         lambda: pairs(2, 3),
         Fault(10 * S, "kill", "lower.0", 4 * S),
@@ -37,9 +37,10 @@ def test_b1_one_disk_of_a_pair_is_enough(lab: Lab) -> None:
     assert not {"lost", "paired"} & failed(outcome).keys()
 
 
-def test_b1_a_pair_that_is_lost_says_so(lab: Lab) -> None:
-    """Inputs behind the first one's checkpoint go when it was declared dead; then the other one is
-    lost with its disk. docs/pairs.md: after two minutes without any state the node says so."""
+def test_b1_the_loss_of_a_pair_is_reported(lab: Lab) -> None:
+    """Inputs after the checkpoint of the first replica are released when the replica is declared
+    dead; then its peer is lost with its disk. docs/pairs.md: after two minutes without any state
+    the node reports the loss."""
     outcome = lab.run(
         lambda: pairs(1, 1),
         Fault(10 * S, "kill", "lower.0", 20 * S),
@@ -47,13 +48,13 @@ def test_b1_a_pair_that_is_lost_says_so(lab: Lab) -> None:
         seconds=160,
         options=CHECKPOINTS,
     )
-    ended = [event for event in outcome.history.of(Stopped) if event.who.startswith("lower.0")]
-    assert "lost" not in failed(outcome) or ended
+    stopped = [event for event in outcome.history.of(Stopped) if event.who.startswith("lower.0")]
+    assert "lost" not in failed(outcome) or stopped
 
 
 @pytest.mark.parametrize("buffer_buckets", [None, 24])
 @pytest.mark.parametrize("do", ["full", "hang"])
-def test_b3_a_copy_that_makes_no_progress_stops_nobody(
+def test_b3_a_replica_without_progress_stops_no_other_process(
     lab: Lab, do: str, buffer_buckets: int | None
 ) -> None:
     outcome = lab.run(
@@ -66,9 +67,9 @@ def test_b3_a_copy_that_makes_no_progress_stops_nobody(
 
 
 @pytest.mark.parametrize("factor", [20, 30, 60])
-def test_a_copy_that_is_slow_stops_nobody(lab: Lab, factor: float) -> None:
-    """It moves all the time, but falls further and further behind. docs/pairs.md: the healthy copy
-    serves, also with `buffer_buckets` as long as that is more than `stall`."""
+def test_a_slow_replica_stops_no_other_process(lab: Lab, factor: float) -> None:
+    """The replica makes progress, but falls further and further behind. docs/pairs.md: the healthy
+    replica serves, also with `buffer_buckets` if that is more than `stall`."""
     outcome = lab.run(
         lambda: pairs(2, 3),
         Fault(5 * S, "slow", "lower.0", 40 * S, factor),
@@ -76,11 +77,11 @@ def test_a_copy_that_is_slow_stops_nobody(lab: Lab, factor: float) -> None:
         seed=8,
         options=options_of(8),
     )
-    needs(options_of(8).buffer_buckets == 24, "nobody would be stopped")
+    needs(options_of(8).buffer_buckets == 24, "without a bounded buffer no process can be stopped")
     assert failed(outcome) == {}
 
 
-def test_b6_another_function_makes_another_plan() -> None:
+def test_b6_another_function_gives_another_plan_hash() -> None:
     def plan(condition: str, fn: Any) -> str:
         net = Network("n", bucket="500ms")
         tap = net.source("tap", "ts timestamp, src string, n long", time="ts")
@@ -94,29 +95,32 @@ def test_b6_another_function_makes_another_plan() -> None:
         return engine.plan_hash(fragments(net)[0].paths[0])
 
     one = plan("n > 0", lambda state, rows, info: (rows, state))
-    needs(one == plan("n > 0", lambda state, rows, info: (rows, state)), "no two plans are equal")
+    needs(
+        one == plan("n > 0", lambda state, rows, info: (rows, state)),
+        "equal functions give different plan hashes",
+    )
     assert one != plan("n > 1000", lambda state, rows, info: (rows, state))
     assert one != plan("n > 0", lambda state, rows, info: (state, rows))
 
 
-def test_b7_a_newcomer_that_comes_just_as_its_predecessor_is_given_up_hurts_nobody(
+def test_b7_a_new_instance_keeps_its_position_while_its_predecessor_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log.open(tmp_path, "maker", fsync="never")
+    log = Log.open(tmp_path, "producer", fsync="never")
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))
     service = Service(logs={"s": log}, readers={"s": {"r", "r@2"}}, trim_buckets=1)
     for reader in ("r", "r@2"):
         service.acknowledge("s", reader, 5, 5, 1)
-    asked = Log.position
+    read_position = Log.position
 
     def overtaken(self: Log, stream: str, reader: str) -> tuple[int, int, int]:
-        position = asked(self, stream, reader)
-        monkeypatch.setattr(Log, "position", asked)
+        position = read_position(self, stream, reader)
+        monkeypatch.setattr(Log, "position", read_position)
         service.hold("s", "r@2", 2, 0)
         return position
 
     monkeypatch.setattr(Log, "position", overtaken)
     service.lost({"r@2": Standing(epoch=1, dead=1, released=1)}, 0)
-    assert asked(log, "s", "r@2")[2] == 2
+    assert read_position(log, "s", "r@2")[2] == 2
     log.close()

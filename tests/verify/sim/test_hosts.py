@@ -1,5 +1,5 @@
-"""Hosts that share nodes, and standbys, under the machines that run in production (Flux sections
-2.2 and 5.4)."""
+"""Hosts with several nodes, and standbys, with the state machines of production (Flux sections 2.2
+and 5.4)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.verify.sim.random_scenarios import options_of
 from holdfast.verify.sim.simulation import Outcome, Simulation, simulate
 
 S = 1_000_000
-#: The first of them with every run of the tests, all of them with `make soak`.
+#: The first `OFTEN` seeds run with every test run, all of them with `make soak`.
 SEEDS, OFTEN = 24, 6
 
 
-def said(outcome: Outcome, who: str, what: str) -> list[str]:
-    """What somebody said, in order, with the times."""
+def said(outcome: Outcome, process: str, event: str) -> list[str]:
+    """The trace lines of a process with this event, with their times, in order."""
     return [
         f"{at / S:.3f} {' '.join(map(str, more))}"
-        for at, name, about, more in outcome.world.trace
-        if name == who and about == what
+        for at, name, text, more in outcome.world.trace
+        if name == process and text == event
     ]
 
 
@@ -39,7 +39,7 @@ def run(*faults: Fault, seconds: float = 25, on: str = "pairs-hosts-2") -> Outco
         for seed in range(1, SEEDS + 1)
     ],
 )
-def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
+def test_losing_hosts_breaks_no_promise(seed: int) -> None:
     outcome = simulate(
         host_scenario_of(seed, checkpoints=bool(options_of(seed).checkpoint_buckets))
     )
@@ -48,28 +48,28 @@ def test_hosts_are_lost_and_nothing_else(seed: int) -> None:
 
 def test_a_standby_takes_over_the_nodes_of_a_lost_host() -> None:
     outcome = run(Fault(4 * S, "wipe", "host-1", 3 * S))
-    taken = said(outcome, "controller", "gives")
-    assert {line.split(" to ")[1] for line in taken} == {"host-3"}
-    assert {line.split()[1] for line in taken} == {"lower.0", "lower.1@2", "upper.0"}
+    assignments = said(outcome, "controller", "assigns")
+    assert {line.split(" to ")[1] for line in assignments} == {"host-3"}
+    assert {line.split()[1] for line in assignments} == {"lower.0", "lower.1@2", "upper.0"}
 
 
-def test_a_host_that_only_stood_still_finds_its_nodes_elsewhere_and_stands_by() -> None:
+def test_a_resumed_host_whose_nodes_were_moved_becomes_a_standby() -> None:
     outcome = run(
         Fault(4 * S, "pause", "host-1", 5 * S), Fault(18 * S, "kill", "host-3", 4 * S), seconds=35
     )
-    taken = said(outcome, "controller", "gives")
-    assert [line.split(" to ")[1] for line in taken] == ["host-3"] * 3 + ["host-1"] * 3
+    assignments = said(outcome, "controller", "assigns")
+    assert [line.split(" to ")[1] for line in assignments] == ["host-3"] * 3 + ["host-1"] * 3
 
 
-def test_an_orphan_ends_itself_and_is_started_again_when_the_controller_is_back() -> None:
+def test_an_orphaned_host_terminates_itself_and_restarts_when_the_controller_returns() -> None:
     outcome = run(Fault(4 * S, "kill", "controller", 14 * S), seconds=30)
     for host in ("host-1", "host-2", "host-3", "edge"):
-        (ended,) = said(outcome, host, "ends:")
-        assert "the controller is gone" in ended and 13 <= float(ended.split()[0]) <= 16
-        assert len(said(outcome, host, "starts")) == 2
+        (ended,) = said(outcome, host, "terminated:")
+        assert "no reply from the controller" in ended and 13 <= float(ended.split()[0]) <= 16
+        assert len(said(outcome, host, "started")) == 2
 
 
-def test_a_damaged_log_is_rebuilt_and_the_other_replica_goes_on() -> None:
+def test_a_node_with_a_damaged_log_is_rebuilt_while_the_other_replica_continues() -> None:
     scenario = Scenario("story", "pair", 20, (Fault(5 * S, "kill", "main@2", S),), seed=1)
     story = Simulation(scenario, Options(checkpoint_buckets=7))
     disk = story.cast.by_name["main@2"].disk
@@ -81,7 +81,7 @@ def test_a_damaged_log_is_rebuilt_and_the_other_replica_goes_on() -> None:
     story.world.at(int(5.5 * S), rot)
     outcome = story.run()
     assert not outcome.failed, outcome.failed
-    (condition,) = [what for _, who, what, _ in outcome.world.trace
-                    if who == "main@2" and what.startswith("is tried again")]  # fmt: skip
+    (condition,) = [text for _, process, text, _ in outcome.world.trace
+                    if process == "main@2" and text.startswith("is retried")]  # fmt: skip
     assert "damaged at byte" in condition
     assert said(outcome, "main@2", "is rebuilt") and said(outcome, "main@2", "is healthy")

@@ -1,7 +1,8 @@
-"""Planted bugs: each is seen by a checker named with it, in a run that the unchanged code passes.
+"""Planted bugs: one of the checkers named with the bug reports it, in a run that the unchanged code
+passes.
 
-Nothing is searched or shrunk here: every bug has its scenario or seed. What takes long, most of the
-pairs, is left to `make soak`.
+Nothing is searched or shrunk here: every bug has its scenario or seed. Long runs, most of them with
+pairs, are left to `make soak`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ SLOW = [mutation for mutation in MUTATIONS if mutation.slow]
 
 
 def once(mutations: list[Mutation]) -> list[Mutation]:
-    """One of those that share a run."""
+    """One mutation for each run."""
     return list({mutation.run_key: mutation for mutation in mutations}.values())
 
 
 def is_caught(mutation: Mutation, patch: pytest.MonkeyPatch) -> None:
     mutation.plant(patch)
     failed = mutation.run(patch)
-    assert failed & set(mutation.caught_by), f"only seen by {sorted(failed) or 'nothing'}"
+    assert failed & set(mutation.caught_by), f"reported only by {sorted(failed) or 'no checker'}"
 
 
 @pytest.mark.parametrize("mutation", QUICK, ids=lambda mutation: mutation.name)
@@ -66,7 +67,7 @@ def test_the_list_of_planted_bugs_is_long_enough() -> None:
         for it in HARMLESS
     ],
 )
-def test_what_the_design_makes_good_costs_nobody_anything(
+def test_a_harmless_mistake_is_compensated_by_another_safeguard(
     mistake: Harmless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake.plant(monkeypatch)

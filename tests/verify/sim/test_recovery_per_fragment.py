@@ -16,7 +16,7 @@ WIPE = Fault(8 * S, "wipe", "main", S)
 
 
 def network(recovery: RecoveryPolicy | None) -> Network:
-    """One output is a running total: its state needs every row of the stream."""
+    """One output is a running total, whose state needs every row of the stream."""
     net = single()
     net.protect("main", on_failure="block", recovery=recovery)
     return net
@@ -27,6 +27,6 @@ def test_a_fragment_with_replay_survives_the_loss_of_its_storage(lab: Lab) -> No
     assert outcome.failed == []
 
 
-def test_without_it_what_the_storage_held_is_lost_and_the_judges_say_so(lab: Lab) -> None:
+def test_checkers_report_the_loss_of_storage_of_a_fragment_without_replay(lab: Lab) -> None:
     outcome = lab.run(partial(network, None), WIPE, seconds=14, options=OPTIONS)
     assert {"lost", "alive"} & {verdict.checker for verdict in outcome.failed}

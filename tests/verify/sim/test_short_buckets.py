@@ -1,5 +1,5 @@
-"""Nodes whose steps take as long as a bucket, and that have capacity enough: their stable line is
-never idle. Nothing that is promised may depend on an idle moment."""
+"""Nodes whose steps take as long as a bucket, with enough capacity: their stable line is never
+idle. No promise may depend on an idle moment."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def network(replicas: int) -> Network:
     return net
 
 
-def test_an_input_that_is_always_late_does_not_hold_up_results_after_a_restart(
+def test_results_continue_after_a_restart_although_an_input_is_always_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Borealis property 1. The node never began a tentative line, which took an idle moment."""
+    """Borealis property 1. The node waited for an idle moment to begin a tentative line."""
     outcome = Lab(monkeypatch).run(
         lambda: network(1),
         Fault(5 * S, "skew", "s2", 20 * S, -3_000), Fault(14 * S, "kill", "main", S),
@@ -41,10 +41,10 @@ def test_an_input_that_is_always_late_does_not_hold_up_results_after_a_restart(
     assert not outcome.failed, outcome.failed
 
 
-def test_a_replica_that_has_caught_up_is_preferred_to_a_tentative_one(
+def test_a_replica_that_has_caught_up_is_preferred_to_a_tentative_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It called itself STABILIZATION for ever, and the client stayed with tentative rows."""
+    """The replica stayed in STABILIZATION forever, and the client kept reading tentative rows."""
     outcome = Lab(monkeypatch).run(
         lambda: network(2),
         Fault(3 * S, "kill", "main@2", S), Fault(14 * S, "cut", "s2<->main", 8 * S),
@@ -57,7 +57,7 @@ def test_a_replica_that_has_caught_up_is_preferred_to_a_tentative_one(
 def test_replicas_do_not_wait_for_each_other_in_a_circle(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each had asked for a correction and then let another one go first, before it was answered."""
+    """Each replica asked to correct first, then let another replica go first before the reply."""
     circles: list[tuple[str, ...]] = []
 
     def waits_for(consistency: Consistency, at: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The simulator: what it promises to find, and that it promises nothing by accident."""
+"""The simulator detects the defects that it is built to detect, and is deterministic."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.verify.sim.mutations import MUTATIONS
 
 S = 1_000_000
 
-#: Found by a seed of the lot as it was then: a node that lost its log asked for nothing more of its
-#: source when the first of its two readers had spoken, though the other could still need it all.
+#: Found by a random seed of that time: a node that lost its log released the buckets of its source
+#: when the first of its two consumers had acknowledged, although the other might still need them.
 UNHEARD_READER = """
 name = "unheard-reader"
 network = "fan"
@@ -42,15 +42,15 @@ fault = [
 """
 
 
-def test_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """A few; `make test` runs two hundred."""
+def test_random_seeds_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few seeds; `make test` runs two hundred."""
     assert main(["simulate", "--seeds", "1..6"]) == 0
-    told = capsys.readouterr().out
-    assert "6 seeds" in told and "0 failed" in told
+    output = capsys.readouterr().out
+    assert "6 seeds" in output and "0 failed" in output
 
 
-def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
-    """Byte for byte, with the faults, the history and the verdicts in it."""
+def test_one_seed_gives_the_same_trace_under_two_hash_seeds() -> None:
+    """Byte for byte, including faults, history and verdicts."""
     script = (
         "import hashlib\n"
         "from holdfast.verify.sim import random_scenarios\n"
@@ -76,25 +76,25 @@ def test_one_seed_is_one_trace_under_two_hash_seeds() -> None:
     assert len(set(traces[0].split())) == 6
 
 
-def test_what_a_seed_once_found_stays_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_found_by_a_seed_stays_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = parse_scenario(UNHEARD_READER)
     assert simulate(scenario).failed == []
 
-    def hasty(self: Service, stream: str, *more: object) -> None:
-        held, self.on_ack = self.on_ack, []
-        acknowledge(self, stream, *more)  # type: ignore[arg-type]
-        self.on_ack = held
+    def hasty(self: Service, stream: str, *position: object) -> None:
+        listeners, self.on_ack = self.on_ack, []
+        acknowledge(self, stream, *position)  # type: ignore[arg-type]
+        self.on_ack = listeners
         if stream in self.logs[stream].streams():
-            for told in held:
-                told(stream, self.logs[stream].trimmable(stream))
+            for notify in listeners:
+                notify(stream, self.logs[stream].trimmable(stream))
 
     acknowledge = Service.acknowledge
     monkeypatch.setattr(Service, "acknowledge", hasty)
     assert "alive" in {verdict.checker for verdict in simulate(scenario).failed}
 
 
-def test_an_epoch_that_nobody_took_up_replaces_nobody(tmp_path: object) -> None:
-    """A request may be carried out long after whoever asked has asked again."""
+def test_an_epoch_that_was_never_registered_replaces_no_instance(tmp_path: object) -> None:
+    """A request may be executed long after the process has repeated the request."""
     log = Log.open(str(tmp_path), "controller", fsync="never")
     controller = Controller(log)
     epoch = controller.next_epoch("node")
@@ -111,23 +111,23 @@ def test_an_epoch_that_nobody_took_up_replaces_nobody(tmp_path: object) -> None:
     log.close()
 
 
-def test_a_failing_seed_shrinks_to_a_story_one_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutation = next(m for m in MUTATIONS if m.name == "skip the checksum of what arrives")
+def test_a_failing_seed_shrinks_to_a_short_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = next(m for m in MUTATIONS if m.name == "skip the checksum of a delivery")
     mutation.plant(monkeypatch)
 
     def fails(scenario: Scenario) -> bool:
         return "wrong" in {verdict.checker for verdict in simulate(scenario).failed}
 
-    whole = Scenario("many", "line", 15, (
+    original = Scenario("many", "line", 15, (
         Fault(0, "kill", "first", S),
         Fault(2 * S, "slow", "second", 2 * S, 3.0),
         Fault(3 * S, "damage", "third->client-counts", 4 * S),
         Fault(4 * S, "pause", "client-counts", S),
         Fault(5 * S, "full", "third", S),
     ), 1)  # fmt: skip
-    assert fails(whole)
-    assert parse_scenario(whole.toml()) == whole
-    small = shrink(whole, fails)
+    assert fails(original)
+    assert parse_scenario(original.toml()) == original
+    small = shrink(original, fails)
     assert fails(small)
     assert [fault.do for fault in small.faults] == ["damage"]
     assert small.faults[0].for_us <= 4 * S and small.seconds < 15
@@ -136,64 +136,72 @@ def test_a_failing_seed_shrinks_to_a_story_one_can_read(monkeypatch: pytest.Monk
 
 
 def test_a_broken_promise_is_reported_within_a_bucket_and_a_step() -> None:
-    """A source is silent for longer than the promise; the monitor says so in time."""
+    """A source is silent for longer than the promise; the monitor reports the violation in time."""
     silent_us, within_us, width_us = 5 * S, 2 * S, 500_000
     faults = (Fault(3_100_000, "silent", "s1", silent_us),)
     outcome = simulate(Scenario("silent", "line", 12, faults, 1))
     assert outcome.failed == []
-    broken, kept = list(outcome.history.of(Reported))
-    assert (broken.kept, kept.kept) == (False, True)
+    broken, restored = list(outcome.history.of(Reported))
+    assert (broken.kept, restored.kept) == (False, True)
     first_missing_us = broken.bucket * width_us
     assert 0 <= broken.at - (first_missing_us + within_us) <= width_us
-    assert kept.at > 3_100_000 + silent_us
+    assert restored.at > 3_100_000 + silent_us
 
 
-def test_without_faults_everything_comes_in_time_and_nothing_is_reported() -> None:
+def test_without_faults_all_results_are_on_time_and_no_violation_is_reported() -> None:
     for name in sorted(NETWORKS):
         outcome = simulate(Scenario("calm", name, 10, (), 1))
         assert outcome.failed == []
         assert not list(outcome.history.of(Reported))
-        assert {given.output for given in outcome.history.of(Given)} == {
+        assert {delivered.output for delivered in outcome.history.of(Given)} == {
             op.name for op in NETWORKS[name]().outputs
         }
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_scenarios_for_real_processes_hold_in_virtual_time_too(name: str) -> None:
+def test_scenarios_for_real_processes_pass_in_virtual_time_too(name: str) -> None:
     assert simulate(find(name), Options(checkpoint_buckets=10)).failed == []
 
 
 HARDSHIPS = {"hang", "clock", "rot", "eio-read", "eio-fsync"}
 
 
-def test_every_kind_of_fault_is_drawn_sooner_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without the hardships, which change nothing about the seeds that have none."""
+def test_every_kind_of_fault_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without rare faults, which do not change the seeds that have none."""
 
-    def drawn() -> tuple[set[str], set[str]]:
-        found = [scenario_of(seed) for seed in range(1, 401)]
-        return {fault.do for it in found for fault in it.faults}, {it.network for it in found}
+    def generated() -> tuple[set[str], set[str]]:
+        scenarios = [scenario_of(seed) for seed in range(1, 401)]
+        return {fault.do for scenario in scenarios for fault in scenario.faults}, {
+            scenario.network for scenario in scenarios
+        }
 
     monkeypatch.setattr(random_scenarios, "FAULTS_2", False)
-    assert drawn() == (set(KINDS) - HARDSHIPS, set(NETWORKS) - {"hours"})
+    assert generated() == (set(KINDS) - HARDSHIPS, set(NETWORKS) - {"hours"})
     before = [scenario_of(seed) for seed in range(1, 41)]
     monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
-    assert drawn() == (set(KINDS), set(NETWORKS))
+    assert generated() == (set(KINDS), set(NETWORKS))
     after = [scenario_of(seed) for seed in range(1, 41)]
     assert 10 < sum(a == b for a, b in zip(before, after, strict=True)) < 30
     assert {options_of(seed).recovery for seed in range(1, 20)} == {"replay", "checkpoint"}
 
 
-def test_a_failure_of_an_hour_is_drawn_in_one_seed_of_a_hundred_at_most(
+def test_a_failure_of_an_hour_is_generated_for_at_most_one_percent_of_the_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
-    seeds = [scenario_of(seed) for seed in range(1, 2_001)]
-    hours = [it for it in seeds if any(fault.for_us == 3_600 * S for fault in it.faults)]
-    assert 0 < len(hours) <= len(seeds) / 100
-    assert {it.network for it in hours} == {"hours"}
+    scenarios = [scenario_of(seed) for seed in range(1, 2_001)]
+    hours = [
+        scenario
+        for scenario in scenarios
+        if any(fault.for_us == 3_600 * S for fault in scenario.faults)
+    ]
+    assert 0 < len(hours) <= len(scenarios) / 100
+    assert {scenario.network for scenario in hours} == {"hours"}
 
 
-def test_three_replicas_of_everything_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_with_three_replicas_of_every_fragment_are_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def replicas(seed: int) -> set[int]:
         network = NETWORKS["taps"]()
         protect(network, seed)
@@ -211,28 +219,28 @@ FAULT = HEAD + '[[fault]]\nat = "1s"\non = "a"\nfor = "1s"\n'
     ("text", "problem"),
     [
         ("seconds = 3", "network is missing"),
-        (HEAD + "surprise = 1", "unknown surprise"),
+        (HEAD + "surprise = 1", "unknown keys: surprise"),
         (FAULT + 'do = "smash"', "is not one of kill"),
-        (HEAD + '[[fault]]\ndo = "kill"\nat = "1s"', "wants on"),
-        (FAULT + 'do = "cut"', "hits a link"),
-        (FAULT + 'do = "slow"', "wants value = a factor"),
+        (HEAD + '[[fault]]\ndo = "kill"\nat = "1s"', "needs on"),
+        (FAULT + 'do = "cut"', "expects a link"),
+        (FAULT + 'do = "slow"', "needs value = a factor"),
         ("network = ", "not TOML"),
     ],
 )
-def test_a_scenario_that_is_not_right_is_refused_with_the_reason(text: str, problem: str) -> None:
+def test_an_invalid_scenario_is_refused_with_the_reason(text: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         parse_scenario(text)
 
 
-def test_a_fault_on_somebody_unknown_is_refused() -> None:
+def test_a_fault_with_an_unknown_target_is_refused() -> None:
     scenario = Scenario("x", "chain", 3, (Fault(S, "kill", "nobody", S),))
-    with pytest.raises(InputError, match="there is only controller"):
+    with pytest.raises(InputError, match="choose from controller"):
         simulate(scenario)
 
 
-def test_seeds_are_cheap() -> None:
-    """`holdfast simulate` prints the real figure; a tenth of it is held here, because tests share
-    their machine."""
+def test_the_simulator_is_fast_enough() -> None:
+    """`holdfast simulate` prints the actual speed; a tenth of that speed is required here, because
+    tests share their machine."""
     simulate(Scenario("warm", "line", 5, (), 1))
     began = time.process_time()
     outcome = simulate(Scenario("speed", "line", 60, (), 1))

@@ -1,7 +1,7 @@
-"""As `test_two_drivers`, for the catch-up of a copy of a pair: what producers and the peer reply,
-and the bytes of every piece, go through the threads of production and the simulator's driver.
-Scripted are the producers, the peer, and when the disk is full; what is fetched is verified and
-installed on a disk in memory."""
+"""As `test_two_drivers`, for the catch-up of a replica of a pair: replies of producers and of the
+peer, and the bytes of every piece, are replayed with the threads of production and with the
+simulator's driver. The producers, the peer and the disk faults are scripted; fetched pieces are
+verified and installed on an in-memory disk."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ def watched(section: Section) -> Watched:
     return core
 
 
-def question_of(told: dict[str, Any]) -> tuple[str, ...]:
-    """Who was asked, and what for."""
-    match told:
+def question_of(fields: dict[str, Any]) -> tuple[str, ...]:
+    """The receiver and the content of a request."""
+    match fields:
         case {"held": [stream, producer]}:
             return producer, "hold", stream
         case {"offered": peer}:
             return peer, "state"
         case {"fetched": piece, "of": peer}:
             return peer, "piece", piece
-    raise AssertionError(told)
+    raise AssertionError(fields)
 
 
 # -- threads --------------------------------------------------------------------------------------
 
 
 class ScriptedPeer:
-    """A producer, or the peer, as the transport shows it."""
+    """A producer, or the peer, as seen through the transport."""
 
     def __init__(self, name: str, replies: Replies, disk: MemoryDisk) -> None:
         self.name, self._replies, self._disk = name, replies, disk
@@ -87,8 +87,8 @@ class ScriptedPeer:
     def call(self, request: Any) -> Any:
         if isinstance(request, RenewState | ReleaseState):
             return Done()
-        what = ("hold", request.stream) if hasattr(request, "stream") else ("state",)
-        return self._replies.wait(self.name, *what)
+        question = ("hold", request.stream) if hasattr(request, "stream") else ("state",)
+        return self._replies.wait(self.name, *question)
 
     def fetch(self, name: str, into: str) -> None:
         put_file(into, self._replies.wait(self.name, "piece", name), fsync=False, disk=self._disk)
@@ -112,7 +112,7 @@ class Threads:
         producers = setup["producers"].items()
         self._driver = threads.Rebuild(
             name, setup["epoch"], FRAGMENTS[fragment_of(name)].paths, self._own, {},
-            {stream: {name: connect(name) for name in made_by} for stream, made_by in producers},
+            {stream: {name: connect(name) for name in names} for stream, names in producers},
             {peer: connect(peer) for peer in setup["peers"]},
             Staging(f"/{name}", self.disk, RowSegments()), lambda folder: self._open(folder, name),
             listen_on="127.0.0.1", stop=threading.Event(), clock=lambda: self.now,
@@ -124,7 +124,7 @@ class Threads:
                         segments=RowSegments())  # fmt: skip
 
     def bring(self, line: Line) -> None:
-        """Through the transport, and the threads that wait for it."""
+        """Passes the event through the transport and the threads that wait for it."""
         self.now = line.at
         self._driver.step(self._happens(line))
 
@@ -138,8 +138,8 @@ class Threads:
                 return self._driver._next()
             case {"installed": _}:
                 pass
-            case told:
-                self._replies.to(*question_of(told)).put(reply_of(told))
+            case fields:
+                self._replies.to(*question_of(fields)).put(reply_of(fields))
         return self._driver._happened.get(timeout=LIMIT_S)
 
     def close(self) -> None:
@@ -152,14 +152,14 @@ class Threads:
 
 
 class Somebody:
-    """At the other end of the wire: says what it is asked."""
+    """The remote end of the network: returns the request that it received."""
 
     def __init__(self, name: str) -> None:
         self.name, self.now = name, 0
         self.world = self.service = self.performer = self
 
-    def held(self, asked: Any, at: int) -> tuple[str, ...]:
-        return self.name, "hold", asked.stream
+    def held(self, request: Any, at: int) -> tuple[str, ...]:
+        return self.name, "hold", request.stream
 
     def offer_state(self, newcomer: str) -> tuple[str, ...]:
         return self.name, "state"
@@ -174,19 +174,19 @@ class Somebody:
         return name
 
     def locate(self, stream: str) -> dict[str, str]:
-        return {}  # the copy is up and begins to read: the recording is over
+        return {}  # the replica is up and begins to read: the recording is over
 
 
 class ScriptedWire:
-    """The network of the simulator: keeps what is asked until the script answers. And the host of
-    the node, which has nothing to tell."""
+    """The network of the simulator: holds requests until the script replies. Also the host of the
+    node, which reports nothing."""
 
     def __init__(self, world: World) -> None:
         self.world, self.wire, self.chance = world, self, self
         self.asked: dict[tuple[str, ...], list[tuple[Any, Any]]] = {}
 
     def random(self) -> float:
-        return 0.0  # pieces take no time beside what the script says
+        return 0.0  # pieces take only the time of the script
 
     def link(self, a: str, b: str) -> Any:
         return Link()
@@ -230,11 +230,11 @@ class VirtualTime:
                 pass  # at once
             case {"rang": _}:
                 self._fire()
-            case told:
-                replied, failed = self._wire.asked[question_of(told)].pop(0)
-                reply = reply_of(told)
+            case fields:
+                replied, failed = self._wire.asked[question_of(fields)].pop(0)
+                reply = reply_of(fields)
                 (failed if isinstance(reply, HoldfastError) else replied)(reply)
-                if "data" in told:
+                if "data" in fields:
                     self._fire()
 
     def _fire(self) -> None:
@@ -251,35 +251,35 @@ class VirtualTime:
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
 @pytest.mark.parametrize("driver", [Threads, VirtualTime])
-def test_both_drivers_of_a_catch_up_do_what_was_recorded(
+def test_both_drivers_of_a_catch_up_match_the_recording(
     driver: type[Threads] | type[VirtualTime], number: int
 ) -> None:
     section = RECORDED[number]
-    drives = driver(section)
+    replay = driver(section)
     try:
         for line in section.lines:
-            set_trouble(drives.disk, line.happened.get("disk", []))
+            set_trouble(replay.disk, line.happened.get("disk", []))
             if any(action.startswith("GiveUp(") for action in line.actions):
                 with pytest.raises(StateLost):
-                    drives.bring(line)
+                    replay.bring(line)
             else:
-                drives.bring(line)
-        assert drives.core.expected.left == [], "the recording goes on"
+                replay.bring(line)
+        assert replay.core.expected.left == [], "the recording has further events"
     finally:
-        drives.close()
+        replay.close()
 
 
-def test_the_recording_is_of_this_code(tmp_path: Any) -> None:
-    """Else: python -m tests.verify.sim.recording"""
+def test_the_recording_matches_the_current_code(tmp_path: Any) -> None:
+    """If this fails: python -m tests.verify.sim.recording"""
     write(tmp_path / "now.jsonl", record_catch_ups())
     assert read(tmp_path / "now.jsonl") == RECORDED
 
 
-def test_the_recording_shows_what_it_is_about() -> None:
-    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
-    for what in (
+def test_the_recording_contains_every_kind_of_event() -> None:
+    text = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for kind in (
         "Held", "Unreachable", "HasState", "Waits", "FetchFailed", "gone=True", "full=True",
         "InstallFailed", "Installed", "Renew", "Release", "Discard", "GiveUp",
         "ComeUp(source='peer'", "ComeUp(source='own'",
     ):  # fmt: skip
-        assert what in told
+        assert kind in text

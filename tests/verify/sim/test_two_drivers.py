@@ -1,6 +1,6 @@
-"""No protocol decision outside `core/`: a recorded file of happenings goes through the driver of
-production and the driver of the simulator, and both come to the recorded events and actions, one by
-one. Scripted is the transport alone (`tests/verify/sim/recording.py` says how files are made)."""
+"""No protocol decision is made outside `core/`: a recording is replayed with the driver of
+production and the driver of the simulator, and both produce the recorded events and actions, one by
+one. Only the transport is scripted (`tests/verify/sim/recording.py` describes the files)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.verify.sim.recording import (
     write,
 )
 
-#: Nothing of a test takes that long, unless something is wrong.
+#: Time limit of a single wait; exceeded only if a test is broken.
 LIMIT_S = 20.0
 
 RECORDED = read(FOLDER / "subscriptions.jsonl")
 
 
 class Watched(Subscription):
-    """Compares what it is told and answers with the recording, event by event."""
+    """Compares its events and actions with the recording, one by one."""
 
     def watch(self, section: Section) -> None:
         self.answered: list[Action] = []
@@ -56,11 +56,11 @@ class Watched(Subscription):
 
 
 class ScriptedPeer:
-    """A replica, as the transport shows it: says what the script says, when it says it."""
+    """A replica as seen through the transport: replies and deliveries come from the script."""
 
     def __init__(self) -> None:
         self.replies: queue.Queue[Any] = queue.Queue()
-        #: What comes over each connection, in the order they were made.
+        #: The deliveries of each connection, in the order of the connections.
         self.opened: queue.Queue[queue.Queue[Any]] = queue.Queue()
 
     def call(self, request: object) -> Any:
@@ -69,20 +69,20 @@ class ScriptedPeer:
             raise reply
         return reply
 
-    def follow(self, *which: object) -> Iterator[Delivery]:
-        came: queue.Queue[Any] = queue.Queue()
-        self.opened.put(came)
-        while (told := came.get(timeout=LIMIT_S)) is not None:
-            if isinstance(told, HoldfastError):
-                raise told
-            yield told
+    def follow(self, *options: object) -> Iterator[Delivery]:
+        deliveries: queue.Queue[Any] = queue.Queue()
+        self.opened.put(deliveries)
+        while (item := deliveries.get(timeout=LIMIT_S)) is not None:
+            if isinstance(item, HoldfastError):
+                raise item
+            yield item
 
     def close(self) -> None:
         pass
 
 
 class Threads:
-    """The driver of production: real threads, a clock that stands where the recording says."""
+    """The driver of production: real threads, and the clock of the recording."""
 
     def __init__(self, section: Section) -> None:
         self.now, setup = 0, section.setup
@@ -104,13 +104,13 @@ class Threads:
             happened = happening_of(section.setup["stream"], line.happened)
             assert not isinstance(happened, bool)
             for _ in self._driver.step(self._bring(happened)):
-                well = happening_of(section.setup["stream"], next(lines).happened)
-                assert isinstance(well, bool)
-                self._driver._full = not well
+                consumed = happening_of(section.setup["stream"], next(lines).happened)
+                assert isinstance(consumed, bool)
+                self._driver._full = not consumed
             self._open()
 
     def _bring(self, happened: Happening) -> Happening:
-        """Through the transport, and the threads that listen to it."""
+        """Passes the event through the transport and the threads that listen to it."""
         match happened:
             case Polled():
                 self._peers[happened.replica].replies.put(happened.reply)
@@ -146,7 +146,7 @@ class Threads:
 
 
 class ScriptedWire:
-    """The network of the simulator: keeps what is asked until the script answers."""
+    """The network of the simulator: holds requests until the script replies."""
 
     def __init__(self, world: World) -> None:
         self._servers: dict[str, Server] = {}
@@ -217,8 +217,8 @@ class VirtualTime:
     def _bring(self, line: Line, happened: Happening) -> None:
         match happened:
             case Polled(replica, reply):
-                told, failed = self._wire.polls.pop(replica)
-                (failed if isinstance(reply, HoldfastError) else told)(reply)
+                replied, failed = self._wire.polls.pop(replica)
+                (failed if isinstance(reply, HoldfastError) else replied)(reply)
             case Came():
                 self._driver.arrive(self._connections[happened.connection], happened.delivery)
             case Broke():
@@ -255,27 +255,27 @@ class VirtualTime:
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
 @pytest.mark.parametrize("driver", [Threads, VirtualTime])
-def test_both_drivers_of_a_subscription_do_what_was_recorded(
+def test_both_drivers_of_a_subscription_match_the_recording(
     driver: type[Threads] | type[VirtualTime], number: int
 ) -> None:
     section = RECORDED[number]
-    drives = driver(section)
+    replay = driver(section)
     try:
-        drives.play(section)
-        assert isinstance(drives.subscription, Watched)
-        assert drives.subscription.left == [], "the recording goes on"
+        replay.play(section)
+        assert isinstance(replay.subscription, Watched)
+        assert replay.subscription.left == [], "the recording has further events"
     finally:
-        drives.close()
+        replay.close()
 
 
-def test_the_recording_is_of_this_code(tmp_path: Any) -> None:
-    """Else: python -m tests.verify.sim.recording"""
+def test_the_recording_matches_the_current_code(tmp_path: Any) -> None:
+    """If this fails: python -m tests.verify.sim.recording"""
     write(tmp_path / "now.jsonl", record())
     assert read(tmp_path / "now.jsonl") == RECORDED
 
 
-def test_the_recording_shows_what_it_is_about() -> None:
-    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
-    for what in ("Unreachable", "Disconnected", "Full", "Finished", "Switched", "Lost", "Tick"):
-        assert f"{what}(" in told
+def test_the_recording_contains_every_kind_of_event() -> None:
+    text = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for kind in ("Unreachable", "Disconnected", "Full", "Finished", "Switched", "Lost", "Tick"):
+        assert f"{kind}(" in text
     assert "arrived damaged" in (FOLDER / "subscriptions.jsonl").read_text()

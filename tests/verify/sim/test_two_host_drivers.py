@@ -1,6 +1,6 @@
-"""As `test_two_drivers`, for hosts: what the controller replies, and what becomes of nodes, goes
-through the threads of production and the simulator's driver. Scripted are the controller and the
-threads that run nodes."""
+"""As `test_two_drivers`, for hosts: replies of the controller and events of nodes are replayed with
+the threads of production and with the simulator's driver. The controller and the threads that run
+nodes are scripted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDED = read(FOLDER / "hosts.jsonl")
 
 
 class Watched(Host):
-    """Compares what it is told and answers with the recording, event by event."""
+    """Compares its events and actions with the recording, one by one."""
 
     def __init__(self, section: Section) -> None:
         super().__init__(section.setup["at"], lambda node: True)
@@ -36,17 +36,17 @@ class Watched(Host):
         return actions
 
 
-def reply_of(told: dict[str, Any]) -> Registration | HoldfastError:
-    if "error" in told:
-        return error_of(told["error"])
+def reply_of(fields: dict[str, Any]) -> Registration | HoldfastError:
+    if "error" in fields:
+        return error_of(fields["error"])
     return Registration(
-        current=told["current"], readers={}, standings={}, assigned=tuple(told["assigned"]),
-        refused=tuple(told["refused"]),
+        current=fields["current"], readers={}, standings={}, assigned=tuple(fields["assigned"]),
+        refused=tuple(fields["refused"]),
     )  # fmt: skip
 
 
 class Node:
-    """One that was started: the script says what becomes of it."""
+    """A started node, whose events come from the script."""
 
     def __init__(self, name: str) -> None:
         self.name, self.life = name, 0
@@ -60,7 +60,7 @@ class Node:
             return None
         return Instance(self.name, "", 1, self.position)
 
-    def heard(self, *which: object) -> None:
+    def heard(self, *standings: object) -> None:
         pass
 
     def stop(self) -> None:
@@ -84,15 +84,15 @@ class Threads:
             clock=lambda: self.now,
         )  # fmt: skip
 
-    def _chief(self, asked: Register) -> Registration:
+    def _chief(self, request: Register) -> Registration:
         assert self._reply is not None
         if isinstance(self._reply, HoldfastError):
             raise self._reply
         return self._reply
 
     def _start(self, action: StartNode) -> Node:
-        made = self._stopping[action.node] = Node(action.node)
-        return made
+        node = self._stopping[action.node] = Node(action.node)
+        return node
 
     def play(self, section: Section) -> None:
         for line in section.lines:
@@ -107,16 +107,16 @@ class Threads:
                     self._stopping[name].ends.set()
                     assert self._wake.wait(LIMIT_S)
                     self._loop.look()
-                case told:
-                    self._reply = reply_of(told)
+                case fields:
+                    self._reply = reply_of(fields)
                     self._loop.heartbeat()
 
-    def _look(self, name: str, **how: Any) -> None:
+    def _look(self, name: str, **fields: Any) -> None:
         node = self._loop.nodes[name]
-        for field, value in how.items():
+        for field, value in fields.items():
             setattr(node, field, value)
         self._loop.look()
-        for field in how:
+        for field in fields:
             setattr(node, field, None)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Threads:
 
 
 class ScriptedWire:
-    """Also the only chance in it: how long a node takes to stop."""
+    """The network, and the only random value: the time that a node takes to stop."""
 
     def __init__(self) -> None:
         self.chance, self.took_us = self, list[int]()
@@ -137,7 +137,7 @@ class ScriptedWire:
 
     def ask_controller(self, process: object, ask: Any, reply: Any, failed: Any) -> None:
         if self._booted:
-            assert reply == failed, "one way for whatever comes back"
+            assert reply == failed, "replies and errors have the same handler"
             self.pending = reply
         else:
             self._booted = True
@@ -172,27 +172,27 @@ class VirtualTime:
             match line.happened:
                 case {"progressed": name, "position": _} if self._wire.pending is None:
                     beat = [ln for ln in lines[number:] if ln.at == line.at]
-                    for told in beat:
-                        if "progressed" in told.happened:
-                            self._node(told.happened["progressed"]).position = told.happened[
+                    for entry in beat:
+                        if "progressed" in entry.happened:
+                            self._node(entry.happened["progressed"]).position = entry.happened[
                                 "position"
                             ]
                     self._beat()
                 case {"progressed": _}:
-                    pass  # told with the heartbeat
+                    pass  # reported with the heartbeat
                 case {"failed": name, "error": err}:
                     self._host.failed(self._node(name), error_of(err))
                     self._fire()
                 case {"stopped": _}:
                     self._fire()
-                case told:
+                case entry:
                     if self._wire.pending is None:
                         self._beat()
-                    over, self._wire.pending = self._wire.pending, None
-                    assert over is not None
+                    replied, self._wire.pending = self._wire.pending, None
+                    assert replied is not None
                     for node in self._host.nodes.values():
                         node.position = None  # type: ignore[misc]
-                    over(reply_of(told))
+                    replied(reply_of(entry))
 
     def _node(self, name: str) -> Any:
         return self._host.nodes[name]
@@ -203,13 +203,13 @@ class VirtualTime:
             self._next()
 
     def _fire(self) -> None:
-        """Until the machine hears of something."""
+        """Advances time until the machine receives an event."""
         before = len(self.core.left)
         while len(self.core.left) == before:
             self._next()
 
     def _next(self) -> None:
-        """What the process does next, if it is not over by now."""
+        """Runs the next timer of the process, unless that life of the process has ended."""
         due, _, process, life, fn = heapq.heappop(self._world._heap)
         assert due <= self._world.now, f"nothing is due at {self._world.now}"
         if process is not None and process.life == life:
@@ -220,7 +220,7 @@ class VirtualTime:
 
 
 def stopping_us(section: Section) -> Iterator[int]:
-    """How long each node took to stop, in the order in which they were told to."""
+    """The time that each node took to stop, in the order of the stop requests."""
     for number, line in enumerate(section.lines):
         for action in line.actions:
             if action.startswith("StopNode("):
@@ -231,25 +231,25 @@ def stopping_us(section: Section) -> Iterator[int]:
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
 @pytest.mark.parametrize("driver", [Threads, VirtualTime])
-def test_both_drivers_of_a_host_do_what_was_recorded(
+def test_both_drivers_of_a_host_match_the_recording(
     driver: type[Threads] | type[VirtualTime], number: int
 ) -> None:
     section = RECORDED[number]
-    drives = driver(section)
+    replay = driver(section)
     try:
-        drives.play(section)
-        assert drives.core.left == [], "the recording goes on"
+        replay.play(section)
+        assert replay.core.left == [], "the recording has further events"
     finally:
-        drives.close()
+        replay.close()
 
 
-def test_the_recording_is_of_this_code(tmp_path: Any) -> None:
-    """Else: python -m tests.verify.sim.recording"""
+def test_the_recording_matches_the_current_code(tmp_path: Any) -> None:
+    """If this fails: python -m tests.verify.sim.recording"""
     write(tmp_path / "now.jsonl", record_hosts())
     assert read(tmp_path / "now.jsonl") == RECORDED
 
 
-def test_the_recording_shows_what_it_is_about() -> None:
-    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
-    for what in ("Unanswered", "NodeFailed", "NodeStopped", "StartNode", "StopNode", "End"):
-        assert f"{what}(" in told
+def test_the_recording_contains_every_kind_of_event() -> None:
+    text = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for kind in ("Unanswered", "NodeFailed", "NodeStopped", "StartNode", "StopNode", "End"):
+        assert f"{kind}(" in text

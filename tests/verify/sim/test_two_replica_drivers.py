@@ -1,6 +1,7 @@
-"""As `test_two_drivers`, for promises between replicas that correct themselves: deliveries, the
-questions of peers and their replies go through the threads of production and the simulator's
-driver, with the engine's twin. Scripted are the peers, the consumers and when a step is done."""
+"""As `test_two_drivers`, for promises between replicas that correct their results: deliveries, the
+requests of peers and their replies are replayed with the threads of production and with the
+simulator's driver, on the simulated engine. The peers, the consumers and the end of each step are
+scripted."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def is_reply(event: Event, to: Postpone, of: str) -> bool:
 
 
 class ScriptedPeer:
-    """Another replica, as the transport shows it."""
+    """Another replica as seen through the transport."""
 
     def __init__(self, name: str, replies: Replies) -> None:
         self.name, self._replies = name, replies
@@ -78,8 +79,9 @@ class ScriptedPeer:
 
 
 class Threads:
-    """The driver of production: real threads ask, answer and run steps, and what they tell the loop
-    is taken when the script says. A step is done at once, but heard of when it says so."""
+    """The driver of production: real threads send requests, reply and run steps; the event loop
+    takes their events at the times of the script. A step runs at once, but its end is delivered at
+    the time of the script."""
 
     def __init__(self, section: Section, folder: Path) -> None:
         self.now, name = 0, section.setup["name"]
@@ -98,12 +100,12 @@ class Threads:
             clock=lambda: self.now,
         )  # fmt: skip
         self._node.performer.inputs = MemoryInputs(disk)
-        self._node._workers = ThreadPoolExecutor(1)  # the disk is of one thread
+        self._node._workers = ThreadPoolExecutor(1)  # the disk supports only one thread
         self._node.answer_calls()
         for stream in FRAGMENT.outputs:
             self._service.readers[stream] = set(WIRING.readers[stream])
         self.core = self._node.performer.core
-        #: Came, and not taken yet.
+        #: Events that have arrived but were not taken yet.
         self._told: list[Event] = []
 
     def bring(self, line: Line) -> None:
@@ -116,31 +118,31 @@ class Threads:
             case {"asked": asks, **more}:
                 self._asked(postpone_of(asks), more["reply"])
             case {"replied": peer, "to": to}:
-                asked, reply = postpone_of(to), reply_of(line.happened)
-                self._replies.to(peer, asked).put(reply)
-                performer.take(self._next(lambda it: is_reply(it, asked, peer)))
+                request, reply = postpone_of(to), reply_of(line.happened)
+                self._replies.to(peer, request).put(reply)
+                performer.take(self._next(lambda event: is_reply(event, request, peer)))
             case {"acknowledged": output, "upto": [needed, received]}:
-                for tell in self._service.on_ack:
-                    tell(output, needed, received)
-                performer.take(self._next(lambda it: isinstance(it, core.Acknowledged)))
+                for notify in self._service.on_ack:
+                    notify(output, needed, received)
+                performer.take(self._next(lambda event: isinstance(event, core.Acknowledged)))
             case {"took": name}:
-                performer.take(self._next(lambda it: name_of(it) == name))
+                performer.take(self._next(lambda event: name_of(event) == name))
         for _ in range(
             sum(action.startswith(("Run(", "RunTentative(")) for action in line.actions)
         ):
-            self._told.append(self._from_threads(lambda it: isinstance(it, Finished)))
+            self._told.append(self._from_threads(lambda event: isinstance(event, Finished)))
 
     def _asked(self, asks: Postpone, expected: dict[str, Any]) -> None:
-        """In one of the server's threads, which waits for the loop."""
+        """Calls the service in a thread of the server, which waits for the event loop."""
         replies: queue.Queue[Postponement] = queue.Queue()
         peer = InProcess(self._service)
         asking = threading.Thread(target=lambda: replies.put(peer.call(asks)), daemon=True)
         asking.start()
-        self._node.performer.take(self._next(lambda it: isinstance(it, Asked)))
+        self._node.performer.take(self._next(lambda event: isinstance(event, Asked)))
         assert replies.get(timeout=LIMIT_S) == reply_of({"reply": expected})
 
     def _next(self, wanted: Any) -> Event:
-        """What the loop takes now: it came before, or is due, or comes."""
+        """The wanted event: it has arrived before, is due now, or arrives later."""
         for number, event in enumerate(self._told):
             if wanted(event):
                 return self._told.pop(number)
@@ -167,7 +169,7 @@ class Threads:
 
 
 class Somebody:
-    """At the other end of the wire: says what it is asked. The controller, too."""
+    """The remote end of the network, or the controller: returns the request that it received."""
 
     is_up = True
 
@@ -185,12 +187,12 @@ class Somebody:
         return name
 
     def locate(self, stream: str) -> Any:
-        raise TransportError("what is read comes from the script")
+        raise TransportError("deliveries come from the script")
 
 
 class ScriptedWire:
-    """The network of the simulator: keeps what is asked until the script answers. And the host of
-    the node, which has nothing to tell."""
+    """The network of the simulator: holds requests until the script replies. Also the host of the
+    node, which reports nothing."""
 
     def __init__(self, world: World) -> None:
         self.world, self.wire = world, self
@@ -210,7 +212,7 @@ class ScriptedWire:
 
 
 class VirtualTime:
-    """The driver of the simulator. With the seed of the recording its steps take as long."""
+    """The driver of the simulator. With the seed of the recording, its steps take the same time."""
 
     def __init__(self, section: Section, folder: Path) -> None:
         self._world = World(f"lab/{SEED}")
@@ -240,22 +242,22 @@ class VirtualTime:
             case {"asked": asks, "reply": reply}:
                 assert node.postpone(postpone_of(asks)) == reply_of({"reply": reply})
             case {"replied": peer, "to": to}:
-                told, failed = self._wire.asked[peer, postpone_of(to)].pop(0)
+                replied, failed = self._wire.asked[peer, postpone_of(to)].pop(0)
                 reply = reply_of(line.happened)
-                (failed if isinstance(reply, HoldfastError) else told)(reply)
+                (failed if isinstance(reply, HoldfastError) else replied)(reply)
             case {"acknowledged": output, "upto": [needed, received]}:
-                for tell in node.service.on_ack:
-                    tell(output, needed, received)
+                for notify in node.service.on_ack:
+                    notify(output, needed, received)
                 self._fire(line)
 
     def _let_pass(self, at: int) -> None:
-        """What the node does before that, and does not tell itself."""
+        """Runs the earlier timers of the node that cause no recorded event."""
         while self._world._heap and self._world._heap[0][0] < at:
             self._next()
         self._world.now = at
 
     def _fire(self, line: Line) -> None:
-        """Until the machine hears of something."""
+        """Advances time until the machine receives an event."""
         before = len(self.core.expected.left)
         while line.event is not None and len(self.core.expected.left) == before:
             due = self._world._heap[0][0]
@@ -275,7 +277,7 @@ class VirtualTime:
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
 @pytest.mark.parametrize("driver", [Threads, VirtualTime])
-def test_both_drivers_of_a_replica_do_what_was_recorded(
+def test_both_drivers_of_a_replica_match_the_recording(
     driver: type[Threads] | type[VirtualTime],
     number: int,
     tmp_path: Path,
@@ -284,26 +286,26 @@ def test_both_drivers_of_a_replica_do_what_was_recorded(
     section = RECORDED[number]
     monkeypatch.setattr(executor, "Progress", Watched)
     monkeypatch.setattr(Watched, "expected", Expected(section), raising=False)
-    drives = driver(section, tmp_path)
+    replay = driver(section, tmp_path)
     try:
         for line in section.lines:
-            drives.bring(line)
-        assert drives.core.expected.left == [], "the recording goes on"
+            replay.bring(line)
+        assert replay.core.expected.left == [], "the recording has further events"
     finally:
-        drives.close()
+        replay.close()
 
 
-def test_the_recording_is_of_this_code(tmp_path: Path) -> None:
-    """Else: python -m tests.verify.sim.recording"""
+def test_the_recording_matches_the_current_code(tmp_path: Path) -> None:
+    """If this fails: python -m tests.verify.sim.recording"""
     write(tmp_path / "now.jsonl", record_promises())
     assert read(tmp_path / "now.jsonl") == RECORDED
 
 
-def test_the_recording_shows_what_it_is_about() -> None:
-    told = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
-    for what in (
+def test_the_recording_contains_every_kind_of_event() -> None:
+    text = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
+    for fragment in (
         "Ask(", "done=True", "started=True", "answer='answering'", "answer='refused'",
         "answer='away'", "Enter(", "RunTentative(", "Leave(", "STABILIZATION",
     ):  # fmt: skip
-        assert what in told
+        assert fragment in text
     assert any("error" in line.happened for s in RECORDED for line in s.lines)

@@ -8,7 +8,7 @@ from holdfast.verify.scenario import Fault
 from tests.verify.sim.lab import Lab, S, union_of_two
 
 
-def test_a_failed_sync_during_a_failure_does_not_end_tentative_results(
+def test_a_failed_sync_during_a_failure_does_not_stop_tentative_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Borealis property 1. Only tentative steps ran, and their errors never restarted the node:

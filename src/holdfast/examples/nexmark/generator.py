@@ -165,8 +165,8 @@ def _newest(last: Numbers, count: int, n: Numbers, column: int, seed: int) -> Nu
 
 def _price(n: Numbers, column: int, seed: int) -> Numbers:
     """A price in cents, from 100 to 9,990,000. All powers of ten are equally likely."""
-    drawn = _below(4_500, n, column, seed)
-    price: Numbers = (100 + drawn % 900) * np.power(10, drawn // 900)
+    number = _below(4_500, n, column, seed)
+    price: Numbers = (100 + number % 900) * np.power(10, number // 900)
     return price
 
 

@@ -42,7 +42,7 @@ def sessions(
     first = np.flatnonzero(begins)
     last = np.r_[first[1:], len(bidder)][: len(first)] - 1
     ends = latest[last] + gap_us - 1
-    found = pa.table(
+    merged = pa.table(
         {
             "bidder": bidder[first],
             "bids": np.add.reduceat(bids, first) if len(first) else bids,
@@ -52,7 +52,7 @@ def sessions(
         }
     )
     over = ends < info.end_us
-    return _stamped(found.filter(pa.array(over))), found.filter(pa.array(~over))
+    return _stamped(merged.filter(pa.array(over))), merged.filter(pa.array(~over))
 
 
 def closings(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
@@ -63,27 +63,29 @@ def closings(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.T
     """
     opening = rows.filter(rows["ends"].is_valid())
     opening = opening.rename_columns([{"ts": "opened"}.get(c, c) for c in opening.column_names])
-    known = pa.concat_tables([state, opening.select(state.column_names).cast(state.schema)])
-    known = known.sort_by("auction")
-    best = pc.fill_null(known["price"], _NO_BID).to_numpy().copy()
-    ends = _micros(known, "ends")
+    auctions = pa.concat_tables([state, opening.select(state.column_names).cast(state.schema)])
+    auctions = auctions.sort_by("auction")
+    best = pc.fill_null(auctions["price"], _NO_BID).to_numpy().copy()
+    ends = _micros(auctions, "ends")
 
     bids = rows.filter(rows["ends"].is_null())
     auction, at, price = _whole(bids, "auction"), _micros(bids, "ts"), _whole(bids, "price")
-    ids = _whole(known, "auction")
+    ids = _whole(auctions, "auction")
     place = np.searchsorted(ids, auction)
     place[place == len(ids)] = 0
     if len(ids):
         hit = (
-            (ids[place] == auction) & (_micros(known, "opened")[place] <= at) & (at <= ends[place])
+            (ids[place] == auction)
+            & (_micros(auctions, "opened")[place] <= at)
+            & (at <= ends[place])
         )
         np.maximum.at(best, place[hit], price[hit])
 
     bid_on, over = best != _NO_BID, ends < info.end_us
-    known = known.set_column(
-        known.column_names.index("price"), "price", pa.array(best, mask=~bid_on)
+    auctions = auctions.set_column(
+        auctions.column_names.index("price"), "price", pa.array(best, mask=~bid_on)
     )
-    return _stamped(known.filter(pa.array(over & bid_on))), known.filter(pa.array(~over))
+    return _stamped(auctions.filter(pa.array(over & bid_on))), auctions.filter(pa.array(~over))
 
 
 def _stamped(ended: pa.Table) -> pa.Table:
@@ -91,13 +93,13 @@ def _stamped(ended: pa.Table) -> pa.Table:
 
 
 def _whole(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = table[column].to_numpy()
-    return found
+    values: npt.NDArray[np.int64] = table[column].to_numpy()
+    return values
 
 
 def _micros(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = table[column].cast(pa.int64()).to_numpy()
-    return found
+    values: npt.NDArray[np.int64] = table[column].cast(pa.int64()).to_numpy()
+    return values
 
 
 def _times(micros: npt.NDArray[np.int64]) -> pa.Array:

@@ -152,8 +152,8 @@ def bidder_sessions(take: Take, *, gap: str = "10s") -> hf.Stream:
 
 def _highest(df: Any, column: str) -> Any:
     """The rows with the greatest value of the column."""
-    found = df.selectExpr("*", f"max({column}) over () as _most")
-    return found.filter(f"{column} = _most").drop("_most")
+    with_most = df.selectExpr("*", f"max({column}) over () as _most")
+    return with_most.filter(f"{column} = _most").drop("_most")
 
 
 QUERIES: dict[int, Callable[..., hf.Stream]] = {

@@ -55,24 +55,28 @@ def audit(network: Network, storage: str, spark: SparkSession) -> Report:
     clients = {
         op.name: _Kept.of(client_folder(storage, op.name), op.name) for op in network.outputs
     }
-    heard = [kept.stream.complete_upto for kept in clients.values() if kept.stream is not None]
-    told: list[OutputReport] = []
+    complete_upto = [
+        logged.stream.complete_upto for logged in clients.values() if logged.stream is not None
+    ]
+    reports: list[OutputReport] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-audit-") as scratch:
-        batch = _batch(network, sources, max(heard, default=0), scratch, spark)
+        batch = _batch(network, sources, max(complete_upto, default=0), scratch, spark)
         for op in network.outputs:
             report = OutputReport(op.name, op.contract)
             try:
-                told.append(_output(report, op, network, sources, clients[op.name], batch))
+                reports.append(_output(report, op, network, sources, clients[op.name], batch))
             except HoldfastError as err:
-                told.append(replace(report, unknown=str(err)))
+                reports.append(replace(report, unknown=str(err)))
             except Exception as err:
                 if not _of_spark(err):
                     raise
-                told.append(replace(report, unknown=f"the batch failed: {_brief(err)}"))
+                reports.append(
+                    replace(report, unknown=f"computing the ideal failed: {_brief(err)}")
+                )
     return Report(
         network.name,
-        tuple(_inter(told)),
-        tuple(_source(name, kept) for name, kept in sources.items()),
+        tuple(_inter(reports)),
+        tuple(_source(name, logged) for name, logged in sources.items()),
     )
 
 
@@ -91,7 +95,7 @@ class _Kept:
         except HoldfastError as err:
             return cls(None, None, str(err))
         if stream not in log.state.streams:
-            return cls(log, None, f"{folder}: nothing was logged of {stream!r} yet")
+            return cls(log, None, f"{folder}: the log has no data of stream {stream!r} yet")
         return cls(log, log.state.streams[stream])
 
 
@@ -127,26 +131,26 @@ def _schema(network: Network, source: str) -> str:
     return op.schema
 
 
-def _copy(name: str, kept: _Kept, ddl: str, upto: int, scratch: str) -> str:
+def _copy(name: str, logged: _Kept, ddl: str, upto: int, scratch: str) -> str:
     """Write the rows of a source into one file, verifying the checksum of every segment."""
     path = os.path.join(scratch, f"{name}.parquet")
     schema = arrow_schema(ddl)
-    if kept.stream is None or kept.log is None:
-        raise InputError(f"source {name!r}: {kept.lacking}")
-    if schema_ddl(arrow_schema(kept.stream.schema)) != schema_ddl(schema):
+    if logged.stream is None or logged.log is None:
+        raise InputError(f"source {name!r}: {logged.lacking}")
+    if schema_ddl(arrow_schema(logged.stream.schema)) != schema_ddl(schema):
         raise InputError(
-            f"source {name!r} is logged as ({kept.stream.schema}), but the network says ({ddl}); "
+            f"source {name!r}: expected schema ({ddl}), found ({logged.stream.schema}) in the log; "
             "audit with the network that ran"
         )
-    held: list[pa.Table] = []
+    tables: list[pa.Table] = []
     with pq.ParquetWriter(path, schema) as writer:
-        for segment in kept.stream.between(-(2**62), upto):
-            held.append(kept.log.read(segment).cast(schema))
-            if sum(table.num_rows for table in held) >= _GROUP_ROWS:
-                writer.write_table(pa.concat_tables(held))
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held))
+        for segment in logged.stream.between(-(2**62), upto):
+            tables.append(logged.log.read(segment).cast(schema))
+            if sum(table.num_rows for table in tables) >= _GROUP_ROWS:
+                writer.write_table(pa.concat_tables(tables))
+                tables = []
+        if tables:
+            writer.write_table(pa.concat_tables(tables))
     return path
 
 
@@ -159,35 +163,41 @@ def _output(
     batch: Batch,
 ) -> OutputReport:
     if client.stream is None or client.log is None:
-        return replace(report, unknown=f"no client received it durably: {client.lacking}")
+        return replace(report, unknown=f"no durable client received this output: {client.lacking}")
     stream, log = client.stream, client.log
     first, upto = max(stream.starts_at, stream.trimmed_upto + 1), stream.complete_upto
     above = ops.sources_of(op)
-    told = [_source(source.name, sources[source.name]) for source in above]
-    notes = [text for source in told for text in source.not_as_pushed()]
+    source_reports = [_source(source.name, sources[source.name]) for source in above]
+    notes = [text for source in source_reports for text in source.not_as_pushed()]
     broken = []
     start = _first_whole(op, above, sources, network.width_us)
     if start is None:
         return replace(
             report,
-            unknown="a source was trimmed, and an operator on the way needs it from its first row "
-            "on; run with archive=True to keep everything",
+            unknown="the log of a source was trimmed, but an operator of this output needs all "
+            "rows of the source; run with archive=True to retain them",
         )
     if start > first:
         notes.append(f"sources are trimmed: buckets before {start} cannot be audited")
         first = start
     if first > upto:
         return replace(
-            report, unknown=f"no bucket to compare: from {first} on, received up to {upto}"
+            report,
+            unknown=f"no bucket to compare: the audit starts at bucket {first}, and the client "
+            f"received buckets only up to {upto}",
         )
     for source in above:
-        known = sources[source.name].stream
-        if known is not None and not known.ended and known.complete_upto < upto:
+        source_stream = sources[source.name].stream
+        if (
+            source_stream is not None
+            and not source_stream.ended
+            and source_stream.complete_upto < upto
+        ):
             broken.append(
-                f"bucket {upto} was received, but source {source.name!r} is closed only up to "
-                f"{known.complete_upto}"
+                f"the client received bucket {upto}, but source {source.name!r} is closed only "
+                f"up to {source_stream.complete_upto}"
             )
-    made = batch.output(op.name)
+    ideal_output = batch.output(op.name)
     names = [name for name in arrow_schema(stream.schema).names if name != RECEIVED_AT]
     schema = pa.schema([arrow_schema(stream.schema).field(name) for name in names])
     tables = [
@@ -196,52 +206,60 @@ def _output(
     ]
     empty = arrow_schema(f"{stream.schema}, {BUCKET} bigint").empty_table()
     received = pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables)])
-    ideal = made.collect(schema, first * network.width_us, (upto + 1) * network.width_us)
+    ideal = ideal_output.collect(schema, first * network.width_us, (upto + 1) * network.width_us)
     if ideal.num_rows and not stream.segments:
         return replace(
             report,
-            unknown="the client's log holds positions but no rows: it ran without archive=True, or "
-            f"everything was lost ({ideal.num_rows} rows up to bucket {upto})",
+            unknown="the log of the client holds positions but no rows: the client ran without "
+            f"archive=True, or all rows were lost ({ideal.num_rows} rows expected up to bucket "
+            f"{upto})",
         )
-    found = compare(
-        ideal, received, time=made.time, width_us=network.width_us, tolerance=made.tolerance
+    comparison = compare(
+        ideal,
+        received,
+        time=ideal_output.time,
+        width_us=network.width_us,
+        tolerance=ideal_output.tolerance,
     )
     wall_clock = all(source.clock in ("wall", "live") for source in above)
     if not wall_clock:
-        notes.append("a source's clock is manual or data: delays say nothing and are not judged")
-    notes += _blurred(ideal, made.tolerance)
-    tentative, replaced, standing = (
+        notes.append("delays are not judged: the clock of a source is manual or data")
+    notes += _blurred(ideal, ideal_output.tolerance)
+    tentative, replaced, pending = (
         log.state.counters.get(f"{op.name}.{name}", 0)
         for name in ("tentative_rows", "replacements", "tentative")
     )
-    if tentative or standing:
+    if tentative or pending:
         notes.append(
-            f"{tentative} tentative rows were given, and {replaced} tentative buckets replaced by "
-            "stable ones; stable rows are late by as much as what they waited for, which is not "
-            "judged here but by the monitor while it happens"
+            f"{tentative} tentative rows were delivered, and {replaced} tentative buckets were "
+            "replaced by stable ones; delays are not judged, because stable rows waited for "
+            "missing inputs; the contract monitor judges delays during the run"
         )
-    if standing:
-        notes.append("the client was stopped while tentative results stood; they are not judged")
-    timed = wall_clock and not (tentative or standing)
-    broken += [*judge(found, op.contract, wall_clock=timed), *batch.accuracy(op.name)]
+    if pending:
+        notes.append(
+            "the client stopped before all tentative results were replaced; tentative results are "
+            "not judged"
+        )
+    timed = wall_clock and not (tentative or pending)
+    broken += [*judge(comparison, op.contract, wall_clock=timed), *batch.accuracy(op.name)]
     return replace(
         report, broken=tuple(broken), notes=tuple(notes), from_bucket=first, upto=upto,
-        found=found, tentative_rows=tentative,
+        found=comparison, tentative_rows=tentative,
     )  # fmt: skip
 
 
 def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
     """Return a note for each column whose tolerance is too large to verify its values."""
-    told = []
+    notes = []
     for name, allowed in tolerance.items():
         values = np.abs(ideal[name].to_numpy().astype(np.float64))
-        bad = int((ideal[allowed].to_numpy().astype(np.float64) > _BLURRED * values).sum())
-        if bad:
-            told.append(
-                f"column {name!r} is hardly known in {bad} rows: a spread computed from n, sum and "
-                "sum of squares loses its digits when it is small against the values"
+        count = int((ideal[allowed].to_numpy().astype(np.float64) > _BLURRED * values).sum())
+        if count:
+            notes.append(
+                f"column {name!r} cannot be verified in {count} rows: a spread computed from "
+                "n, sum and sum of squares is inexact if it is small compared with the values"
             )
-    return told
+    return notes
 
 
 def _first_whole(
@@ -267,33 +285,33 @@ def _reach_us(op: ops.Operator) -> int | None:
     return op.extent_us + max((reach for reach in above if reach is not None), default=0)
 
 
-def _source(name: str, kept: _Kept) -> SourceReport:
-    if kept.stream is None or kept.log is None:
+def _source(name: str, logged: _Kept) -> SourceReport:
+    if logged.stream is None or logged.log is None:
         return SourceReport(name, None, False)
-    state = kept.log.state
+    state = logged.log.state
     counted = {key: state.counters.get(f"{name}.{key}", 0) for key in COUNTERS}
     dead = state.streams.get(stream_of(name))
     return SourceReport(
         name,
-        kept.stream.complete_upto,
-        kept.stream.ended,
+        logged.stream.complete_upto,
+        logged.stream.ended,
         dead_letters=sum(segment.rows for segment in dead.segments) if dead else 0,
         **counted,
     )
 
 
-def _inter(told: list[OutputReport]) -> list[OutputReport]:
+def _inter(reports: list[OutputReport]) -> list[OutputReport]:
     """Judge order across outputs. One output promises it; checking it needs all outputs."""
-    promised = [report for report in told if report.contract.order == "inter"]
-    early = inter_order_breaks(told) if promised else ()
+    promised = [report for report in reports if report.contract.order == "inter"]
+    early = inter_order_breaks(reports) if promised else ()
     if not early:
-        return told
+        return reports
     text = f"order across outputs: rows of {len(early)} buckets came too early"
     return [
         replace(report, broken=(*report.broken, text))
         if report in promised and report.found is not None
         else report
-        for report in told
+        for report in reports
     ]
 
 

@@ -114,15 +114,15 @@ def compare(
     for name in names:
         for leaf in _leaves(_both(ideal[name], received[name])):
             if at.is_floating(leaf.type):
-                given = ideal[tolerance[name]] if name in tolerance else None
-                floats.append(_Values.of(leaf, given))
+                absolute = ideal[tolerance[name]] if name in tolerance else None
+                floats.append(_Values.of(leaf, absolute))
                 ids = _number(ids, floats[-1].nulls)
             else:
                 ids = _number(ids, _codes(leaf))
     for values in floats:
         ids = values.cluster(ids)
     pairs, missing, wrong, duplicated = _match(ids, count, floats, at_us)
-    mine, theirs = pairs
+    matched_ideal, matched_received = pairs
     examples = {
         kind: _examples(table.select(names), of, rows)
         for kind, table, of, rows in (
@@ -132,19 +132,19 @@ def compare(
         )
         if len(rows)
     }
-    of_bucket, time_us = buckets[theirs], times[theirs]
-    came = time_us if at_us is None else at_us[theirs]
+    of_bucket, time_us = buckets[matched_received], times[matched_received]
+    arrived_us = time_us if at_us is None else at_us[matched_received]
     order = np.argsort(time_us, kind="stable")
     false = len(wrong) + len(duplicated)
-    matched = Matched(count, false, of_bucket[order], time_us[order], came[order])
-    timed = at_us is not None and len(theirs) > 0
+    matched = Matched(count, false, of_bucket[order], time_us[order], arrived_us[order])
+    timed = at_us is not None and len(matched_received) > 0
     return Comparison(
-        count, received.num_rows, len(mine), len(missing), len(wrong), len(duplicated),
+        count, received.num_rows, len(matched_ideal), len(missing), len(wrong), len(duplicated),
         matched=matched,
         levels=evaluate({"": matched}),
         examples=examples,
-        after_bucket=_delay(came - (of_bucket + 1) * width_us) if timed else None,
-        after_row=_delay(came - time_us) if timed else None,
+        after_bucket=_delay(arrived_us - (of_bucket + 1) * width_us) if timed else None,
+        after_row=_delay(arrived_us - time_us) if timed else None,
     )  # fmt: skip
 
 
@@ -207,13 +207,13 @@ class _Values:
     absolute: Floats
 
     @classmethod
-    def of(cls, leaf: pa.Array, given: pa.ChunkedArray | None) -> _Values:
+    def of(cls, leaf: pa.Array, tolerance: pa.ChunkedArray | None) -> _Values:
         nulls = leaf.is_null().to_numpy(zero_copy_only=False)
         values = leaf.fill_null(0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         relative = TOLERANCE if at.is_float64(leaf.type) else TOLERANCE_FLOAT
         absolute = np.zeros(len(values))
-        if given is not None:
-            absolute[: len(given)] = np.nan_to_num(given.to_numpy(), nan=0.0, posinf=0.0)
+        if tolerance is not None:
+            absolute[: len(tolerance)] = np.nan_to_num(tolerance.to_numpy(), nan=0.0, posinf=0.0)
         return cls(values, nulls, relative, absolute)
 
     def near(self, one: Ints, other: Ints) -> npt.NDArray[np.bool_]:
@@ -230,9 +230,9 @@ class _Values:
         """Split rows of equal number where sorted neighbours differ by more than the tolerance."""
         order = np.lexsort((self.values, ids)).astype(np.int64)
         apart = (ids[order][1:] != ids[order][:-1]) | ~self.near(order[1:], order[:-1])
-        found = np.empty(len(ids), np.int64)
-        found[order] = np.cumsum(np.r_[False, apart]) if len(ids) else 0
-        return found
+        numbers = np.empty(len(ids), np.int64)
+        numbers[order] = np.cumsum(np.r_[False, apart]) if len(ids) else 0
+        return numbers
 
 
 # -- counting -----------------------------------------------------------------------------------
@@ -244,37 +244,40 @@ def _match(
     """Return (ideal, received) pairs, missing ideal rows, wrong and duplicated received rows."""
     total = len(ids)
     received = np.arange(total) >= count
-    came = np.zeros(total, np.int64)
+    arrived_us = np.zeros(total, np.int64)
     if at_us is not None:
-        came[count:] = at_us  # of equal rows, the first to arrive is the correct one
-    order = np.lexsort((came, *(v.values for v in floats), received, ids))
+        arrived_us[count:] = at_us  # of equal rows, the first to arrive is the correct one
+    order = np.lexsort((arrived_us, *(v.values for v in floats), received, ids))
     numbers = int(ids.max(initial=-1)) + 1
-    have = np.bincount(ids[~received], minlength=numbers)
-    got = np.bincount(ids[received], minlength=numbers)
-    begins = np.r_[0, np.cumsum(have + got)][:-1]
+    ideal_count = np.bincount(ids[~received], minlength=numbers)
+    received_count = np.bincount(ids[received], minlength=numbers)
+    begins = np.r_[0, np.cumsum(ideal_count + received_count)][:-1]
     place = np.arange(total) - begins[ids[order]]
     is_received = received[order]
-    rank = np.where(is_received, place - have[ids[order]], place)
-    paired = rank < np.minimum(have, got)[ids[order]]
-    mine, theirs = order[paired & ~is_received], order[paired & is_received]
+    rank = np.where(is_received, place - ideal_count[ids[order]], place)
+    paired = rank < np.minimum(ideal_count, received_count)[ids[order]]
+    matched_ideal, matched_received = order[paired & ~is_received], order[paired & is_received]
     # A chain of neighbours can span more than the tolerance, so each pair is checked again.
-    good = np.ones(len(mine), np.bool_)
+    good = np.ones(len(matched_ideal), np.bool_)
     for values in floats:
-        good &= values.near(mine, theirs)
+        good &= values.near(matched_ideal, matched_received)
     rest = order[~paired & is_received]
-    known = have[ids[rest]] > 0
-    missing = np.r_[order[~paired & ~is_received], mine[~good]]
-    wrong = np.r_[rest[~known], theirs[~good]] - count
-    pairs = (mine[good].astype(np.int64), (theirs[good] - count).astype(np.int64))
-    return pairs, np.sort(missing), np.sort(wrong), np.sort(rest[known] - count)
+    duplicates = ideal_count[ids[rest]] > 0
+    missing = np.r_[order[~paired & ~is_received], matched_ideal[~good]]
+    wrong = np.r_[rest[~duplicates], matched_received[~good]] - count
+    pairs = (
+        matched_ideal[good].astype(np.int64),
+        (matched_received[good] - count).astype(np.int64),
+    )
+    return pairs, np.sort(missing), np.sort(wrong), np.sort(rest[duplicates] - count)
 
 
 def _examples(table: pa.Table, buckets: Ints, rows: Ints) -> list[dict[str, Any]]:
     chosen = rows[:EXAMPLES]
-    told = table.take(pa.array(chosen)).to_pylist()
-    return [{"bucket": int(b), **row} for b, row in zip(buckets[chosen], told, strict=True)]
+    examples = table.take(pa.array(chosen)).to_pylist()
+    return [{"bucket": int(b), **row} for b, row in zip(buckets[chosen], examples, strict=True)]
 
 
 def _delay(delays: Ints) -> Delay:
-    found = np.quantile(delays, (0.5, 0.95, 0.99, 1.0), method="inverted_cdf")
-    return Delay(*(int(value) for value in found))
+    quantiles = np.quantile(delays, (0.5, 0.95, 0.99, 1.0), method="inverted_cdf")
+    return Delay(*(int(value) for value in quantiles))

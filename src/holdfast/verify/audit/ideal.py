@@ -44,10 +44,11 @@ class IdealOutput:
     def collect(self, schema: pa.Schema, from_us: int, until_us: int) -> pa.Table:
         """Return the rows with times in [`from_us`, `until_us`), with their tolerances."""
         names = [name for name in self.frame.columns if name not in self.tolerance.values()]
-        made = rows_schema(self.frame.select(*_columns(names)))
-        if [(f.name, f.type) for f in made] != [(f.name, f.type) for f in schema]:
+        produced = rows_schema(self.frame.select(*_columns(names)))
+        if [(f.name, f.type) for f in produced] != [(f.name, f.type) for f in schema]:
             raise InputError(
-                f"the network gives ({schema_ddl(made)}), but ({schema_ddl(schema)}) was received; "
+                f"the network produces ({schema_ddl(produced)}), but the client received "
+                f"({schema_ddl(schema)}); "
                 "audit with the network that ran"
             )
         t = _micros(self.time)
@@ -88,13 +89,13 @@ class Batch:
             up = _up(up)
         frame = self.frame(up)
         if up.name in self._grouped:
-            held, columns = self._grouped[up.name]
-            return IdealOutput(held.frame.select(*columns), self.time(up), held.tolerance)
+            grouping, columns = self._grouped[up.name]
+            return IdealOutput(grouping.frame.select(*columns), self.time(up), grouping.tolerance)
         return IdealOutput(frame, self.time(up))
 
     def accuracy(self, name: str) -> list[str]:
         """Report approximate aggregates upstream of an output that exceed their declared error."""
-        told: list[str] = []
+        violations: list[str] = []
         waiting, seen = [self.network.named(name)], set()
         while waiting:
             op = waiting.pop()
@@ -102,8 +103,10 @@ class Batch:
                 seen.add(op.name)
                 waiting += [up for up in op.inputs if up is not None]
                 if op.name in self._grouped:
-                    told += [f"{op.name}: {text}" for text in self._grouped[op.name][0].accuracy()]
-        return told
+                    violations += [
+                        f"{op.name}: {text}" for text in self._grouped[op.name][0].accuracy()
+                    ]
+        return violations
 
     def time(self, op: ops.Operator) -> str:
         return op.time if isinstance(op, ops.Source) else self.time(_up(op))
@@ -145,24 +148,24 @@ class Batch:
 
     def _window(self, op: ops.TimeWindow) -> DataFrame:
         time = self.time(op)
-        held = grouped(self._in_windows(op), ["__end", *op.keys], op.aggregates, time)
+        grouping = grouped(self._in_windows(op), ["__end", *op.keys], op.aggregates, time)
         start = F.expr(f"timestamp_micros(__end - {op.size_us}L)").alias("window_start")
         stamp = F.expr("timestamp_micros(__end - 1L)").alias(time)
-        return self._take(op, held, [start, stamp])
+        return self._take(op, grouping, [start, stamp])
 
     def _take(
-        self, op: ops.TimeWindow | ops.CountWindow, held: Grouped, stamps: list[Column]
+        self, op: ops.TimeWindow | ops.CountWindow, grouping: Grouped, stamps: list[Column]
     ) -> DataFrame:
-        columns = [*_columns([*op.keys, *held.names]), *stamps]
-        self._grouped[op.name] = (held, [*columns, *_columns(held.tolerance.values())])
-        return held.frame.select(*columns)
+        columns = [*_columns([*op.keys, *grouping.names]), *stamps]
+        self._grouped[op.name] = (grouping, [*columns, *_columns(grouping.tolerance.values())])
+        return grouping.frame.select(*columns)
 
     def _window_function(self, op: ops.TimeWindow) -> DataFrame:
         """Apply the window function to each nonempty window separately."""
         assert op.fn is not None
         time = self.time(op)
-        found = self._in_windows(op).select("__end").distinct().toArrow()["__end"]
-        ends = sorted(found.to_pylist())
+        window_ends = self._in_windows(op).select("__end").distinct().toArrow()["__end"]
+        ends = sorted(window_ends.to_pylist())
         path = self._path(op, "rows")
         self.frame(_up(op)).orderBy(time).write.parquet(path)
         rows = self.session.read.schema(self.frame(_up(op)).schema).parquet(path)
@@ -184,8 +187,8 @@ class Batch:
         since, until = (F.timestamp_micros(F.lit(us)) for us in (end - op.size_us, end))
         (at,) = _columns([time])
         result: DataFrame = op.fn(rows.filter((at >= since) & (at < until)))
-        kept = _columns(name for name in result.columns if name != time)
-        return result.select(*kept, F.timestamp_micros(F.lit(end - 1)).alias(time))
+        columns = _columns(name for name in result.columns if name != time)
+        return result.select(*columns, F.timestamp_micros(F.lit(end - 1)).alias(time))
 
     # -- joins ----------------------------------------------------------------------------------
 
@@ -222,10 +225,12 @@ class Batch:
         members = rows.withColumn("__n", number).withColumn(
             "__k", F.expr(f"explode(sequence({first}, __n div {op.slide}L))")
         )
-        held = grouped(members, [*op.keys, "__k"], {**op.aggregates, "__last": _last(time)}, time)
-        held.names.remove("__last")
-        held.frame = held.frame.filter(f"__rows = {op.size}")
-        return self._take(op, held, [F.col("__last").alias(time)])
+        grouping = grouped(
+            members, [*op.keys, "__k"], {**op.aggregates, "__last": _last(time)}, time
+        )
+        grouping.names.remove("__last")
+        grouping.frame = grouping.frame.filter(f"__rows = {op.size}")
+        return self._take(op, grouping, [F.col("__last").alias(time)])
 
     def _stateful(self, op: ops.Stateful) -> DataFrame:
         """Call the function bucket by bucket in a single task, with all keys at once."""
@@ -238,8 +243,8 @@ class Batch:
             self.end_us,
         )  # fmt: skip
         ordered = rows.repartition(1).sortWithinPartitions(*order)
-        kept = ordered.select(*_columns(up.columns))
-        return kept.mapInArrow(replay, schema_ddl(out))
+        input_rows = ordered.select(*_columns(up.columns))
+        return input_rows.mapInArrow(replay, schema_ddl(out))
 
     # -- internals ------------------------------------------------------------------------------
 
@@ -260,6 +265,6 @@ def _columns(names: Iterable[str]) -> list[Column]:
 
 
 def _up(op: ops.Operator, port: int = 0) -> ops.Operator:
-    found = op.inputs[port]
-    assert found is not None
-    return found
+    upstream = op.inputs[port]
+    assert upstream is not None
+    return upstream

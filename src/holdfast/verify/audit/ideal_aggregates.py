@@ -39,18 +39,20 @@ class Grouped:
 
     def accuracy(self) -> list[str]:
         """Report results that are further from the exact answer than declared."""
-        told = []
-        for name, (what, exact, bound) in self.approximate.items():
+        violations = []
+        for name, (description, exact, bound) in self.approximate.items():
             off = F.expr(f"not (abs(`{name}` - `{exact}`) <= `{bound}` or `{name}` <=> `{exact}`)")
             bad = self.frame.filter(off).count()
             if bad:
-                told.append(f"{what} is further from the exact answer than declared in {bad} rows")
-        return told
+                violations.append(
+                    f"{description} is further from the exact answer than declared in {bad} rows"
+                )
+        return violations
 
 
 def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: str) -> Grouped:
     """Aggregate `df` by the columns `by`."""
-    found = Grouped(df, [*aggregates])
+    result = Grouped(df, [*aggregates])
     columns: list[Column] = [F.count(F.lit(1)).alias("__rows")]
     tops: dict[str, Aggregate] = {}
     for number, (name, wanted) in enumerate(aggregates.items()):
@@ -61,24 +63,26 @@ def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: s
             columns.append(F.expr(_sql(df, wanted, time)).alias(name))
             x = f"({wanted.arg})"
             if wanted.kind in ("stddev", "stddev_pop", "variance", "var_pop"):
-                found.tolerance[name] = f"__t{number}"
+                result.tolerance[name] = f"__t{number}"
                 columns.append(F.expr(_spread_tolerance(x, wanted.kind)).alias(f"__t{number}"))
             if wanted.kind in ("approx_distinct", "quantile"):
                 exact, bound = _exact(x, wanted)
                 columns.append(F.expr(exact).alias(f"__e{number}"))
                 columns.append(F.expr(bound).alias(f"__b{number}"))
-                what = f"{wanted.kind}({wanted.arg}) as {name!r}"
-                found.approximate[name] = (what, f"__e{number}", f"__b{number}")
+                description = f"{wanted.kind}({wanted.arg}) as {name!r}"
+                result.approximate[name] = (description, f"__e{number}", f"__b{number}")
         elif isinstance(wanted, Column) or callable(wanted):
             column = wanted if isinstance(wanted, Column) else wanted()
             columns.append(column.alias(name))
         else:
-            raise InputError(f"aggregate {name!r}: {type(wanted).__name__} is not an aggregate")
+            raise InputError(
+                f"aggregate {name!r}: expected an aggregate, found {type(wanted).__name__}"
+            )
     quoted = [F.col(f"`{name}`") for name in by]
-    found.frame = df.groupBy(*quoted).agg(*columns)
+    result.frame = df.groupBy(*quoted).agg(*columns)
     for name, top in tops.items():
-        found.frame = _with_top(found.frame, df, by, name, top)
-    return found
+        result.frame = _with_top(result.frame, df, by, name, top)
+    return result
 
 
 def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
@@ -114,7 +118,7 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
             return f"coalesce(hll_sketch_estimate(hll_union({sketch}, {sketch})), 0L)"
         case "quantile":
             return _binned(_element(x, aggregate.param("q")), aggregate.param("error"))
-    raise InputError(f"the audit does not know the aggregate {aggregate.kind!r}")
+    raise InputError(f"the audit cannot compute the aggregate {aggregate.kind!r}")
 
 
 def _compensated(x: str) -> str:

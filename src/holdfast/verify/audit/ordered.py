@@ -47,22 +47,22 @@ class Replay:
 
     def _buckets(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows of each bucket, then the end bucket without rows, so that timers fire."""
-        held: list[pa.Table] = []
+        tables: list[pa.Table] = []
         bucket: int | None = None
         for batch in batches:
             table = pa.Table.from_batches([batch]).cast(self.rows)
-            of = table[self.time].cast(pa.int64()).to_numpy() // self.width_us
-            cuts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist(), len(of)]
+            buckets = table[self.time].cast(pa.int64()).to_numpy() // self.width_us
+            cuts = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
             for begin, end in pairwise(cuts):
                 if begin == end:
                     continue
-                if bucket is not None and int(of[begin]) != bucket:
-                    yield bucket, pa.concat_tables(held).combine_chunks()
-                    held = []
-                bucket = int(of[begin])
-                held.append(table.slice(begin, end - begin))
+                if bucket is not None and int(buckets[begin]) != bucket:
+                    yield bucket, pa.concat_tables(tables).combine_chunks()
+                    tables = []
+                bucket = int(buckets[begin])
+                tables.append(table.slice(begin, end - begin))
         if bucket is not None:
-            yield bucket, pa.concat_tables(held).combine_chunks()
+            yield bucket, pa.concat_tables(tables).combine_chunks()
         yield self.end_us // self.width_us, self.rows.empty_table()
 
     def _due(self, state: pa.Table) -> int | None:
@@ -79,7 +79,9 @@ class Replay:
         after = after.select(self.state.names).cast(self.state)
         due = self._due(after)
         if due is not None and due <= bucket:
-            raise InputError(f"a timer in the state was due in bucket {due} and is still there")
+            raise InputError(
+                f"a timer in the state was due in bucket {due}, but the function did not remove it"
+            )
         return out, after
 
 

@@ -49,7 +49,7 @@ class OutputReport:
         return () if self.found is None else _levels(self.found.levels, timed=self.found.timed)
 
     def json(self) -> dict[str, Any]:
-        found = self.found
+        result = self.found
         return {
             "output": self.name,
             "verdict": self.verdict,
@@ -61,22 +61,22 @@ class OutputReport:
             "upto": self.upto,
             "tentative_rows": self.tentative_rows,
             "levels": list(self.levels),
-            "rows": None if found is None else {
-                "ideal": found.ideal_rows,
-                "received": found.received_rows,
-                "correct": found.correct,
-                "missing": found.missing,
-                "wrong": found.wrong,
-                "duplicated": found.duplicated,
-                "examples": found.examples,
+            "rows": None if result is None else {
+                "ideal": result.ideal_rows,
+                "received": result.received_rows,
+                "correct": result.correct,
+                "missing": result.missing,
+                "wrong": result.wrong,
+                "duplicated": result.duplicated,
+                "examples": result.examples,
             },
-            "loss_factor": None if found is None else found.loss_factor,
-            "error_factor": None if found is None else found.error_factor,
-            "delay_us": None if found is None else {
-                "after_bucket": asdict(found.after_bucket) if found.after_bucket else None,
-                "after_row": asdict(found.after_row) if found.after_row else None,
+            "loss_factor": None if result is None else result.loss_factor,
+            "error_factor": None if result is None else result.error_factor,
+            "delay_us": None if result is None else {
+                "after_bucket": asdict(result.after_bucket) if result.after_bucket else None,
+                "after_row": asdict(result.after_row) if result.after_row else None,
             },
-            "order_breaks": [] if found is None else list(found.order_breaks),
+            "order_breaks": [] if result is None else list(result.order_breaks),
         }  # fmt: skip
 
 
@@ -98,21 +98,21 @@ class SourceReport:
     def not_as_pushed(self) -> list[str]:
         """Describe the rows that the ideal does not contain, or contains at another time."""
         counts = ((self.late_rows, "late"), (self.future_rows, "future"),
-                  (self.null_time_rows, "timeless"))  # fmt: skip
+                  (self.null_time_rows, "without a time"))  # fmt: skip
         kinds = " and ".join(f"{count} {kind}" for count, kind in counts if count)
         put_aside = sum(count for count, _ in counts) - self.restamped_rows
-        told = []
+        notes = []
         if put_aside:
-            told.append(
-                f"source {self.name}: {put_aside} rows ({kinds}) were put among the dead letters "
+            notes.append(
+                f"source {self.name}: {put_aside} rows ({kinds}) were moved to the dead letters "
                 "and are not part of the ideal"
             )
         if self.restamped_rows:
-            told.append(
-                f"source {self.name}: {self.restamped_rows} rows were restamped and are not at "
-                "their own times"
+            notes.append(
+                f"source {self.name}: {self.restamped_rows} rows were restamped; the ideal "
+                "contains them at their new times"
             )
-        return told
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,17 @@ class Report:
     @property
     def levels(self) -> tuple[str, ...]:
         """The levels that all outputs reach together, including order between outputs."""
-        found = {output.name: output.found for output in self.outputs if output.found}
-        if not found:
+        comparisons = {output.name: output.found for output in self.outputs if output.found}
+        if not comparisons:
             return ()
-        levels = evaluate({name: one.matched for name, one in found.items()})
-        timed = any(one.timed for one in found.values())
+        levels = evaluate({name: comparison.matched for name, comparison in comparisons.items()})
+        timed = any(comparison.timed for comparison in comparisons.values())
         inter = ("IESO",) if timed and levels.ieso else ()
         return (*_levels(levels, timed=timed), *inter)
 
     def json(self) -> dict[str, Any]:
         """Return the report as JSON values; other types become strings."""
-        told = {
+        report = {
             "network": self.network,
             "verdict": self.verdict,
             "not_as_pushed": self.not_as_pushed,
@@ -163,7 +163,7 @@ class Report:
             "outputs": [output.json() for output in self.outputs],
             "sources": [asdict(source) for source in self.sources],
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+        plain: dict[str, Any] = json.loads(json.dumps(report, default=str))
         return plain
 
     def text(self) -> str:
@@ -183,14 +183,14 @@ class Report:
                     "closed up to"]  # fmt: skip
             lines += ["", *_table(head, [_source_row(source) for source in self.sources])]
         for output in self.outputs:
-            said = [*([output.unknown] if output.unknown else []), *output.broken, *output.notes]
+            remarks = [*([output.unknown] if output.unknown else []), *output.broken, *output.notes]
             rows = [
                 f"{kind}: {_row(row)}"
                 for kind, examples in (output.found.examples if output.found else {}).items()
                 for row in examples
             ]
-            if said or rows:
-                lines += ["", f"{output.name}:", *(f"  {text}" for text in [*said, *rows])]
+            if remarks or rows:
+                lines += ["", f"{output.name}:", *(f"  {text}" for text in [*remarks, *rows])]
         return "\n".join(lines)
 
 
@@ -211,7 +211,7 @@ def judge(found: Comparison, contract: Contract, *, wall_clock: bool) -> list[st
     late_us = found.after_row.max_us if found.after_row is not None else 0
     if within is not None and wall_clock and late_us > within:
         broken.append(
-            f"a row came {_span(late_us)} after its time; promised was within {contract.within}"
+            f"a row arrived {_span(late_us)} after its time; promised within {contract.within}"
         )
     return broken
 
@@ -221,26 +221,32 @@ def inter_order_breaks(outputs: Sequence[OutputReport]) -> tuple[int, ...]:
     return order_breaks([o.found.matched for o in outputs if o.found and o.found.timed])
 
 
-def _levels(found: Levels, *, timed: bool) -> tuple[str, ...]:
+def _levels(reached: Levels, *, timed: bool) -> tuple[str, ...]:
     """Return the strongest level in each dimension.
 
     Delay and order are given only if arrivals were recorded. Delay is also omitted if a row arrived
     before its own time, as under a manual clock.
     """
-    loss = f"LILO(LF={found.loss_factor:.6g}, EF={found.error_factor:.6g})"
-    levels = ["LOLE" if found.lole else loss]
-    if timed and found.delay_us_max is not None:
-        levels.append("DEFR" if found.defr else f"LIDE({_span(found.delay_us_max)})")
-    if timed and found.iaso:
+    loss = f"LILO(LF={reached.loss_factor:.6g}, EF={reached.error_factor:.6g})"
+    levels = ["LOLE" if reached.lole else loss]
+    if timed and reached.delay_us_max is not None:
+        levels.append("DEFR" if reached.defr else f"LIDE({_span(reached.delay_us_max)})")
+    if timed and reached.iaso:
         levels.append("IASO")
     return tuple(levels)
 
 
 def _output_row(output: OutputReport) -> list[str]:
-    found = output.found
-    if found is None:
+    comparison = output.found
+    if comparison is None:
         return [output.name, output.verdict, *["-"] * 7]
-    counts = (found.ideal_rows, found.received_rows, found.missing, found.wrong, found.duplicated)
+    counts = (
+        comparison.ideal_rows,
+        comparison.received_rows,
+        comparison.missing,
+        comparison.wrong,
+        comparison.duplicated,
+    )
     buckets = f"{output.from_bucket}..{output.upto}"
     return [output.name, output.verdict, buckets, *map(str, counts), " ".join(output.levels)]
 
@@ -250,10 +256,10 @@ def _delay_rows(output: OutputReport) -> list[list[str]]:
         spans = (delay.p50_us, delay.p95_us, delay.p99_us, delay.max_us)
         return [output.name, since, *(_span(us) for us in spans)]
 
-    found = output.found
-    if found is None or found.after_bucket is None or found.after_row is None:
+    comparison = output.found
+    if comparison is None or comparison.after_bucket is None or comparison.after_row is None:
         return []
-    return [row("end of bucket", found.after_bucket), row("time of row", found.after_row)]
+    return [row("end of bucket", comparison.after_bucket), row("time of row", comparison.after_row)]
 
 
 def _source_row(source: SourceReport) -> list[str]:

@@ -36,15 +36,15 @@ class Aftermath:
         self._rows: dict[str, dict[int, pa.Table]] = {op.name: {} for op in network.sources}
 
     def logged(self, at: int, first: int, upto: int) -> list[Logged]:
-        found = []
+        events = []
         for name, rows in self._rows.items():
             self._read(name, upto)
-            found += [
+            events += [
                 Logged(at, name, bucket, rows_of(table))
                 for bucket, table in rows.items()
                 if first <= bucket <= upto
             ]
-        return found
+        return events
 
     def ideal(self, first: int, upto: int) -> list[Ideal]:
         """Return the ideal rows of buckets `first` to `upto`.
@@ -55,7 +55,7 @@ class Aftermath:
         from holdfast.verify.audit.ideal import Batch, batch_session
 
         network, session = self._network, batch_session(self._spark)
-        found = []
+        events = []
         with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
             frames = {}
             for op in network.sources:
@@ -67,15 +67,15 @@ class Aftermath:
                 frames[op.name] = session.read.schema(schema_ddl(schema)).parquet(path)
             batch = Batch(network, frames, session, upto=upto, scratch=scratch)
             for output in network.outputs:
-                made, width_us = batch.output(output.name), network.width_us
-                table = made.collect(
+                ideal, width_us = batch.output(output.name), network.width_us
+                table = ideal.collect(
                     self._schema(output.name), first * width_us, (upto + 1) * width_us
                 )
-                buckets = pa.array(times_us(table, made.time) // width_us)
+                buckets = pa.array(times_us(table, ideal.time) // width_us)
                 for bucket in pc.unique(buckets).to_pylist():
                     rows = rows_of(table.filter(pc.equal(buckets, bucket)))
-                    found.append(Ideal((bucket + 1) * width_us, output.name, bucket, rows))
-        return found
+                    events.append(Ideal((bucket + 1) * width_us, output.name, bucket, rows))
+        return events
 
     def _read(self, source: str, upto: int) -> None:
         """Read the buckets that are not cached yet. Closed buckets never change."""

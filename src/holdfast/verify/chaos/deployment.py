@@ -128,10 +128,10 @@ class Deployment:
 
     def left(self) -> list[str]:
         """Return the processes that still run `GONE_S` seconds after `stop`."""
-        until = time.monotonic() + GONE_S
-        while (left := self.watcher.left()) and time.monotonic() < until:
+        deadline = time.monotonic() + GONE_S
+        while (processes := self.watcher.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return [f"{process.pid} {' '.join(process.cmdline()[:3])}" for process in left]
+        return [f"{process.pid} {' '.join(process.cmdline()[:3])}" for process in processes]
 
     def __enter__(self) -> Deployment:
         return self.start()
@@ -167,22 +167,22 @@ class Deployment:
 
     def wait(self, test: Callable[[], bool], limit_s: float) -> bool:
         """Poll `test` until it holds or `limit_s` has passed. Returns whether it held."""
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         while not test():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True
 
     def links(self, sender: str, receiver: str) -> list[tuple[Link, str]]:
         """Return the links between two processes, each with its own name for the sender."""
-        found = []
+        links = []
         for link in self.proxies.all():
             ends = {CLIENT if e.startswith(f"{CLIENT}-") else e: e
                     for e in (link.producer, link.reader)}  # fmt: skip
             if set(ends) == {sender, receiver}:
-                found.append((link, ends[sender]))
-        return found
+                links.append((link, ends[sender]))
+        return links
 
     def pause_clients(self) -> None:
         self._reading.clear()
@@ -196,9 +196,9 @@ class Deployment:
         return self.proxies.link(producer, reader, address).address
 
     def _reported(self, action: Action) -> None:
-        kept = not isinstance(action, Broken)
-        told = Reported(action.at, action.output, action.bucket, action.promise, kept)
-        self.recorder.add(told)
+        is_kept = not isinstance(action, Broken)
+        report = Reported(action.at, action.output, action.bucket, action.promise, is_kept)
+        self.recorder.add(report)
 
     def _warm_up(self) -> None:
         """Wait until results arrive promptly. The first results of a new JVM are slow."""
@@ -219,8 +219,8 @@ class Deployment:
         if not self.wait(results, RESULTS_S):
             self.keep_storage = True
             raise SetupError(
-                f"network {self.network.name!r} gave no results in {RESULTS_S:.0f} s; the logs of "
-                f"its nodes are in {self.storage}/nodes"
+                f"network {self.network.name!r} produced no results within {RESULTS_S:.0f} s; "
+                f"the logs of its nodes are in {self.storage}/nodes"
             )
         self.wait(warm, WARM_S)
         self.settle(self.pusher.rest(), WARM_S)

@@ -24,51 +24,60 @@ REPLACED_S = 60.0
 def links_of(network: Network) -> list[tuple[str, str]]:
     """Return all (producer, consumer) links: sources and nodes to nodes, nodes to clients."""
     producers = producers_of(network)
-    found = []
-    for part in fragments(network):
-        for node in replicas_of(network, part.name):
-            found += [(producer, node) for stream in part.inputs for producer in producers[stream]]
-            if any(op.name in part.outputs for op in network.outputs):
-                found.append((node, CLIENT))
-    return list(dict.fromkeys(found))
+    links = []
+    for fragment in fragments(network):
+        for node in replicas_of(network, fragment.name):
+            links += [
+                (producer, node) for stream in fragment.inputs for producer in producers[stream]
+            ]
+            if any(op.name in fragment.outputs for op in network.outputs):
+                links.append((node, CLIENT))
+    return list(dict.fromkeys(links))
 
 
 def check(scenario: Scenario, network: Network) -> None:
     """Raise InputError for the first fault that cannot be injected into real processes."""
-    nodes = [node for part in fragments(network) for node in replicas_of(network, part.name)]
+    nodes = [
+        node for fragment in fragments(network) for node in replicas_of(network, fragment.name)
+    ]
     sources = [op.name for op in network.sources]
     for number, fault in enumerate(scenario.faults, 1):
         where = f"scenario {scenario.name!r}, fault {number} ({fault})"
         kind = KINDS[fault.do]
         if kind.simulated_only:
-            able = ", ".join(name for name, kind in KINDS.items() if not kind.simulated_only)
-            raise InputError(f"{where}: {fault.do} is for the simulator only; here: {able}")
+            possible = ", ".join(name for name, kind in KINDS.items() if not kind.simulated_only)
+            raise InputError(
+                f"{where}: {fault.do} works only in the simulator; faults for real processes: "
+                f"{possible}"
+            )
         if kind.target == "link":
             _check_link(fault, network, where)
         elif kind.target == "source":
             if fault.on not in sources:
-                raise InputError(f"{where}: hits a source, one of {', '.join(sources)}")
+                raise InputError(
+                    f"{where}: expected a source as the target, one of {', '.join(sources)}"
+                )
         elif fault.on in sources:
             raise InputError(
-                f"{where}: sources live in the process of the harness, which it would end itself; "
-                "simulate it, or make the source `silent`"
+                f"{where}: sources run in the process of the harness, which this fault would "
+                "terminate; use the simulator, or the fault `silent`"
             )
         elif fault.on == CLIENT:
             if fault.do != "pause":
                 raise InputError(
-                    f"{where}: clients live in the process of the harness; they can only pause"
+                    f"{where}: clients run in the process of the harness, which allows only `pause`"
                 )
         elif fault.on not in nodes:
-            raise InputError(f"{where}: hits a node, one of {', '.join(nodes)}")
+            raise InputError(f"{where}: expected a node as the target, one of {', '.join(nodes)}")
 
 
 def _check_link(fault: Fault, network: Network, where: str) -> None:
     links = links_of(network)
     for one, other in ends_of(fault.on):
         if (one, other) not in links and (other, one) not in links:
-            known = ", ".join(f"{producer}->{reader}" for producer, reader in links)
+            existing = ", ".join(f"{producer}->{reader}" for producer, reader in links)
             raise InputError(
-                f"{where}: nobody sends rows from {one!r} to {other!r} (links: {known})"
+                f"{where}: there is no link between {one!r} and {other!r} (links: {existing})"
             )
 
 
@@ -119,11 +128,11 @@ def _apply_to_process(fault: Fault, to: Deployment) -> Callable[[], None]:
 
 def _apply_to_links(fault: Fault, to: Deployment) -> Callable[[], None]:
     """Inject a link fault. `a->b` means bytes from `a` to `b`, whichever end connected."""
-    hit = [(link, sender) for one, other in ends_of(fault.on)
-           for link, sender in to.links(one, other)]  # fmt: skip
+    affected = [(link, sender) for one, other in ends_of(fault.on)
+                for link, sender in to.links(one, other)]  # fmt: skip
 
     def each(change: Callable[[Link, str], None]) -> None:
-        for link, sender in hit:
+        for link, sender in affected:
             change(link, sender)
 
     match fault.do:

@@ -197,10 +197,10 @@ class Link:
 
     def _abort(self) -> None:
         for writer in list(self._sockets):
-            held: socket.socket | None = writer.get_extra_info("socket")
-            if held is not None:
+            sock: socket.socket | None = writer.get_extra_info("socket")
+            if sock is not None:
                 with suppress(OSError):
-                    held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             writer.transport.abort()
         for task in list(self._connections):
             task.cancel()
@@ -247,10 +247,10 @@ class Proxies:
             for link in self.all():
                 link.close()
             # This includes connections accepted a moment ago, which no link knows yet.
-            while left := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in left:
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*left, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

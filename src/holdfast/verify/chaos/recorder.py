@@ -25,8 +25,8 @@ class Recorder:
     def take(self) -> list[Event]:
         """Return and clear the events recorded since the last call."""
         with self._lock:
-            taken, self._events = self._events, []
-        return taken
+            events, self._events = self._events, []
+        return events
 
 
 def record(client: Client, recorder: Recorder, may_read: threading.Event) -> None:

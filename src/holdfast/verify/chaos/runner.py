@@ -48,18 +48,25 @@ def run_scenario(
 ) -> History:
     network = to.network
     if scenario.network != network.name:
-        raise InputError(f"scenario {scenario.name!r} is for network {scenario.network!r}")
+        raise InputError(
+            f"scenario {scenario.name!r} is for network {scenario.network!r}, but the deployment "
+            f"runs {network.name!r}"
+        )
     check(scenario, network)
     first = to.begin(scenario.seed)
     began_us = first * network.width_us
     healed_us = _break(scenario, to, began_us, say)
     _sleep_until(began_us + int(scenario.seconds * 1e6))
     upto = to.pusher.rest()
-    say(f"waiting until clients have bucket {upto}")
+    say(f"waiting until all clients have received bucket {upto}")
     limit_s = max(0.0, (healed_us + RECOVERY_US - now_us()) / 1e6) + PATIENCE_S
     settled = to.settle(upto, limit_s)
     ended_us = now_us()
-    say("settled; computing the ideal" if settled else "not settled; computing the ideal")
+    say(
+        "clients have caught up; computing the ideal"
+        if settled
+        else "clients have not caught up in time; computing the ideal"
+    )
     events: list[Event] = [
         Began(
             began_us,
@@ -82,16 +89,16 @@ def run_scenario(
 
 
 def _promises(to: Deployment, at: int) -> list[Promised]:
-    found = []
+    promises = []
     for client in to.clients:
         op = next(op for op in to.network.outputs if op.name == client.output)
         contract = op.contract
         within = None if contract.within is None else duration_us(contract.within)
-        found.append(
+        promises.append(
             Promised(at, client.name, op.name, tuple(s.name for s in sources_of(op)), within,
                      contract.loss, contract.error, contract.order)
         )  # fmt: skip
-    return found
+    return promises
 
 
 def _break(scenario: Scenario, to: Deployment, began_us: int, say: Callable[[str], None]) -> int:
@@ -101,21 +108,21 @@ def _break(scenario: Scenario, to: Deployment, began_us: int, say: Callable[[str
         for number, fault in enumerate(scenario.faults)
     ]
     heapq.heapify(due)
-    mended_us = began_us
+    repaired_us = began_us
     while due:
-        at, number, fault, mend = heapq.heappop(due)
+        at, number, fault, repair = heapq.heappop(due)
         _sleep_until(at)
-        if mend is None:
+        if repair is None:
             to.recorder.add(Broke(now_us(), fault.do, fault.on))
             heapq.heappush(due, (at + fault.for_us, number, fault, apply(fault, to)))
             say(str(fault))
         else:
-            mend()
-            mended_us = now_us()
-            to.recorder.add(Healed(mended_us, fault.do, fault.on))
+            repair()
+            repaired_us = now_us()
+            to.recorder.add(Healed(repaired_us, fault.do, fault.on))
             if fault.for_us:
                 say(f"{fault.do} {fault.on} is over")
-    return mended_us
+    return repaired_us
 
 
 def _belongs(event: Event, first: int, upto: int) -> bool:

@@ -47,8 +47,8 @@ class Watcher:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._every, args=how, name="watcher", daemon=True)
-            for how in ((LOOK_S, self._look), (LOOK_INTO_S, self._look_inside))
+            threading.Thread(target=self._every, args=args, name="watcher", daemon=True)
+            for args in ((LOOK_S, self._look), (LOOK_INTO_S, self._look_inside))
         ]
         for thread in self._threads:
             thread.start()
@@ -86,21 +86,21 @@ class Watcher:
 
     def _look(self) -> None:
         for client in self._clients:
-            at = client.position
-            if at is not None and at != self._told.get(client.output):
-                self._told[client.output] = at
-                self._recorder.add(Told(now_us(), client.name, client.output, at))
-            known = client.known_upto
-            if known is not None and known != self._hinted.get(client.output):
-                self._hinted[client.output] = known
-                self._recorder.add(Hinted(now_us(), client.name, client.output, known))
+            position = client.position
+            if position is not None and position != self._told.get(client.output):
+                self._told[client.output] = position
+                self._recorder.add(Told(now_us(), client.name, client.output, position))
+            seen = client.known_upto
+            if seen is not None and seen != self._hinted.get(client.output):
+                self._hinted[client.output] = seen
+                self._recorder.add(Hinted(now_us(), client.name, client.output, seen))
         for name, process in self._run.processes.items():
-            known = self._exits.get(name, 0)
+            seen = self._exits.get(name, 0)
             self._exits[name] = len(process.exits)
-            for ended in process.exits[known:]:
+            for ended in process.exits[seen:]:
                 if ended.code != -signal.SIGKILL:  # SIGKILL counts as injected
-                    told = ended.replaced or kind_of_exit(ended.code) != "crash"
-                    whose = "world" if told else "ours"
+                    foreseen = ended.replaced or kind_of_exit(ended.code) != "crash"
+                    whose = "world" if foreseen else "ours"
                     self._recorder.add(Stopped(ended.at_us, name, whose, ended.last_words))
         for failure in self._run.failures.all():
             hosted = failure.kind in ("node", "host")  # recorded as exits above
@@ -115,19 +115,19 @@ class Watcher:
             with suppress(HoldfastError, OSError):
                 for stream in read_only(process.folder).state.streams.values():
                     if stream.name in {client.output for client in self._clients}:
-                        kept = stream.complete_upto - stream.trimmed_upto
-                        self._recorder.add(Held(now_us(), name, stream.name, kept))
-        for told in self._run.status()["nodes"]:
-            held: dict[str, Any] = told.get("inputs_held", {})
+                        retained = stream.complete_upto - stream.trimmed_upto
+                        self._recorder.add(Held(now_us(), name, stream.name, retained))
+        for node in self._run.status()["nodes"]:
+            held: dict[str, Any] = node.get("inputs_held", {})
             for name, buckets in held.items():
-                self._recorder.add(Held(now_us(), told["node"], name, buckets))
+                self._recorder.add(Held(now_us(), node["node"], name, buckets))
 
     def _see_processes(self) -> None:
         for process in self._run.processes.values():
             for pid in process.pids:
                 with suppress(psutil.Error):
-                    found = self._seen.setdefault(pid, psutil.Process(pid))
-                    for child in found.children(recursive=True):
+                    parent = self._seen.setdefault(pid, psutil.Process(pid))
+                    for child in parent.children(recursive=True):
                         self._seen.setdefault(child.pid, child)
 
     def _take(self, node: str, segment: Segment) -> None:

@@ -59,8 +59,8 @@ def check(history: History, *, monitored: bool = False) -> list[Verdict]:
     history holds a report."""
     story = Story(history)
     if not monitored and not story.of(Reported):
-        silent = Verdict("reported", "unknown", "no monitor was heard")
-        return [*(_ask(one, story) for one in CHECKERS if one is not reported), silent]
+        unjudged = Verdict("reported", "unknown", "the history holds no report of a monitor")
+        return [*(_ask(one, story) for one in CHECKERS if one is not reported), unjudged]
     return [_ask(one, story) for one in CHECKERS]
 
 

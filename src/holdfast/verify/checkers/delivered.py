@@ -27,7 +27,9 @@ def lost(story: Story) -> Verdict:
         if not story.settled:
             due = min(due, reader.told_upto)
         faults += [
-            Fault(_end_us(story, bucket), f"{reader} lacks of bucket {bucket}: {some(gap.missing)}")
+            Fault(
+                _end_us(story, bucket), f"{reader}: missing in bucket {bucket}: {some(gap.missing)}"
+            )
             for bucket, gap in reader.gaps.items()
             if bucket <= due and gap.missing
         ]
@@ -35,8 +37,12 @@ def lost(story: Story) -> Verdict:
         return judged("lost", faults)
     changed_us = story.changes[-1].at if story.changes else story.began.at
     if story.end_us > changed_us + story.began.recovery_us:
-        return Verdict("lost", "failed", "the run should have settled, but did not", story.end_us)
-    return Verdict("lost", "unknown", "the run ended before it had to settle", story.end_us)
+        return Verdict(
+            "lost", "failed", "the run did not settle within the recovery time", story.end_us
+        )
+    return Verdict(
+        "lost", "unknown", "the run ended before the recovery time was over", story.end_us
+    )
 
 
 def doubled(story: Story) -> Verdict:
@@ -48,12 +54,14 @@ def doubled(story: Story) -> Verdict:
         if not surplus:
             continue
         ideal = counted(*reader.ideal.values())
-        given = counted(*(e.rows for events in reader.stable.values() for e in events))
-        too_often = given - ideal
+        delivered = counted(*(e.rows for events in reader.stable.values() for e in events))
+        too_often = delivered - ideal
         for bucket, rows in surplus.items():
-            found = Counter({row: n for row, n in rows.items() if ideal[row] and too_often[row]})
-            if found:
-                why = f"{reader} got too often in bucket {bucket}: {some(found)}"
+            duplicates = Counter(
+                {row: n for row, n in rows.items() if ideal[row] and too_often[row]}
+            )
+            if duplicates:
+                why = f"{reader}: duplicate rows in bucket {bucket}: {some(duplicates)}"
                 faults.append(Fault(reader.stable[bucket][-1].at, why))
     return judged("doubled", faults)
 
@@ -66,9 +74,9 @@ def wrong(story: Story) -> Verdict:
             ideal: Counter[Row] = (
                 counted(reader.ideal.get(bucket, ())) if gap.surplus else Counter()
             )
-            found = Counter({row: n for row, n in gap.surplus.items() if not ideal[row]})
-            if found:
-                why = f"{reader} got in bucket {bucket}, but is not ideal: {some(found)}"
+            unexpected = Counter({row: n for row, n in gap.surplus.items() if not ideal[row]})
+            if unexpected:
+                why = f"{reader}: wrong rows in bucket {bucket}: {some(unexpected)}"
                 faults.append(Fault(reader.stable[bucket][0].at, why))
     return judged("wrong", faults)
 
@@ -79,7 +87,7 @@ def undone(story: Story) -> Verdict:
     for reader in story.readers.values():
         for bucket, (first, *again) in reader.stable.items():
             faults += [
-                Fault(e.at, f"{reader}: bucket {bucket} was stable and came again with other rows")
+                Fault(e.at, f"{reader}: stable bucket {bucket} arrived again with different rows")
                 for e in again
                 if not same(first.rows, e.rows)
             ]
@@ -110,7 +118,10 @@ def _concluded(reader: Reader) -> list[Fault]:
     for event in reader.readings:
         if type(event) is Given:
             if event.bucket in tentative and not event.replaces:
-                why = f"{reader}: bucket {event.bucket} replaces a guess and does not say so"
+                why = (
+                    f"{reader}: bucket {event.bucket} replaces a tentative bucket, but is not "
+                    "marked as a replacement"
+                )
                 faults.append(Fault(event.at, why))
             if event.stability == Stability.TENTATIVE:
                 tentative.add(event.bucket)
@@ -123,7 +134,9 @@ def _concluded(reader: Reader) -> list[Fault]:
                 why = f"{reader}: REC_DONE while bucket {min(tentative)} stays tentative"
                 faults.append(Fault(event.at, why))
     if owed_since is not None and not tentative:
-        faults.append(Fault(owed_since, f"{reader}: all of it is stable, and REC_DONE never came"))
+        faults.append(
+            Fault(owed_since, f"{reader}: all buckets are stable, but REC_DONE never arrived")
+        )
     return faults
 
 
@@ -152,12 +165,12 @@ def order(story: Story) -> Verdict:
             if type(event) is Given and event.stability == Stability.STABLE
         ]
         faults += [
-            Fault(then.at, f"{reader} got bucket {then.bucket} after {first.bucket}")
+            Fault(then.at, f"{reader}: bucket {then.bucket} arrived after bucket {first.bucket}")
             for first, then in pairwise(stable)
             if then.bucket <= first.bucket
         ]
         faults += [
-            Fault(then.at, f"{reader} was told {then.upto} after {first.upto}")
+            Fault(then.at, f"{reader}: stable position fell from {first.upto} to {then.upto}")
             for first, then in pairwise(reader.told)
             if then.upto < first.upto
         ]
@@ -174,10 +187,12 @@ def _guessed_again(reader: Reader) -> list[Fault]:
         elif type(event) is Given and event.stability == Stability.TENTATIVE:
             bucket, version = event.bucket, event.version
             if stable_upto is not None and bucket <= stable_upto:
-                why = f"{reader} got bucket {bucket} as tentative, and was stable up to "
+                why = (
+                    f"{reader}: tentative bucket {bucket} arrived, but the output is stable up to "
+                )
                 faults.append(Fault(event.at, f"{why}{stable_upto}"))
             elif versions.get(bucket, -1) >= version:
-                why = f"{reader} got bucket {bucket} as tentative again, as version {version} after"
+                why = f"{reader}: tentative bucket {bucket} arrived again: version {version} after"
                 faults.append(Fault(event.at, f"{why} {versions[bucket]}"))
             versions[bucket] = version
     return faults
@@ -197,13 +212,15 @@ def contract(story: Story) -> Verdict:
         reached = evaluate({name: streams[name]})
         broken = []
         if reached.loss_share > promise.loss:
-            broken.append(f"loss {reached.loss_share:.6g} instead of {promise.loss:g}")
+            broken.append(f"loss is {reached.loss_share:.6g}, promised at most {promise.loss:g}")
         if reached.error_factor > promise.error:
-            broken.append(f"error {reached.error_factor:.6g} instead of {promise.error:g}")
+            broken.append(
+                f"error is {reached.error_factor:.6g}, promised at most {promise.error:g}"
+            )
         if promise.order != "none" and not reached.iaso:
-            broken.append("not in order")
+            broken.append("buckets are not in order")
         if promise.order == "inter" and inversions:
-            broken.append(f"{inversions} rows of all outputs came too early")
+            broken.append(f"order across outputs: {inversions} rows arrived too early")
         faults += [Fault(story.end_us, f"{name}: {text}") for text in broken]
     return judged("contract", faults)
 
@@ -217,20 +234,20 @@ def _matched(story: Story, promise: Promised) -> Matched:
     ideal_rows = false_rows = 0
     counts: list[tuple[int, int, int]] = []  # bucket, instant, correct rows
     for bucket in sorted(reader.ideal.keys() | reader.stable.keys()):
-        ideal, given = reader.ideal.get(bucket, ()), reader.stable.get(bucket, [])
-        if bucket > due and not given:
+        ideal, deliveries = reader.ideal.get(bucket, ()), reader.stable.get(bucket, [])
+        if bucket > due and not deliveries:
             continue
         ideal_rows += len(ideal)
-        if bucket not in reader.gaps and len(given) == 1:
-            counts.append((bucket, given[0].at, len(ideal)))
+        if bucket not in reader.gaps and len(deliveries) == 1:
+            counts.append((bucket, deliveries[0].at, len(ideal)))
             continue
-        left = counted(ideal)
-        for event in given:
-            came = counted(event.rows)
-            correct = (came & left).total()
+        unmatched = counted(ideal)
+        for event in deliveries:
+            arrived = counted(event.rows)
+            correct = (arrived & unmatched).total()
             false_rows += len(event.rows) - correct
             counts.append((bucket, event.at, correct))
-            left -= came
+            unmatched -= arrived
     buckets, at_us, rows = np.array(counts, np.int64).reshape(-1, 3).T
     seq = np.repeat(buckets, rows)
     ideal_at_us = (seq + 1) * story.began.width_us

@@ -33,8 +33,7 @@ def _too_old(
     return [
         Fault(
             max(at, until - age + age_us),
-            f"{reader}: the newest result that stands was {age / 1e6:g}s old, and "
-            f"{age_us / 1e6:g}s are granted",
+            f"{reader}: the newest valid result was {age / 1e6:g}s old, allowed: {age_us / 1e6:g}s",
         )
         for at, until, age in _ages(story, reader, since_us, until_us)
         if age > age_us
@@ -56,9 +55,11 @@ def _ages(story: Story, reader: Reader, since_us: int, until_us: int) -> list[tu
 
 def _owed(story: Story, promise: Promised) -> list[tuple[int, int, int]]:
     """Periods in which a result is owed: start, end, and the maximum age of the newest result."""
-    mine = [e for e in story.of(Owed) if (e.client, e.output) == (promise.client, promise.output)]
+    demands = [
+        e for e in story.of(Owed) if (e.client, e.output) == (promise.client, promise.output)
+    ]
     return [
         (owed.at, story.end_us if after is None else after.at, owed.age_us)
-        for owed, after in zip_longest(mine, mine[1:])
+        for owed, after in zip_longest(demands, demands[1:])
         if owed.age_us is not None
     ]

@@ -29,7 +29,10 @@ def converge(story: Story) -> Verdict:
         if made.stability == Stability.STABLE:
             other = first.setdefault((made.stream, made.bucket), made)
             if other.checksum != made.checksum:
-                why = f"bucket {made.bucket} of {made.stream} differs at {other.node}, {made.node}"
+                why = (
+                    f"bucket {made.bucket} of {made.stream} differs between {other.node} and "
+                    f"{made.node}"
+                )
                 faults.append(Fault(made.at, why))
     return judged("converge", faults)
 
@@ -44,21 +47,21 @@ def accepted(story: Story) -> Verdict:
     for event in story.of(Accepted):
         safe[event.source] += event.rows
         last_us[event.source] = event.at
-    for found in story.of(Logged):
-        logged[found.source] += found.rows
+    for in_log in story.of(Logged):
+        logged[in_log.source] += in_log.rows
     for put_aside in story.of(PutAside):
         logged[put_aside.source] += put_aside.rows
     faults = []
     for source, rows in safe.items():
         if same(tuple(rows), tuple(logged[source])):
             continue
-        pushed, held = counted(tuple(rows)), counted(tuple(logged[source]))
-        for wrong, what in (
-            (pushed - held, "accepted rows that its log does not have"),
-            ((held - pushed) & pushed, "logged rows more often than they were pushed"),
+        pushed, durable = counted(tuple(rows)), counted(tuple(logged[source]))
+        for wrong, problem in (
+            (pushed - durable, "accepted rows that are missing in its log"),
+            ((durable - pushed) & pushed, "logged rows more often than they were pushed"),
         ):
             if wrong:
-                faults.append(Fault(last_us[source], f"source {source} {what}: {some(wrong)}"))
+                faults.append(Fault(last_us[source], f"source {source} {problem}: {some(wrong)}"))
     return judged("accepted", faults)
 
 
@@ -69,7 +72,7 @@ def alive(story: Story) -> Verdict:
     return judged(
         "alive",
         [
-            Fault(stop.at, f"{stop.who} stopped, the fault of {stop.fault_of}: {stop.why}")
+            Fault(stop.at, f"{stop.who} stopped (fault of: {stop.fault_of}): {stop.why}")
             for stop in story.of(Stopped)
             if stop.fault_of == "ours" or first_us is None or stop.at < first_us
         ],
@@ -83,19 +86,19 @@ def held(story: Story) -> Verdict:
     number of entries to scan for a decision does not grow at all."""
     began, bound = story.began, story.began.held_buckets
     faults = [
-        Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to go through, "
-              f"and at most {event.most} are granted")
+        Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to scan, "
+              f"allowed: {event.most}")
         for event in story.of(Pending)
         if event.entries > event.most
     ]  # fmt: skip
-    for kept in story.of(Held):
-        trouble = story.trouble_at(kept.at) if kept.buckets > bound else None
+    for sample in story.of(Held):
+        trouble = story.trouble_at(sample.at) if sample.buckets > bound else None
         if trouble is None:  # within the bound, or already reported by `bounded`
             continue
-        since_us = began.at if kept.where.endswith(" inputs") else trouble[0]
-        most = bound + -(-(kept.at - since_us) // began.width_us)
-        if kept.buckets > most:
-            why = f"{kept.where} holds {kept.buckets} buckets of {kept.stream}, "
-            why += f"{(kept.at - trouble[0]) / 1e6:g}s after something broke; {most} are granted"
-            faults.append(Fault(kept.at, why))
+        since_us = began.at if sample.where.endswith(" inputs") else trouble[0]
+        most = bound + -(-(sample.at - since_us) // began.width_us)
+        if sample.buckets > most:
+            why = f"{sample.where} holds {sample.buckets} buckets of {sample.stream}, "
+            why += f"{(sample.at - trouble[0]) / 1e6:g}s after a fault began, allowed: {most}"
+            faults.append(Fault(sample.at, why))
     return judged("held", faults)

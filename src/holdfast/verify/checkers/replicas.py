@@ -28,17 +28,17 @@ def promises(story: Story) -> Verdict:
     detect_us, recovery_us = story.began.detect_us, story.began.recovery_us
     for relied, until_us in _runs(story.of(Relied), _relying, story.end_us):
         lasted_us = until_us - relied.at
-        why = f"{relied.node} put off its {relied.what} of {relied.path} for {lasted_us / 1e6:g}s"
+        why = f"{relied.node} postponed its {relied.what} of {relied.path} for {lasted_us / 1e6:g}s"
         on = ", ".join(relied.on)
         if not relied.sound and lasted_us > detect_us:
-            faults.append(Fault(relied.at + detect_us, f"{why}, relying on {on}: gone, or idle"))
+            faults.append(Fault(relied.at + detect_us, f"{why}, relying on {on}: dead or idle"))
     for relied, until_us in _runs(story.of(Relied), _waiting, story.end_us):
         lasted_us = until_us - relied.at
         if relied.what == "correction" and lasted_us > recovery_us:
             on = ", ".join(relied.on)
             why = (
                 f"{relied.node} waited for {on} to correct {relied.path} for {lasted_us / 1e6:g}s "
-                "in which it made no progress"
+                "without progress"
             )
             faults.append(Fault(relied.at + recovery_us, why))
     return judged("promises", faults)
@@ -52,10 +52,12 @@ def detected(story: Story) -> Verdict:
     for reading, until_us in _runs(story.of(Reading), _bad, story.end_us):
         lasted_us = until_us - reading.at
         if lasted_us > reading.within_us:
-            what = f"{reading.stream} from {reading.replica}" if reading.replica else reading.stream
+            producer = (
+                f"{reading.stream} from {reading.replica}" if reading.replica else reading.stream
+            )
             why = (
-                f"{reading.reader} reads {what}: {reading.bad} for {lasted_us / 1e6:g}s, "
-                f"{reading.within_us / 1e6:g}s are granted"
+                f"{reading.reader} reads {producer}: {reading.bad} for {lasted_us / 1e6:g}s, "
+                f"allowed: {reading.within_us / 1e6:g}s"
             )
             faults.append(Fault(reading.at + reading.within_us, why))
     return judged("detected", faults)
@@ -71,17 +73,17 @@ def _different(story: Story) -> list[Fault]:
         last_us[made.node, made.epoch] = made.at
         if made.stability != Stability.STABLE:
             continue
-        known = first.setdefault((made.stream, made.bucket), {})
-        for other in known.values():
+        by_checksum = first.setdefault((made.stream, made.bucket), {})
+        for other in by_checksum.values():
             if other.checksum != made.checksum and other.node != made.node:
                 differ.append((other, made))
-        known.setdefault(made.checksum, made)
+        by_checksum.setdefault(made.checksum, made)
     faults = []
     for one, other in differ:
         both_us = min(last_us[made.node, made.epoch] for made in (one, other)) - other.at
         if both_us > TOLD_APART_US:
-            why = f"{one.node} and {other.node} made different rows of bucket {one.bucket} of "
-            why += f"{one.stream} and both went on for {both_us / 1e6:g}s"
+            why = f"{one.node} and {other.node} produced different rows of bucket {one.bucket} of "
+            why += f"{one.stream} and both continued for {both_us / 1e6:g}s"
             faults.append(Fault(other.at + TOLD_APART_US, why))
     return faults
 
@@ -107,16 +109,16 @@ def _runs(
     skipped."""
     by_key: dict[object, list[tuple[object, T]]] = defaultdict(list)
     for event in events:
-        key, said = keyed(event)
-        by_key[key].append((said, event))
-    for said_events in by_key.values():
+        key, value = keyed(event)
+        by_key[key].append((value, event))
+    for values in by_key.values():
         first: T | None = None
         last: object = None
-        for said, event in said_events:
-            if said == last:
+        for value, event in values:
+            if value == last:
                 continue
             if first is not None and last is not None:
                 yield first, event.at
-            first, last = event, said
+            first, last = event, value
         if first is not None and last is not None:
             yield first, end_us

@@ -50,10 +50,12 @@ class Story:
         for promise in self.promises:
             readings[promise.client, promise.output]  # a client that received nothing also counts
         ideal: dict[str, dict[int, Rows]] = defaultdict(dict)
-        for best in self.of(Ideal):
-            of_output = ideal[best.output]
-            of_output[best.bucket] = of_output.get(best.bucket, ()) + best.rows
-        self.readers = {who: Reader(*who, got, ideal[who[1]]) for who, got in readings.items()}
+        for result in self.of(Ideal):
+            of_output = ideal[result.output]
+            of_output[result.bucket] = of_output.get(result.bucket, ()) + result.rows
+        self.readers = {
+            key: Reader(*key, events, ideal[key[1]]) for key, events in readings.items()
+        }
         finished = self.of(Finished)
         self.settled = bool(finished) and finished[-1].settled
         self.end_us = (
@@ -70,7 +72,7 @@ class Story:
     def began(self) -> Began:
         began = self.of(Began)
         if not began:
-            raise InputError("the history does not say by which bounds the run is to be judged")
+            raise InputError("the history does not state the bounds of the run (no event `began`)")
         return began[0]
 
     @cached_property
@@ -112,13 +114,13 @@ class Story:
     @cached_property
     def troubles(self) -> list[tuple[int, int]]:
         """The periods of `trouble` in order of time, with overlapping periods merged."""
-        found: list[tuple[int, int]] = []
+        merged: list[tuple[int, int]] = []
         for start, end in sorted(self.trouble):
-            if found and start <= found[-1][1]:
-                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
-                found.append((start, end))
-        return found
+                merged.append((start, end))
+        return merged
 
     def trouble_at(self, at: int) -> tuple[int, int] | None:
         """The period of trouble that contains this instant, as (from, to)."""
@@ -218,12 +220,12 @@ class Reader:
         """The differences between stable rows and ideal rows, for the buckets that have any."""
         gaps = {}
         for bucket in sorted(self.ideal.keys() | self.stable.keys()):
-            ideal, given = self.ideal.get(bucket, ()), self.stable.get(bucket, ())
-            if len(given) == 1 and same(given[0].rows, ideal):
+            ideal, deliveries = self.ideal.get(bucket, ()), self.stable.get(bucket, ())
+            if len(deliveries) == 1 and same(deliveries[0].rows, ideal):
                 continue
-            wanted, got = counted(ideal), counted(*(event.rows for event in given))
-            if wanted != got:
-                gaps[bucket] = Gap(wanted - got, got - wanted)
+            expected, delivered = counted(ideal), counted(*(event.rows for event in deliveries))
+            if expected != delivered:
+                gaps[bucket] = Gap(expected - delivered, delivered - expected)
         return gaps
 
 
@@ -255,5 +257,5 @@ def same(rows: Rows, other: Rows) -> bool:
 def some(rows: Counter[Row]) -> str:
     """Up to three rows, and the number of the remaining ones."""
     shown = ", ".join(str(row) for row in list(rows.elements())[:3])
-    more = rows.total() - 3
-    return f"{shown} and {more} more" if more > 0 else shown
+    remaining = rows.total() - 3
+    return f"{shown} and {remaining} more" if remaining > 0 else shown

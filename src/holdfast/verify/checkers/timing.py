@@ -41,7 +41,7 @@ def delay(story: Story) -> Verdict:
         reader = story.reader(promise)
         buckets, due_us, known_us = _moments(story, promise)
         start_us = buckets * width_us
-        demands = [(due_us, delay_us, "after it was over and closed")]
+        demands = [(due_us, delay_us, "after its end and closing")]
         if promise.within_us is not None:
             demands.append((start_us, promise.within_us, "after its start"))
         for since_us, bound_us, since in demands:
@@ -50,8 +50,8 @@ def delay(story: Story) -> Verdict:
                     continue
                 late_us = int(known_us[at] - since_us[at])
                 why = (
-                    f"{reader}: bucket {buckets[at]} was known {late_us / 1e6:g}s {since}, "
-                    f"{bound_us / 1e6:g}s were granted"
+                    f"{reader}: bucket {buckets[at]} arrived {late_us / 1e6:g}s {since}, "
+                    f"allowed: {bound_us / 1e6:g}s"
                 )
                 faults.append(Fault(int(since_us[at]) + bound_us, why))
     return judged("delay", faults)
@@ -63,7 +63,7 @@ def available(story: Story) -> Verdict:
     with a stable tree receives no tentative bucket. At no time do all replicas of a fragment
     correct while each relies on another to answer."""
     faults = [
-        Fault(event.at, f"all replicas of {event.fragment} correct {event.path} at once")
+        Fault(event.at, f"all replicas of {event.fragment} correct {event.path} at the same time")
         for event in story.of(Deserted)
     ]
     width_us = story.began.width_us
@@ -76,7 +76,7 @@ def available(story: Story) -> Verdict:
             first = -(-(since_us + expected.settle_us) // width_us)
             if expected.kind == Kind.STABLE:
                 faults += [
-                    Fault(given.at, f"{reader}: bucket {given.bucket} came as tentative, with a "
+                    Fault(given.at, f"{reader}: bucket {given.bucket} arrived as tentative, with a "
                           f"stable tree since {since_us / 1e6:.3f}s")
                     for given in reader.tentative
                     if given.bucket >= first and given.at <= until_us
@@ -90,8 +90,9 @@ def available(story: Story) -> Verdict:
             faults += [
                 Fault(
                     int(due_us[at]),
-                    f"{reader}: bucket {buckets[at]} was not there {expected.within_us / 1e6:g}s "
-                    f"after its end, with a {expected.kind} tree since {since_us / 1e6:.3f}s",
+                    f"{reader}: bucket {buckets[at]} was not available "
+                    f"{expected.within_us / 1e6:g}s after its end, with a {expected.kind} tree "
+                    f"since {since_us / 1e6:.3f}s",
                 )
                 for at in late
             ]
@@ -105,20 +106,22 @@ def labelled(story: Story) -> Verdict:
     for promise in story.promises:
         reader = story.reader(promise)
         for given in reader.tentative:
-            told = f"{reader}: bucket {given.bucket} lacks {', '.join(given.missing) or 'nothing'}"
+            label = (
+                f"{reader}: bucket {given.bucket}: missing {', '.join(given.missing) or 'nothing'}"
+            )
             if not 0 <= given.inputs_share <= 1 or (given.inputs_share < 1) != bool(given.missing):
-                why = f"{told}, and has {given.inputs_share:g} of its inputs"
+                why = f"{label}, but reports {given.inputs_share:g} of its inputs"
                 faults.append(Fault(given.at, why))
             ideal = reader.ideal.get(given.bucket, ())
             if not given.missing and counted(given.rows) != counted(ideal):
-                faults.append(Fault(given.at, f"{told}, and its rows are not the right ones"))
+                faults.append(Fault(given.at, f"{label}, but its rows are not the ideal rows"))
     return judged("labelled", faults)
 
 
 def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expected]]:
     """Periods without a new or healed fault: start, end, and the expectation. Periods end when the
     last source is done."""
-    mine = [
+    expectations = [
         e for e in story.of(Expected) if (e.client, e.output) == (promise.client, promise.output)
     ]
     over_us = max(
@@ -128,7 +131,7 @@ def _stretches(story: Story, promise: Promised) -> Iterable[tuple[int, int, Expe
         ),
         default=story.end_us,
     )
-    for expected, after in zip_longest(mine, mine[1:]):
+    for expected, after in zip_longest(expectations, expectations[1:]):
         until_us = over_us if after is None else min(after.at, over_us)
         cuts = [event.at for event in story.changes if expected.at < event.at < until_us]
         for since_us, to_us in pairwise([expected.at, *cuts, until_us]):
@@ -141,9 +144,9 @@ def bounded(story: Story) -> Verdict:
     return judged(
         "bounded",
         [
-            Fault(held.at, f"{held.where} holds {held.buckets} buckets of {held.stream}")
-            for held in story.of(Held)
-            if held.buckets > bound and not story.troubled(held.at, held.at)
+            Fault(sample.at, f"{sample.where} holds {sample.buckets} buckets of {sample.stream}")
+            for sample in story.of(Held)
+            if sample.buckets > bound and not story.troubled(sample.at, sample.at)
         ],
     )
 
@@ -157,7 +160,7 @@ def closing(story: Story) -> Verdict:
     width_us = story.began.width_us
     for source, closings in story.closings.items():
         full_at = [event.at for event in story.of(AtBound) if event.source == source]
-        set_at = [
+        stepped_at = [
             event.at - (event.felt_us if isinstance(event, Healed) else 0)
             for event in story.changes
             if (event.fault, event.on) == ("skew", source)
@@ -166,9 +169,9 @@ def closing(story: Story) -> Verdict:
             e.fault in ("skew", "clock") and e.on == source for e in story.changes
         )
         faults += [
-            Fault(it.at, f"source {source} closed {it.upto} before its end")
-            for it in closings
-            if steady and it.at < (it.upto + 1) * width_us and it.upto < NEVER_US
+            Fault(early.at, f"source {source} closed bucket {early.upto} before its end")
+            for early in closings
+            if steady and early.at < (early.upto + 1) * width_us and early.upto < NEVER_US
         ]
         for last, closed in pairwise(closings):
             if any(last.at <= at <= closed.at for at in full_at):
@@ -180,18 +183,24 @@ def closing(story: Story) -> Verdict:
             ]
             passed_us = closed.at - max([last.at, *trouble])
             if passed_us > CLOSING_WIDTHS * width_us:
-                why = f"source {source} closed nothing for {passed_us / 1e6:g}s"
+                why = f"source {source} closed no bucket for {passed_us / 1e6:g}s"
                 faults.append(Fault(closed.at, why))
             behind_us = closed.at - (closed.upto + 1) * width_us
             late = behind_us > CLOSING_WIDTHS * width_us
             if late and not overlaps(story.trouble_of_sources, last.at, closed.at):
-                why = f"source {source} closed {closed.upto} {behind_us / 1e6:g}s after its end"
+                why = (
+                    f"source {source} closed bucket {closed.upto} {behind_us / 1e6:g}s after its "
+                    "end"
+                )
                 faults.append(Fault(closed.at, why))
             ahead_us = (closed.upto - last.upto) * width_us - passed_us
             stands_us = min(ahead_us, STANDS_US_MAX) - AHEAD_US
-            lately = any(closed.at - stands_us < at <= closed.at for at in set_at)
+            lately = any(closed.at - stands_us < at <= closed.at for at in stepped_at)
             if lately and not trouble and closed.upto < NEVER_US and ahead_us > AHEAD_US:
-                why = f"source {source} ran {ahead_us / 1e6:g}s ahead when its clock was just set"
+                why = (
+                    f"source {source} ran {ahead_us / 1e6:g}s ahead just after its clock was "
+                    "stepped"
+                )
                 faults.append(Fault(closed.at, why))
     return judged("closing", faults)
 
@@ -201,15 +210,22 @@ def paired(story: Story) -> Verdict:
     does not retain buckets for the dead replica, and its replacement soon catches up."""
     bound_us = 2 * story.began.recovery_us // 3
     late = [
-        Fault(back.at, f"{back.node} was made anew for {(back.at - back.since) / 1e6:g}s")
-        for back in story.of(Restored)
-        if back.calm and back.at - back.since > bound_us
+        Fault(
+            restored.at,
+            f"the rebuild of {restored.node} took {(restored.at - restored.since) / 1e6:g}s",
+        )
+        for restored in story.of(Restored)
+        if restored.calm and restored.at - restored.since > bound_us
     ]
-    kept = [
-        Fault(kept.at, f"{kept.where} keeps {kept.buckets} buckets of {kept.stream} for the dead")
-        for kept in story.of(Outlived)
+    retained = [
+        Fault(
+            retained.at,
+            f"{retained.where} retains {retained.buckets} buckets of {retained.stream} for dead "
+            "consumers",
+        )
+        for retained in story.of(Outlived)
     ]
-    return judged("paired", late + kept)
+    return judged("paired", late + retained)
 
 
 def reported(story: Story) -> Verdict:
@@ -224,26 +240,29 @@ def reported(story: Story) -> Verdict:
         hinted = [(event.at, event.upto) for event in story.reader(promise).hinted]
         known_us = np.minimum(known_us, _first_reaching(hinted, buckets))
         broken_us = (buckets + 1) * width_us + promise.within_us
-        told_by_us = broken_us + 2 * width_us
+        report_by_us = broken_us + 2 * width_us
         reports = story.reports.get(promise.output, [])
-        for at in np.flatnonzero((known_us > broken_us) & (told_by_us <= story.end_us)):
-            bucket, since_us, by_us = int(buckets[at]), int(broken_us[at]), int(told_by_us[at])
+        for at in np.flatnonzero((known_us > broken_us) & (report_by_us <= story.end_us)):
+            bucket, since_us, by_us = int(buckets[at]), int(broken_us[at]), int(report_by_us[at])
             if not _told(reports, bucket, since_us, by_us):
-                why = f"output {promise.output}: nobody said that bucket {bucket} was too late"
+                why = (
+                    f"output {promise.output}: the monitor did not report that bucket {bucket} was "
+                    "late"
+                )
                 faults.append(Fault(by_us, why))
     return judged("reported", faults)
 
 
 def _told(reports: Iterable[Reported], bucket: int, since_us: int, by_us: int) -> bool:
-    standing = False
+    broken = False
     for report in reports:
         if report.at > by_us:
             break
         if not report.kept and (report.bucket == bucket or report.at >= since_us):
             return True
         if report.at < since_us:
-            standing = not report.kept
-    return standing
+            broken = not report.kept
+    return broken
 
 
 def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
@@ -257,7 +276,7 @@ def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
         closings = [(closed.at, closed.upto) for closed in story.closings[source]]
         due_us = np.maximum(due_us, _first_reaching(closings, buckets))
     reader = story.reader(promise)
-    known_us = _first_reaching([(told.at, told.upto) for told in reader.told], buckets)
+    known_us = _first_reaching([(position.at, position.upto) for position in reader.told], buckets)
     for bucket, events in reader.stable.items():
         if len(buckets) and buckets[0] <= bucket <= buckets[-1]:
             place = bucket - buckets[0]

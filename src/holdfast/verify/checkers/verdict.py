@@ -34,8 +34,8 @@ def judged(checker: str, faults: Sequence[Fault]) -> Verdict:
     if not faults:
         return Verdict(checker, "ok")
     first = min(faults)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return Verdict(checker, "failed", first.why + more, first.at)
+    others = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return Verdict(checker, "failed", first.why + others, first.at)
 
 
 def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:

@@ -66,8 +66,8 @@ class ClientProcess(Member):
             self._show(delivery, now)
         except BaseException:
             # The application has seen tentative buckets, even if the process dies now.
-            self.history.events += [had for had in self._had if _is_seen(had)]
-            self._had = [had for had in self._had if not _is_seen(had)]
+            self.history.events += [event for event in self._had if _is_seen(event)]
+            self._had = [event for event in self._had if not _is_seen(event)]
             raise
         self._note(now)
 
@@ -79,27 +79,27 @@ class ClientProcess(Member):
             else:
                 rows: tuple[Row, ...] = table.rows if table.num_rows else ()
                 stability = info.stability.value
-                given = Given(
+                delivered = Given(
                     now, self.name, self.output, info.bucket, rows, stability, self._starts,
                     missing=info.missing, inputs_share=info.inputs_share,
                     replaces=info.replaces,
                 )  # fmt: skip
-                self._had.append(given)
-                self.world.say(self.name, "given", info.bucket, table.num_rows, stability)
+                self._had.append(delivered)
+                self.world.say(self.name, "delivered", info.bucket, table.num_rows, stability)
 
     def _note(self, now: int) -> None:
         """Records stable buckets once the position is durable: a crash before that also discards
         the application's own memory, a crash after that does not. Tentative buckets are recorded
         at once."""
-        for had in self._had:
+        for event in self._had:
             position = self.client.position
-            if _is_seen(had) or (position is not None and had.bucket <= position):
-                self.history.add(had)
+            if _is_seen(event) or (position is not None and event.bucket <= position):
+                self.history.add(event)
         self._had = []
-        known = self.client.known_upto
-        if known is not None and known != self._hinted:
-            self._hinted = known
-            self.history.add(Hinted(now, self.name, self.output, known))
+        known_upto = self.client.known_upto
+        if known_upto is not None and known_upto != self._hinted:
+            self._hinted = known_upto
+            self.history.add(Hinted(now, self.name, self.output, known_upto))
         if self.client.position != self.position:
             assert self.client.position is not None
             self.position = self.client.position
@@ -111,5 +111,5 @@ class ClientProcess(Member):
             self.on_told(FOREVER)
 
 
-def _is_seen(had: Given | Concluded) -> bool:
-    return isinstance(had, Given) and had.stability == Stability.TENTATIVE
+def _is_seen(event: Given | Concluded) -> bool:
+    return isinstance(event, Given) and event.stability == Stability.TENTATIVE

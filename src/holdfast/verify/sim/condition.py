@@ -36,16 +36,16 @@ class Condition:
         self._caught_up: dict[tuple[str, str], int] = {}
         self._started: dict[str, tuple[int, int]] = {}
         width_us, network = cast.network.width_us, cast.network
-        own_us = {name: known.own_us if known else 0 for name, known in patience(network).items()}
+        own_us = {name: wait.own_us if wait else 0 for name, wait in patience(network).items()}
         #: Per stream: how long all fragments on the longest path to it may wait for an input.
         self.waits_us = longest(network, own_us)
         #: Delay of an input relative to other inputs that makes no bucket tentative, for consumers
         #: that do not block: `max_delay` (X in Borealis) without the share reserved for computing,
         #: without the bucket width, and without `STEP_US`.
         self._bears_us = {
-            name: int(network.protection(name).wait_share * known.own_us) - width_us - STEP_US
-            for name, known in patience(network).items()
-            if known is not None
+            name: int(network.protection(name).wait_share * wait.own_us) - width_us - STEP_US
+            for name, wait in patience(network).items()
+            if wait is not None
         }
 
     def there(self, process: Server) -> bool:
@@ -64,8 +64,8 @@ class Condition:
         ):
             return False
         wire = self._cast.wire
-        there, back = wire.link(producer.name, reader.name), wire.link(reader.name, producer.name)
-        return not (self._bad(there, reader) or self._bad(back, reader))
+        forward, back = wire.link(producer.name, reader.name), wire.link(reader.name, producer.name)
+        return not (self._bad(forward, reader) or self._bad(back, reader))
 
     def _finds(self, reader: Server, producer: Server) -> bool:
         """The consumer knows the address of the producer, or can ask the controller
@@ -99,7 +99,7 @@ class Condition:
         if not isinstance(process, SourceProcess):
             return ""
         unsteady = self._cast.world.now < process.unsteady_until and inspection.is_apart(process)
-        return "its clock is off" if process.offset_us or unsteady else ""
+        return "its clock is wrong" if process.offset_us or unsteady else ""
 
     def caught_up(self, node: NodeProcess, path: Path, now: int) -> bool:
         """Since its start the replica has caught up, or has had enough time to catch up."""
@@ -110,13 +110,15 @@ class Condition:
         if self._caught_up.get(key) == life:
             return True
         if now - since < self._catch_up_us:
-            known = [inspection.stands(node, stream) for stream in path.outputs]
-            if any(it is None or it[0] is OutputState.STABILIZATION for it in known):
+            statuses = [inspection.stands(node, stream) for stream in path.outputs]
+            if any(status is None or status[0] is OutputState.STABILIZATION for status in statuses):
                 return False
             # A restarted node waits for a missing input once more (docs/availability.md, Restarts).
             wait_us = self.waits_us[path.outputs[0]] + STEP_US
             ended_upto = since // self._cast.network.width_us - 1
-            if now - since < wait_us and any(it and it[1] < ended_upto for it in known):
+            if now - since < wait_us and any(
+                status and status[1] < ended_upto for status in statuses
+            ):
                 return False
         self._caught_up[key] = life
         return True

@@ -46,10 +46,14 @@ def _check(fault: Fault, cast: Cast, scenario: str) -> None:
     for name in targets:
         process = cast.by_name.get(name)
         if process is None:
-            raise InputError(f"{scenario}: {fault}: there is only {', '.join(cast.by_name)}")
+            raise InputError(
+                f"{scenario}: {fault}: no such target; choose from {', '.join(cast.by_name)}"
+            )
         wanted = {"node": NodeProcess, "source": SourceProcess}.get(kind.target)
         if wanted is not None and not isinstance(process, wanted):
-            raise InputError(f"{scenario}: {fault}: {fault.do} hits a {kind.target}")
+            raise InputError(
+                f"{scenario}: {fault}: the target of {fault.do} must be a {kind.target}"
+            )
 
 
 def apply(fault: Fault, cast: Cast) -> Heal:
@@ -86,7 +90,7 @@ def apply(fault: Fault, cast: Cast) -> Heal:
             return lambda: setattr(process.disk, "unsyncable", False)
         case "rot":
             path = process.disk.rot()
-            process.world.say(process.name, "rots in", path)
+            process.world.say(process.name, "bit flipped in", path)
             return lambda: None
         case "skew" | "clock":
             return _set_clock(process, int(fault.value * 1_000))
@@ -128,38 +132,38 @@ def is_felt(fault: Fault, cast: Cast, over_us: int) -> bool:
 def _set_clock(process: Server, off_us: int) -> Heal:
     process.offset_us += off_us
 
-    def set_right() -> None:
+    def restore() -> None:
         """A source whose clock was ahead closes no bucket until time has caught up with the clock;
         the source waits for a limited time only, however far ahead the clock was."""
         process.offset_us -= off_us
         process.unsteady_until = process.world.now + min(abs(off_us), UNSTEADY_US)
 
-    return set_right
+    return restore
 
 
 def _hang(node: NodeProcess) -> Heal:
     """Running steps complete, but no other step begins in this life of the node."""
     if node.hung:
         return lambda: None
-    put_off: list[tuple[Work, Version]] = []
+    postponed: list[tuple[Work, Version]] = []
     life, run = node.life, node.run
 
     def hung_run(work: Work, version: Version) -> None:
         if node.hung:
-            put_off.append((work, version))
+            postponed.append((work, version))
         else:
             run(work, version)
 
-    def go_on() -> None:
+    def resume() -> None:
         if not node.hung or node.life != life:
             return
         node.hung_in = None
-        for work, version in put_off:
+        for work, version in postponed:
             node.after(0, partial(run, work, version))
 
     node.hung_in = life
     node.__dict__["run"] = hung_run
-    return go_on
+    return resume
 
 
 def _apply_to_links(fault: Fault, cast: Cast) -> Heal:

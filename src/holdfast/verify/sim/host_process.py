@@ -98,14 +98,14 @@ class HostProcess(Server):
             self._schedule(0)
 
     def failed(self, node: NodeProcess, err: BaseException) -> None:
-        told = NodeFailed(self.world.now, node.name, q.kind_of(err), q.reason_of(err))
+        failure = NodeFailed(self.world.now, node.name, q.kind_of(err), q.reason_of(err))
         life = node.life
 
-        def tell() -> None:
+        def report() -> None:
             if node.life == life:
-                self._handle(told)
+                self._handle(failure)
 
-        self.after(0, tell)
+        self.after(0, report)
 
     # -- internal ---------------------------------------------------------------------------------
 
@@ -132,13 +132,13 @@ class HostProcess(Server):
         self.after(after_us, due)
 
     def _beat(self) -> None:
-        told = [said for node in self.nodes.values() if (said := node.told())]
-        asked = Register(self.name, self._epoch, tuple(told))
-        for said in told:
-            if said.position is not None:
-                self._handle(NodeProgressed(self.world.now, said.node, said.position))
+        instances = [instance for node in self.nodes.values() if (instance := node.told())]
+        request = Register(self.name, self._epoch, tuple(instances))
+        for instance in instances:
+            if instance.position is not None:
+                self._handle(NodeProgressed(self.world.now, instance.node, instance.position))
 
-        def over(reply: Registration | HoldfastError) -> None:
+        def replied(reply: Registration | HoldfastError) -> None:
             event = heartbeat_event(reply, self.world.now)
             self._handle(event)
             if isinstance(event, Answered) and isinstance(reply, Registration):
@@ -147,7 +147,7 @@ class HostProcess(Server):
                         node.enter(partial(node.heard, dict(reply.standings)))
             self._schedule(HEARTBEAT_US)
 
-        self.wire.ask_controller(self, lambda c: c.heartbeat(asked), over, over)
+        self.wire.ask_controller(self, lambda c: c.heartbeat(request), replied, replied)
 
     def _handle(self, event: Event) -> None:
         self._perform(self._core.handle(event))
@@ -165,14 +165,15 @@ class HostProcess(Server):
                     stopped = NodeStopped(self.world.now + took_us, action.node)
                     self.after(took_us, partial(self._handle, stopped))
                 case Report():
-                    met = action.condition
-                    state = "is healthy" if met is None else (
-                        f"is {'quarantined' if met.quarantined else 'tried again'}: {met.reason}"
+                    condition = action.condition
+                    state = "is healthy" if condition is None else (
+                        f"is {'quarantined' if condition.quarantined else 'retried'}: "
+                        f"{condition.reason}"
                     )  # fmt: skip
                     self.world.say(action.node, state)
                 case End():
-                    self.world.say(self.name, "ends:", action.why)
-                    self.die("it ended")
+                    self.world.say(self.name, "terminated:", action.why)
+                    self.die("terminated itself")
                     self._supervisor.ended(self, action)
                     return
 
@@ -196,16 +197,18 @@ class Supervisor:
             controller.host_ended(host.name)
 
     def ended(self, host: HostProcess, end: End) -> None:
-        part = self._parts.setdefault(host, q.Quarantine(due=None, runs_since=self._world.now))
-        part.handle(q.Failed(self._world.now, q.kind_of_exit(end.code), end.why))
-        self._start(host, part)
+        quarantine = self._parts.setdefault(
+            host, q.Quarantine(due=None, runs_since=self._world.now)
+        )
+        quarantine.handle(q.Failed(self._world.now, q.kind_of_exit(end.code), end.why))
+        self._start(host, quarantine)
 
-    def _start(self, host: HostProcess, part: q.Quarantine) -> None:
-        if part.due is None or host.replaced:
+    def _start(self, host: HostProcess, quarantine: q.Quarantine) -> None:
+        if quarantine.due is None or host.replaced:
             return
-        if self._world.now >= part.due and self._wire.controller.alive:
-            part.handle(q.Tick(self._world.now))
+        if self._world.now >= quarantine.due and self._wire.controller.alive:
+            quarantine.handle(q.Tick(self._world.now))
             host.start()
         else:
-            at = max(part.due, self._world.now + REGISTER_US)
-            self._world.at(at, partial(self._start, host, part))
+            at = max(quarantine.due, self._world.now + REGISTER_US)
+            self._world.at(at, partial(self._start, host, quarantine))

@@ -34,15 +34,17 @@ def has_checkpoint(node: NodeProcess, path: Path) -> bool:
 def stands(node: Server, stream: str) -> tuple[OutputState, int] | None:
     """The status that a replica reports for a stream, and the last bucket that it has answered,
     stable or tentative."""
-    found = node.service.stands(stream) if stream in node.service.logs else None
-    if found is None:
+    status = node.service.stands(stream) if stream in node.service.logs else None
+    if status is None:
         return None
-    return found.state, max(found.upto, found.reached)
+    return status.state, max(status.upto, status.reached)
 
 
 def received_by(process: Member, stream: str) -> dict[str, int]:
     """The last bucket that each consumer of a stream has received, by the producer's log."""
-    return {who: ack.received for who, ack in process.log._state.streams[stream].acks.items()}
+    return {
+        consumer: ack.received for consumer, ack in process.log._state.streams[stream].acks.items()
+    }
 
 
 def is_at_bound(process: SourceProcess) -> bool:
@@ -110,10 +112,10 @@ def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
     index = node.performer.inputs
     for stream in node.fragment.inputs:
         replaced = len(index._replaced.get(stream, ()))
-        yield "guessed inputs", stream, len(index._tentative.get(stream, ())) + replaced
+        yield "tentative inputs", stream, len(index._tentative.get(stream, ())) + replaced
     for stream in node.fragment.outputs:
         if node.log.has(stream):
-            yield "guesses", stream, len(node.log.tentative(stream)[0])
+            yield "tentative results", stream, len(node.log.tentative(stream)[0])
 
 
 def came_upto(node: NodeProcess, path: str) -> int:
@@ -128,7 +130,7 @@ def to_go_through(node: NodeProcess) -> Iterator[tuple[str, int, int]]:
     now = node.monotonic()
     for name, path in node.performer.core.paths.items():
         held = path.sunion._held.values()
-        entries = sum(it.until > now for deadlines in held for it in deadlines)
+        entries = sum(deadline.until > now for deadlines in held for deadline in deadlines)
         newest, reached = path.sunion.newest(), path.reached
         waiting = 0 if newest is None or reached is None else max(0, newest - reached)
         yield f"deadlines of {name}", entries, waiting

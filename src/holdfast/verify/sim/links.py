@@ -84,10 +84,10 @@ class Wire:
         self._servers: dict[str, Server] = {}
 
     def link(self, a: str, b: str) -> Link:
-        found = self._links.get((a, b))
-        if found is None:
-            found = self._links[a, b] = Link()
-        return found
+        link = self._links.get((a, b))
+        if link is None:
+            link = self._links[a, b] = Link()
+        return link
 
     @property
     def delays_us(self) -> int:
@@ -152,7 +152,7 @@ class Wire:
         """Executes `ask` at the server, if the server is still in that life; then calls `reply` or
         `failed` at the process."""
         world = self.world
-        there, back = self.link(process.name, server.name), self.link(server.name, process.name)
+        forward, back = self.link(process.name, server.name), self.link(server.name, process.name)
         life, answered = server.life if life is None else life, False
         asked_in = process.life
 
@@ -174,7 +174,7 @@ class Wire:
             except Crashed:
                 if not answered:
                     answered = True
-                    fail(f"{server.name} went away", self.delay(back))
+                    fail(f"{server.name} crashed while it handled the request", self.delay(back))
                 raise
             if answered:
                 return
@@ -204,15 +204,15 @@ class Wire:
                 nonlocal answered
                 if not answered:
                     answered = True
-                    failed(TransportError(f"{server.name} stands still"))
+                    failed(TransportError(f"{server.name} is paused"))
 
             answer_with(check, SILENCE_US)
 
-        if there.cut:
+        if forward.cut:
             fail(f"{server.name} cannot be reached", SILENCE_US)
             return
-        world.at(world.now + self.delay(there), arrive)
-        if repeatable and there.repeat and self.chance.random() < 0.5:
+        world.at(world.now + self.delay(forward), arrive)
+        if repeatable and forward.repeat and self.chance.random() < 0.5:
             late = int(3_000_000 * self.chance.random())
 
             def again() -> None:

@@ -128,9 +128,9 @@ class NodeProcess(Member):
     @property
     def position(self) -> int | None:
         """The last bucket of the slowest path; None until all paths have begun."""
-        found = list(self.positions().values())
-        begun = [position for position in found if position is not None]
-        return min(begun) if len(begun) == len(found) else None
+        positions = list(self.positions().values())
+        begun = [position for position in positions if position is not None]
+        return min(begun) if len(begun) == len(positions) else None
 
     # -- delegated to the host --------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class NodeProcess(Member):
         if path is None:
             raise NotOffered(f"{name!r} is not offered here, or not any more")
         if not self.disk.exists(path):
-            raise NotOffered(f"{name!r} is gone")
+            raise NotOffered(f"{name!r} was deleted before it was fetched")
         return self.disk.read(path)
 
     def ask_node(
@@ -229,7 +229,7 @@ class NodeProcess(Member):
     ) -> None:
         server = self.wire.resolve(address)
         if server is None:
-            failed(TransportError(f"{name} is not there"))
+            failed(TransportError(f"{name} has no live instance"))
         else:
             self.wire.request(self, server, ask, told, failed)
 
@@ -260,29 +260,32 @@ class NodeProcess(Member):
         def again(err: HoldfastError | None = None) -> None:
             self.after(COMPARE_US, lambda: self._compare(peer))
 
-        def told(digests: Digests) -> None:
+        def received(digests: Digests) -> None:
             again()
             self.performer.take(DigestsTold(peer, digests))
 
-        self._ask_peer(peer, lambda node: node.performer.comparison.digests(), told, again)
+        self._ask_peer(peer, lambda node: node.performer.comparison.digests(), received, again)
 
     def compare_inputs(self, path: str, stream: str) -> None:
         """The digests of an input count once all producers of the input have answered."""
-        made_by, found = self._wiring.producers, dict[str, dict[str, Window]]()
+        producers, windows = self._wiring.producers, dict[str, dict[str, Window]]()
 
         def ask(name: str, producer: str) -> None:
-            def told(digests: Digests) -> None:
+            def received(digests: Digests) -> None:
                 if name in digests.windows:
-                    found.setdefault(name, {})[producer] = digests.windows[name]
-                    if len(found[name]) == len(made_by[name]):
-                        self.performer.take(InputDigestsTold(stream, {name: found[name]}))
+                    windows.setdefault(name, {})[producer] = digests.windows[name]
+                    if len(windows[name]) == len(producers[name]):
+                        self.performer.take(InputDigestsTold(stream, {name: windows[name]}))
 
             self._ask_peer(
-                producer, lambda node: node.performer.comparison.digests(), told, lambda err: None
+                producer,
+                lambda node: node.performer.comparison.digests(),
+                received,
+                lambda err: None,
             )
 
         for name in self.performer.paths[path].inputs:
-            for producer in made_by[name]:
+            for producer in producers[name]:
                 if producer != name:  # a source has no replicas
                     ask(name, producer)
 
@@ -332,10 +335,10 @@ class NodeProcess(Member):
         except Exception as err:
             error = err
         stable = isinstance(work, core.Run)
-        again = isinstance(work, Recomputation)
-        what = "computed again" if again else "ran" if stable else "ran TENTATIVE"
-        what = what if error is None else "failed"
-        self.world.say(self.name, what, work.path, f"{work.lo}..{work.hi}")
+        recomputed = isinstance(work, Recomputation)
+        event = "computed again" if recomputed else "ran" if stable else "ran TENTATIVE"
+        event = event if error is None else "failed"
+        self.world.say(self.name, event, work.path, f"{work.lo}..{work.hi}")
         if error is None and isinstance(work, core.RunTentative):
             self.guessed[work.path] += work.hi - work.lo + 1
         if error is None and stable:
@@ -353,12 +356,14 @@ class NodeProcess(Member):
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         def over(peer: str, reply: Postponement | HoldfastError) -> None:
             answer = "away" if isinstance(reply, HoldfastError) else reply.answer
-            self.world.say(self.name, "asked", peer, "to go on answering", asked.path, answer)
+            self.world.say(
+                self.name, "asked", peer, "to keep answering; path and reply:", asked.path, answer
+            )
             self.performer.take(Replied(asked, peer, reply))
 
         for peer in peers:
-            told = partial(over, peer)
-            self._ask_peer(peer, lambda node: node.postpone(asked), told, told)
+            replied = partial(over, peer)
+            self._ask_peer(peer, lambda node: node.postpone(asked), replied, replied)
 
     def postpone(self, asks: Postpone) -> Postponement:
         """Handles the request of a peer."""
@@ -372,21 +377,23 @@ class NodeProcess(Member):
         self,
         peer: str,
         ask: Callable[[NodeProcess], Any],
-        told: Callable[[Any], None],
+        reply: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
-        def asked(node: NodeProcess) -> Any:
+        def ask_if_up(node: NodeProcess) -> Any:
             if not node.is_up:
                 raise TransportError(f"{node.name} is not up yet")
             return ask(node)
 
-        self.ask_node(peer, asked, told, failed)
+        self.ask_node(peer, ask_if_up, reply, failed)
 
     def _first(self, stream: str) -> int:
         return self.log.info(stream).trimmed_upto + 1
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
-        self.world.say(self.name, "acknowledges", stream, received, "needs from", needed + 1)
+        self.world.say(
+            self.name, "acknowledges", stream, received, "and needs buckets from", needed + 1
+        )
         self.followers[stream].advanced(Position(received, needed, epoch))
 
     def post(self, event: Event, after_s: float = 0.0) -> None:

@@ -28,7 +28,7 @@ TIMERS_MAX, TIMERS_BUCKET_US = 120, 500_000
 #: A producer that is at least this many buckets behind makes no useful progress.
 BEHIND_BUCKETS = LAG_BUCKETS + 1
 NO_PROGRESS = "it makes no progress"
-TENTATIVE = "it is tentative, and another one is stable"
+TENTATIVE = "it is tentative while another replica is stable"
 
 
 class Observer:
@@ -68,17 +68,17 @@ class Observer:
     # -- producers and consumers ------------------------------------------------------------------
 
     def _read(self, now: int) -> Iterator[Reading]:
-        asked = {("controller", name) for name in self._pairs}
+        subscriptions = {("controller", name) for name in self._pairs}
         for reader, stream, follower in self._followers():
-            asked.add((reader.name, stream))
+            subscriptions.add((reader.name, stream))
             replica = inspection.read_from(follower) or ""
             home = reader.name in self._pairs and replica == home_of(
                 reader.name, self._producers[stream]
             )
-            read = inspection.instance_read(follower) or self._cast.by_name.get(replica)
-            bad, within_us = self._bad(reader, stream, read, home=bool(home))
+            instance = inspection.instance_read(follower) or self._cast.by_name.get(replica)
+            bad, within_us = self._bad(reader, stream, instance, home=bool(home))
             yield from self._reads(now, reader.name, stream, replica, bad, within_us)
-        for reader_name, stream in [key for key in self._readings if key not in asked]:
+        for reader_name, stream in [key for key in self._readings if key not in subscriptions]:
             yield from self._reads(now, reader_name, stream, "", "", 0)
 
     def _reads(
@@ -104,29 +104,29 @@ class Observer:
         return up and client.output in self._producers and not client.ended
 
     def _bad(
-        self, reader: Member, stream: str, read: Server | None, *, home: bool
+        self, reader: Member, stream: str, instance: Server | None, *, home: bool
     ) -> tuple[str, int]:
         """Why a replica is unusable for its consumer while another replica is usable, and the time
         within which the consumer must leave the replica."""
         others = [
-            (node, known)
+            (node, status)
             for name in self._producers[stream]
-            if (read is None or name != read.name)
+            if (instance is None or name != instance.name)
             and self._serves(node := self._node(name), reader)
-            if (known := inspection.stands(node, stream)) is not None
+            if (status := inspection.stands(node, stream)) is not None
         ]
         if not others:
             return "", 0
-        if read is None:  # the consumer asks the controller for the addresses of the others
+        if instance is None:  # the consumer asks the controller for the addresses of the others
             asks = self._condition.reaches(reader, self._cast.wire.controller)
             return ("nothing is read", self._detect_us) if asks else ("", 0)
-        if not read.alive:
+        if not instance.alive:
             return "it is dead", self._detect_us
-        if read.paused:
-            return "it stands still", self._detect_us
-        if not self._condition.linked(reader, read):
+        if instance.paused:
+            return "it is paused", self._detect_us
+        if not self._condition.linked(reader, instance):
             return "it is cut off", self._detect_us
-        mine = inspection.stands(read, stream)
+        mine = inspection.stands(instance, stream)
         if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
@@ -151,8 +151,8 @@ class Observer:
     def _declared(self, now: int) -> Iterator[Reading]:
         """The controller leaves a replica of a pair by declaring the replica dead."""
         process = self._cast.wire.controller
-        known = process.controller
-        standings = {} if known is None else known.standings()
+        controller = process.controller
+        standings = {} if controller is None else controller.standings()
         if process.life != self._controller_life:
             # A new controller counts the time without heartbeats from its start (docs/pairs.md).
             self._controller_life, standings = process.life, {}
@@ -178,7 +178,7 @@ class Observer:
         if not node.alive:
             return "it is dead", silent_us
         if node.paused:
-            return "it stands still", silent_us
+            return "it is paused", silent_us
         if not self._says(node, controller):
             return "it is cut off", silent_us
         if self._condition.stuck(node) and node.name in self._behind_since:

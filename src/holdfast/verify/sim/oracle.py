@@ -46,7 +46,9 @@ class Oracle:
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
         self._producers = producers_of(cast.network)
-        self._readers = {name: set(who) for name, who in readers_of(cast.network).items()}
+        self._readers = {
+            name: set(consumers) for name, consumers in readers_of(cast.network).items()
+        }
         self._paired = set(pairs_of(cast.network))
         self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
         self.condition = Condition(cast, recovery_us)
@@ -100,10 +102,10 @@ class Oracle:
     def _waits_us(self, kind: Kind) -> dict[str, int]:
         """The wait of each fragment during a failure. For tentative results, every fragment waits
         its `max_delay` (X in Borealis) if any fragment of the network has `on_failure="delay"`."""
-        known = self._patience
-        delays = any(self._network.protection(name).on_failure == "delay" for name in known)
+        limits = self._patience
+        delays = any(self._network.protection(name).on_failure == "delay" for name in limits)
         waits = delays and kind is Kind.TENTATIVE
-        return {name: x.own_us if waits and x else 0 for name, x in known.items()}
+        return {name: x.own_us if waits and x else 0 for name, x in limits.items()}
 
     def changed(self, now: int, *, noticed: bool) -> None:
         """A component fails or heals. `noticed`: others detect the fault only by missing heartbeats
@@ -122,17 +124,17 @@ class Oracle:
         if bounded and self._is_held_up():
             self._held_up_at = now
         more_us = self._more_us
-        found: list[Expected | Owed] = []
+        expectations: list[Expected | Owed] = []
         for client in self._cast.clients:
             kind, ready = self._kinds[client.name] if clear else (UNKNOWN, UNKNOWN)
             if self._said.get(client.name) != (kind, more_us):
                 self._said[client.name] = kind, more_us
-                found.append(self._expected(client, kind, now))
+                expectations.append(self._expected(client, kind, now))
             age_us = self._owed(client, ready, now)
             if age_us != self._owes.get(client.name):
                 self._owes[client.name] = age_us
-                found.append(Owed(now, client.name, client.output, age_us))
-        return found
+                expectations.append(Owed(now, client.name, client.output, age_us))
+        return expectations
 
     def _look_at_trees(self, now: int) -> None:
         """Evaluates the trees if necessary. The trees change only when a component fails, heals,
@@ -192,17 +194,17 @@ class Oracle:
 
     def over(self, now: int) -> list[Expected | Owed]:
         """The sources are asked to finish: no bucket follows the last one."""
-        found: list[Expected | Owed] = []
+        expectations: list[Expected | Owed] = []
         for client in self._cast.clients:
-            found.append(Expected(now, client.name, client.output, UNKNOWN, 0, 0))
-            found.append(Owed(now, client.name, client.output, None))
-        return found
+            expectations.append(Expected(now, client.name, client.output, UNKNOWN, 0, 0))
+            expectations.append(Owed(now, client.name, client.output, None))
+        return expectations
 
     def deserted(self, now: int) -> list[Deserted]:
         """Fragments whose live replicas all correct at once, each relying on another live replica
         to answer. Replicas must correct one after the other, unless no replica could answer
         meanwhile. `promises` judges the reliance on a replica that has just died."""
-        found = []
+        deserted = []
         for part, names in self._replicated:
             nodes = [self._cast.by_name[name] for name in names]
             up = [node for node in nodes if isinstance(node, NodeProcess) and node.is_up]
@@ -210,8 +212,8 @@ class Oracle:
                 on = [inspection.answered_by(node, path) for node in up]
                 lives = {node.name for node in up}
                 if len(on) > 1 and all(names and lives.issuperset(names) for names in on):
-                    found.append(Deserted(now, part.name, path.name))
-        return found
+                    deserted.append(Deserted(now, part.name, path.name))
+        return deserted
 
     @property
     def replicated(self) -> list[tuple[Fragment, tuple[str, ...]]]:
@@ -239,8 +241,10 @@ class Oracle:
             for stream in process.service.logs:
                 if not process.log.has(stream) or process.log.info(stream).ended:
                     continue
-                had = inspection.received_by(process, stream)
-                waited_for = [had.get(who, 0) for who in self._readers[stream] - self._paired]
+                received = inspection.received_by(process, stream)
+                waited_for = [
+                    received.get(consumer, 0) for consumer in self._readers[stream] - self._paired
+                ]
                 if waited_for and now - min(waited_for) >= bound - LAG_BUCKETS:
                     return True
         return False
@@ -269,32 +273,32 @@ class Oracle:
         return str(self._best(client, client.output, {}, now if ready else None))
 
     def _best(
-        self, reader: Server, stream: str, known: dict[str, Kind], ready_at: int | None
+        self, reader: Server, stream: str, memo: dict[str, Kind], ready_at: int | None
     ) -> Kind:
         kinds = [
-            self._made(producer, stream, known, ready_at)
+            self._made(producer, stream, memo, ready_at)
             for name in self._producers[stream]
             if self.condition.reaches(reader, producer := self._cast.by_name[name])
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 
     def _made(
-        self, producer: Server, stream: str, known: dict[str, Kind], ready_at: int | None
+        self, producer: Server, stream: str, memo: dict[str, Kind], ready_at: int | None
     ) -> Kind:
         if self.condition.impaired(producer):
             return Kind.BLOCKING
         if isinstance(producer, SourceProcess):
-            there = producer.is_up and not producer.silent
+            serving = producer.is_up and not producer.silent
             # A source that is being retired closes no bucket until its retirement is complete.
-            return Kind.STABLE if there and producer.ending == producer.ended else Kind.BLOCKING
+            return Kind.STABLE if serving and producer.ending == producer.ended else Kind.BLOCKING
         assert isinstance(producer, NodeProcess)
         key = f"{producer.name}/{stream}"
-        if key not in known:
-            known[key] = self._computed(producer, stream, known, ready_at)
-        return known[key]
+        if key not in memo:
+            memo[key] = self._computed(producer, stream, memo, ready_at)
+        return memo[key]
 
     def _computed(
-        self, node: NodeProcess, stream: str, known: dict[str, Kind], ready_at: int | None
+        self, node: NodeProcess, stream: str, memo: dict[str, Kind], ready_at: int | None
     ) -> Kind:
         if not node.is_up:
             return Kind.BLOCKING
@@ -305,13 +309,13 @@ class Oracle:
             return Kind.BLOCKING
         if ready_at is not None and not self.condition.caught_up(node, path, ready_at):
             return Kind.BLOCKING
-        inputs = {name: self._best(node, name, known, ready_at) for name in path.inputs}
+        inputs = {name: self._best(node, name, memo, ready_at) for name in path.inputs}
         if all(kind is Kind.STABLE for kind in inputs.values()):
             return Kind.STABLE
         if self._network.protection(fragment_of(node.name)).on_failure == "block":
             return Kind.BLOCKING
-        there = [name for name, kind in inputs.items() if kind is not Kind.BLOCKING]
-        if all(self._has_ended(name) for name in there):
+        available = [name for name, kind in inputs.items() if kind is not Kind.BLOCKING]
+        if all(self._has_ended(name) for name in available):
             return Kind.BLOCKING  # no more input arrives (docs/availability.md, Sources)
         return _of(self._tree(path, stream), inputs)
 

@@ -100,16 +100,18 @@ class Vigil:
         fault of its own or of another replica or host. Lost heartbeats without a fault, an idle
         replica, or a fault of its peer are no reason. A dead instance stays dead, and stops."""
         why = ""
-        for name, known in standings.items():
-            before, self._dead[name] = self._dead.get(name, known.dead), known.dead
+        for name, standing in standings.items():
+            before, self._dead[name] = self._dead.get(name, standing.dead), standing.dead
             node = self._cast.by_name[name]
-            runs_on = isinstance(node, NodeProcess) and node.is_up and node.log.epoch <= known.dead
-            if known.dead < before:
-                why = "it was declared dead, and lives again"
-            elif known.dead > before and not self._has_reason(name, self._peers[name], now):
-                why = "it was declared dead, and nothing was wrong with it"
+            runs_on = (
+                isinstance(node, NodeProcess) and node.is_up and node.log.epoch <= standing.dead
+            )
+            if standing.dead < before:
+                why = "it was declared dead and is alive again"
+            elif standing.dead > before and not self._has_reason(name, self._peers[name], now):
+                why = "it was declared dead without a recent fault"
             elif calm and runs_on:
-                why = "it was declared dead, and runs on"
+                why = "it was declared dead but keeps running"
             else:
                 continue
             yield Stopped(now, name, "ours", why)
@@ -137,15 +139,15 @@ class Vigil:
         return any(now - at < 2 * HEARD_US for at in recent)
 
     def _kept(self, now: int, dead: list[str]) -> Iterator[Outlived]:
-        kept = {read for name in dead for read in self._read[name]}
+        retained = {read for name in dead for read in self._read[name]}
         # Buckets that one replica was fetching from the other are not retained, either.
-        kept |= {
+        retained |= {
             (stream, self._peers[node.name])
             for node in self._pairs()
             for stream in node.fragment.outputs
             if node.name in dead
         }
-        for stream, producer in sorted(kept):
+        for stream, producer in sorted(retained):
             process = self._cast.by_name[producer]
             if isinstance(process, Member) and process.is_up and not process.paused:
                 held = process.held(stream)

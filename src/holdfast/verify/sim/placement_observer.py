@@ -39,13 +39,13 @@ class Placement:
     def end(self, now: int) -> Iterator[Stopped]:
         for node in self._cast.nodes:
             if not node.is_up:
-                yield Stopped(now, node.name, "ours", "it does not run in the end")
+                yield Stopped(now, node.name, "ours", "it is not running at the end of the run")
         controller = self._cast.wire.controller.controller
         for host in self._cast.hosts.values() if controller is not None else ():
             assigned = controller.assigned(host.name)
             for name, node in host.nodes.items():
                 if node.alive and name not in assigned:
-                    why = f"it runs on {host.name}, though it was given to another host"
+                    why = f"it runs on {host.name} but is assigned to another host"
                     yield Stopped(now, name, "ours", why)
 
     def _moved(self, now: int) -> Iterator[Stopped]:
@@ -64,7 +64,9 @@ class Placement:
                     continue
                 node = self._cast.hosts[before].nodes.get(name)
                 if node is not None and node.alive:
-                    yield Stopped(now, name, "ours", f"it was taken from {before}, which runs it")
+                    yield Stopped(
+                        now, name, "ours", f"it was moved away from {before}, which still runs it"
+                    )
 
     def _waiting(self) -> list[str]:
         process = self._cast.wire.controller

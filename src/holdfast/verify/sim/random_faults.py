@@ -124,32 +124,32 @@ def hosts_fail(chance: random.Random, targets: Targets, hosts: list[list[str]]) 
     to survive. Meanwhile, processes that recover without a peer may fail, and the new replica may
     fail repeatedly."""
     others = [name for name in targets.everybody if not any(name in host for host in hosts)]
-    found: list[Fault] = []
+    faults: list[Fault] = []
     at_ms = chance.randrange(1_500, 6_000)
     for _ in range(chance.choice([1, 2, 2])):
         host = chance.choice(hosts)
         gone = host if chance.random() < 0.6 else [chance.choice(host)]
-        how = chance.choice(["kill", "kill", "wipe", "wipe", "torn", "pause", "replace"])
+        kind = chance.choice(["kill", "kill", "wipe", "wipe", "torn", "pause", "replace"])
         for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
         for name in gone:
-            found.append(death(chance, how, name, at_ms, for_ms))
+            faults.append(death(chance, kind, name, at_ms, for_ms))
         back_ms = at_ms + for_ms
         for _ in range(chance.choice([0, 0, 1, 2, 3])):
             when_ms = chance.randrange(at_ms, back_ms + 2_000)
             do, on = chance.choice(["kill", "torn", "pause"]), chance.choice(others)
-            found.append(death(chance, do, on, when_ms, chance.choice([50, 300, 900])))
+            faults.append(death(chance, do, on, when_ms, chance.choice([50, 300, 900])))
         if chance.random() < 0.5:
             # The new replica dies during its rebuild, at any of its writes or between them.
             again = chance.choice(["kill", "torn", "torn", "wipe"])
             when_ms = back_ms + chance.randrange(1, 250)
-            found.append(death(chance, again, chance.choice(gone), when_ms, 300))
-        if for_ms == 7_000 and how in ("kill", "wipe") and chance.random() < 0.5:
+            faults.append(death(chance, again, chance.choice(gone), when_ms, 300))
+        if for_ms == 7_000 and kind in ("kill", "wipe") and chance.random() < 0.5:
             # The unpaired replica has its state on its disk, and restarts from there.
             both = [name for name in targets.nodes if fragment_of(name) == fragment_of(gone[0])]
             (peer,) = [name for name in both if name != gone[0]]
-            found.append(death(chance, "kill", peer, at_ms + 5_000, chance.choice([50, 900])))
+            faults.append(death(chance, "kill", peer, at_ms + 5_000, chance.choice([50, 900])))
         at_ms = back_ms + CAUGHT_UP_MS + chance.randrange(2_000)
-    return found
+    return faults
 
 
 def death(chance: random.Random, do: str, on: str, at_ms: int, for_ms: int) -> Fault:

@@ -24,14 +24,14 @@ def host_scenario_of(seed: int, *, checkpoints: bool) -> Scenario:
     layout = layout_of(network, *HOSTS[name])
     others = [EDGE, *(op.name for op in network.sources)]
     others += [f"client-{op.name}" for op in network.outputs]
-    found: list[Fault] = []
+    generated: list[Fault] = []
     at_ms = chance.randrange(1_500, 6_000)
     for number in range(chance.choice([1, 2, 2, 3])):
         for_ms = chance.choice([50, 300, 900, 2_500, 4_000, 7_000])
         idle = number == 0  # the standby has not taken over any node yet
-        found += _lost(chance, layout, others, at_ms, for_ms, standby=checkpoints or idle)
+        generated += _lost(chance, layout, others, at_ms, for_ms, standby=checkpoints or idle)
         at_ms += for_ms + CAUGHT_UP_MS + chance.randrange(2_000)
-    faults = tuple(sorted(found, key=lambda fault: fault.at_us))
+    faults = tuple(sorted(generated, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", name, at_ms / 1_000, faults, seed)
 
 
@@ -46,22 +46,22 @@ def _lost(
 ) -> list[Fault]:
     hosts = [host for host in layout if host != EDGE]
     host = chance.choice(hosts)
-    how = chance.choice(["kill", "kill", "wipe", "wipe", "pause", "cut"])
+    kind = chance.choice(["kill", "kill", "wipe", "wipe", "pause", "cut"])
     on = host
-    if how == "cut":
+    if kind == "cut":
         apart = [host, *layout[host]]
         rest = [name for other, names in layout.items() if other != host for name in names]
         on = f"{','.join(apart)}<->{','.join([*rest, *others, 'controller'])}"
-    found = [Fault(at_ms * MS, how, on, for_ms * MS)]
+    faults = [Fault(at_ms * MS, kind, on, for_ms * MS)]
     if chance.random() < 0.4:
         # The standby dies, idle or during its take-over.
         next_one = chance.choice([h for h in hosts if h != host and not layout[h]] or [host])
         when_ms = at_ms + chance.randrange(-500, 3_000)
         fault = Fault(when_ms * MS, "kill", next_one, chance.choice([50, 400, 2_000]) * MS)
-        found += [fault] if standby else []
+        faults += [fault] if standby else []
     if chance.random() < 0.4:
         when_ms = at_ms + chance.randrange(-500, 1_500)
-        how = chance.choice(["kill", "kill", "pause"])
+        kind = chance.choice(["kill", "kill", "pause"])
         for_us = chance.choice([50, 900, 3_000]) * MS
-        found.append(Fault(when_ms * MS, how, "controller", for_us))
-    return found
+        faults.append(Fault(when_ms * MS, kind, "controller", for_us))
+    return faults

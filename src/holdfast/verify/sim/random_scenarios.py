@@ -59,19 +59,19 @@ def _scenario_of(seed: int) -> Scenario:
     number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
     targets = _targets(network, seed, chance)
     if network.startswith(PAIRS):
-        seconds, drawn = 30, hosts_fail(chance, targets, _hosts(network))
+        seconds, generated = 30, hosts_fail(chance, targets, _hosts(network))
     elif chance.random() < 0.5:
         # Lasting failures, as in the trees of Borealis section 3.5; often with short faults before,
         # during or after them.
         seconds = 25
-        drawn = [lasting_of(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
+        generated = [lasting_of(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
         for _ in range(chance.choice([0, 0, 1, 2, 3, 4])):
-            drawn.append(beside_of(chance, targets, chance.choice(drawn)))
+            generated.append(beside_of(chance, targets, chance.choice(generated)))
     else:
         # Half of the time no fault begins in the second half, so that calm operation is judged.
         until_s = seconds if chance.random() < 0.5 else seconds / 2
-        drawn = [fault_of(chance, targets, until_s) for _ in range(number)]
-    faults = tuple(sorted(drawn, key=lambda fault: fault.at_us))
+        generated = [fault_of(chance, targets, until_s) for _ in range(number)]
+    faults = tuple(sorted(generated, key=lambda fault: fault.at_us))
     return Scenario(f"seed-{seed}", network, seconds, faults, seed)
 
 

@@ -22,24 +22,24 @@ def hardships_of(chance: random.Random, targets: Targets, hosts: list[list[str]]
     only one replica is ever hit: pairs promise to survive no more."""
     if hosts:
         return _of_pairs(chance, targets, hosts)
-    found: list[Fault] = []
+    faults: list[Fault] = []
     for _ in range(chance.choice([1, 1, 2])):
-        found += chance.choice(HARDSHIPS)(chance, targets)
+        faults += chance.choice(HARDSHIPS)(chance, targets)
     if chance.random() < 0.4:
-        found.append(lasting_of(chance, targets))
-    return found
+        faults.append(lasting_of(chance, targets))
+    return faults
 
 
 def hour_of(chance: random.Random) -> tuple[Fault, ...]:
     """A source is away for an hour; sometimes another process is killed or paused meanwhile."""
     at_ms = chance.randrange(20_000, 60_000)
     do, on = chance.choice([("silent", "s2"), ("cut", "s2<->main,main@2"), ("kill", "s2")])
-    found = [Fault(at_ms * MS, do, on, HOUR_MS * MS)]
+    faults = [Fault(at_ms * MS, do, on, HOUR_MS * MS)]
     for _ in range(chance.choice([0, 1, 2])):
         when_ms = at_ms + chance.randrange(HOUR_MS)
-        who = chance.choice(["main", "main@2", "client-windows", "controller"])
-        found.append(death(chance, chance.choice(["kill", "pause"]), who, when_ms, 3_000))
-    return tuple(sorted(found, key=lambda fault: fault.at_us))
+        target = chance.choice(["main", "main@2", "client-windows", "controller"])
+        faults.append(death(chance, chance.choice(["kill", "pause"]), target, when_ms, 3_000))
+    return tuple(sorted(faults, key=lambda fault: fault.at_us))
 
 
 # -- one kind of random fault each ----------------------------------------------------------------
@@ -94,13 +94,13 @@ def _restarts(chance: random.Random, targets: Targets) -> list[Fault]:
     source, at_ms = chance.choice(targets.sources), chance.randrange(5_000, 9_000)
     do = chance.choice(["silent", "cut", "kill"])
     on = f"{source}<->{','.join(targets.nodes)}" if do == "cut" else source
-    found = [Fault(at_ms * MS, do, on, 17_000 * MS)]
+    faults = [Fault(at_ms * MS, do, on, 17_000 * MS)]
     for names in targets.replicas:
         when_ms = at_ms + chance.randrange(500, 3_000)
         for name in names:
-            found.append(death(chance, "kill", name, when_ms, chance.choice([100, 600, 1_500])))
+            faults.append(death(chance, "kill", name, when_ms, chance.choice([100, 600, 1_500])))
             when_ms += chance.randrange(1_000, 5_000)
-    return found
+    return faults
 
 
 HARDSHIPS: tuple[Hardship, ...] = (
@@ -131,9 +131,9 @@ def _of_pairs(chance: random.Random, targets: Targets, hosts: list[list[str]]) -
             return _clock(chance, targets)
         case _:
             # The controller and a host are lost together.
-            at_ms, how = chance.randrange(2_000, 9_000), chance.choice(["kill", "wipe", "pause"])
+            at_ms, kind = chance.randrange(2_000, 9_000), chance.choice(["kill", "wipe", "pause"])
             away_ms = chance.choice([300, 2_500, 8_000])
-            gone = [death(chance, how, name, at_ms, away_ms) for name in host]
+            gone = [death(chance, kind, name, at_ms, away_ms) for name in host]
             back_ms = chance.choice([500, 3_000, 7_000])
             return [*gone, death(chance, "kill", "controller", at_ms, back_ms)]
 

@@ -40,10 +40,10 @@ MOVING_US = 1_500_000
 class Rebuild:
     def __init__(self, node: NodeProcess, staging: Staging) -> None:
         self._node, self._staging = node, staging
-        made_by = producers_of(node.network)
+        all_producers = producers_of(node.network)
         engine = EngineTwin(node.network, node.disk, f"/{node.name}/state")
         own = own_paths(node.log, node.fragment.paths, engine.check)
-        producers = {stream: made_by[stream] for stream in node.fragment.inputs}
+        producers = {stream: all_producers[stream] for stream in node.fragment.inputs}
         self.core = CatchUp(node.name, peers_of(node.network, node.name), producers, own)
         self._translation = Translation(node.name, node.fragment.paths, staging)
         #: Address of each peer when its state was requested. Later requests go to the same address,
@@ -84,40 +84,40 @@ class Rebuild:
                 with suppress(LogError):
                     self._staging.discard()
             case core.ComeUp():
-                node.world.say(node.name, "comes up from", action.source, f"({action.why})")
+                node.world.say(node.name, "caught up, state from", action.source, f"({action.why})")
                 node.caught_up(reopen=action.source == "peer")
             case core.GiveUp():
                 raise reason_to_stop(action)
 
     def _hold(self, action: core.Hold) -> None:
-        asked = Hold(action.stream, self._node.name, self._node.log.epoch)
+        request = Hold(action.stream, self._node.name, self._node.log.epoch)
 
-        def over(reply: Holding | HoldfastError) -> None:
+        def replied(reply: Holding | HoldfastError) -> None:
             self.step(HoldReplied(action, reply))
 
         self._node.ask_node(
             action.producer,
-            lambda server: server.service.held(asked, server.world.now),
-            over,
-            over,
+            lambda server: server.service.held(request, server.world.now),
+            replied,
+            replied,
         )
 
     def _ask_state(self, action: core.AskState) -> None:
         node = self._node
 
-        def over(reply: OfferedState | HoldfastError) -> None:
+        def replied(reply: OfferedState | HoldfastError) -> None:
             self.step(StateReplied(action, reply))
 
         def located(address: str | None) -> None:
             self._addresses[action.peer] = address
-            self._ask(action.peer, lambda peer: peer.offer_state(node.name), over, over)
+            self._ask(action.peer, lambda peer: peer.offer_state(node.name), replied, replied)
 
-        node.locate(action.peer, located, over, catching_up=True)
+        node.locate(action.peer, located, replied, catching_up=True)
 
     def _fetch(self, action: core.Fetch) -> None:
         node, piece = self._node, action.piece
 
-        def came(data: bytes) -> None:
+        def store(data: bytes) -> None:
             try:
                 put_file(self._staging.place(piece), data, fsync=False, disk=node.disk)
                 self._staging.verify(piece)
@@ -129,14 +129,14 @@ class Rebuild:
         def failed(err: HoldfastError) -> None:
             self.step(FetchEnded(action, err))
 
-        def told(data: bytes) -> None:
+        def received(data: bytes) -> None:
             link = node.wire.link(action.peer, node.name)
             if link.damage and node.wire.chance.random() < 0.3:
                 data = data[:-1] + bytes([data[-1] ^ 1])
             took_us = MOVING_US * node.chance.random() ** 2 / len(self._staging.pieces)
-            node.after(int(took_us), lambda: came(data))
+            node.after(int(took_us), lambda: store(data))
 
-        self._ask(action.peer, lambda peer: peer.piece(piece.name), told, failed)
+        self._ask(action.peer, lambda peer: peer.piece(piece.name), received, failed)
 
     def _tell(self, peer: str, event: StateRenewed | StateReleased) -> None:
         self._ask(peer, lambda node: node.performer.take(event), lambda _: None, lambda err: None)
@@ -145,7 +145,7 @@ class Rebuild:
         self,
         peer: str,
         ask: Callable[[Any], Any],
-        told: Callable[[Any], None],
+        received: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
-        self._node.ask_at(self._addresses.get(peer), peer, ask, told, failed)
+        self._node.ask_at(self._addresses.get(peer), peer, ask, received, failed)

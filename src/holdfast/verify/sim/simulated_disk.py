@@ -145,8 +145,8 @@ class MemoryDisk:
 
     def size(self, path: str) -> int | None:
         self._alive()
-        found = self._nodes.get(path)
-        return len(found.data) if isinstance(found, _File) else None
+        node = self._nodes.get(path)
+        return len(node.data) if isinstance(node, _File) else None
 
     def is_folder(self, path: str) -> bool:
         self._alive()
@@ -157,12 +157,12 @@ class MemoryDisk:
         if not self.is_folder(folder):
             raise _error(errno.ENOTDIR, folder) if self.exists(folder) else self._missing(folder)
         start = f"{folder.rstrip('/')}/"
-        found = {
+        sizes = {
             path[len(start) :]: len(node.data)
             for path, node in self._nodes.items()
             if type(node) is _File and path.startswith(start)
         }
-        return {path: found[path] for path in sorted(found)}
+        return {path: sizes[path] for path in sorted(sizes)}
 
     def put(self, path: str, data: bytes | memoryview, *, fsync: bool) -> None:
         folder, temporary = self._parent(path), path + TEMPORARY
@@ -230,7 +230,7 @@ class MemoryDisk:
                 node = self._nodes.pop(name)
                 if isinstance(node, _Folder):
                     before = node.before.items()
-                    node.before = {to + known[len(path) :]: file for known, file in before}
+                    node.before = {to + inner[len(path) :]: file for inner, file in before}
                 self._nodes[to + name[len(path) :]] = node
             for name in (path, to):
                 parent.before.pop(name, None)

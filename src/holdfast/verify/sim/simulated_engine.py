@@ -132,9 +132,9 @@ class EngineTwin:
             self.load(name)
 
     def recovered(self, versions: list[Version]) -> None:
-        kept = {name for version in versions for name in version.files()}
+        referenced = {name for version in versions for name in version.files()}
         for name in self._disk.files(self.folder):
-            if name not in kept:
+            if name not in referenced:
                 self._disk.delete(f"{self.folder}/{name}")
         for version in versions:
             self._made[version.path] = version.files()
@@ -142,11 +142,11 @@ class EngineTwin:
     def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None:
         needed = [name for version in kept for name in version.files()]
         line = line_of(path, tentative)
-        made = self._made.get(line, [])
-        for name in made:
+        files = self._made.get(line, [])
+        for name in files:
             if name not in needed:
                 self._disk.delete(f"{self.folder}/{name}")
-        self._made[line] = [name for name in made if name in needed]
+        self._made[line] = [name for name in files if name in needed]
 
     def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
         self._number += 1
@@ -167,9 +167,9 @@ class EngineTwin:
             with storage(path):
                 state = dict(marshal.loads(self._disk.read(path)))
         except (ValueError, EOFError, TypeError) as err:
-            raise LogCorrupted(f"state file {path} is not readable ({err})") from None
+            raise LogCorrupted(f"state file {path} cannot be decoded ({err})") from None
         if len(state) != int(name.rsplit(".", 1)[1]):
-            raise LogCorrupted(f"state file {path} is not whole")
+            raise LogCorrupted(f"state file {path} is incomplete")
         return state
 
 
@@ -188,10 +188,10 @@ class _Step:
 
     def rows(self, op: ops.Operator, bucket: int) -> list[Row]:
         key = (op.name, bucket)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._compute(op, bucket)
-        return found
+        rows = self._known.get(key)
+        if rows is None:
+            rows = self._known[key] = self._compute(op, bucket)
+        return rows
 
     def _compute(self, op: ops.Operator, bucket: int) -> list[Row]:
         if op.name in self.path.inputs:
@@ -222,7 +222,7 @@ class _Step:
                 )
                 return list(out)
             case _:
-                raise NotImplementedError(f"the simulator has no {op.kind}")
+                raise NotImplementedError(f"the simulator does not implement {op.kind}")
 
     def _window(self, op: ops.TimeWindow, bucket: int) -> list[Row]:
         """The window that ends with this bucket; simulated slides are multiples of a bucket."""
@@ -245,8 +245,8 @@ class _Step:
             return self.rows(above, bucket)
         edge = f"{op.name}:{port}"
         if edge not in self._histories:
-            held = self._before.edges.get(edge, ())
-            self._histories[edge] = self.engine.load(held[0].file) if held else {}
+            chunks = self._before.edges.get(edge, ())
+            self._histories[edge] = self.engine.load(chunks[0].file) if chunks else {}
         return self._histories[edge].get(bucket, [])
 
     def state(self, op: ops.Stateful) -> State:
@@ -305,21 +305,21 @@ def ideal(network: Network, logged: dict[str, list[Row]]) -> dict[str, dict[int,
     join of two row lists.
     """
     width = network.width_us
-    known: dict[str, list[Row]] = {}
+    computed: dict[str, list[Row]] = {}
 
     def rows(op: ops.Operator) -> list[Row]:
-        if op.name not in known:
-            known[op.name] = sorted(_batch(op, logged, rows, width))
-        return known[op.name]
+        if op.name not in computed:
+            computed[op.name] = sorted(_batch(op, logged, rows, width))
+        return computed[op.name]
 
-    found: dict[str, dict[int, list[Row]]] = {}
+    results: dict[str, dict[int, list[Row]]] = {}
     for output in network.outputs:
         assert output.inputs[0] is not None
         buckets: dict[int, list[Row]] = {}
         for row in rows(output.inputs[0]):
             buckets.setdefault(row[0] // width, []).append(row)
-        found[output.name] = buckets
-    return found
+        results[output.name] = buckets
+    return results
 
 
 def _batch(
@@ -347,11 +347,11 @@ def _batch(
             for row in above:
                 buckets.setdefault(row[0] // width, []).append(row)
             for bucket in sorted(buckets):
-                made, state = op.fn(state, sorted(buckets[bucket]), (bucket + 1) * width)
-                out += made
+                emitted, state = op.fn(state, sorted(buckets[bucket]), (bucket + 1) * width)
+                out += emitted
             return out
         case _:
-            raise NotImplementedError(f"the simulator has no {op.kind}")
+            raise NotImplementedError(f"the simulator does not implement {op.kind}")
 
 
 def _joined(op: ops.Join, left: Sequence[Row], right: Sequence[Row]) -> list[Row]:

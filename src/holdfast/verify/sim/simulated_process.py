@@ -110,7 +110,7 @@ class ControllerProcess(Server):
                 why = self.controller.why_dead(name)
                 self.world.say("controller", "declares dead", name, f"({why})")
             for name, host in moved.items():
-                self.world.say("controller", "gives", name, "to", host)
+                self.world.say("controller", "assigns", name, "to", host)
         self.after(HEARTBEAT_US, self._judge)
 
     def forget(self) -> None:
@@ -124,9 +124,9 @@ class ControllerProcess(Server):
         self, name: str, address: str, epoch: int, positions: Positions
     ) -> dict[str, Standing] | None:
         """The status of all replicas of pairs; None if the caller was replaced."""
-        at, known = self.world.now, self._up()
-        current = answered(lambda: known.register(name, address, epoch, at, positions))
-        return known.standings() if current else None
+        at, controller = self.world.now, self._up()
+        current = answered(lambda: controller.register(name, address, epoch, at, positions))
+        return controller.standings() if current else None
 
     def heartbeat(self, asked: Register) -> Registration:
         """Handles the heartbeat of a host."""
@@ -148,8 +148,8 @@ class ControllerProcess(Server):
         return self._up().address(name, catching_up=catching_up)
 
     def locate(self, stream: str) -> dict[str, str | None]:
-        known = self._up()
-        return {name: known.address(name) for name in self._producers[stream]}
+        controller = self._up()
+        return {name: controller.address(name) for name in self._producers[stream]}
 
 
 class Member(Server):
@@ -205,9 +205,11 @@ class Member(Server):
         restarted controller knows no addresses, and because a replaced process learns of its
         replacement this way."""
 
-        def told(standings: dict[str, Standing] | None) -> None:
+        def registered(standings: dict[str, Standing] | None) -> None:
             if standings is None:
-                raise StaleEpoch(f"{self.name} of epoch {self.log.epoch} was replaced; it stops")
+                raise StaleEpoch(
+                    f"{self.name}: its instance of epoch {self.log.epoch} was replaced; it stops"
+                )
             self.heard(standings)
             if self.serves:
                 self.after(REGISTER_US, self._register)
@@ -219,7 +221,7 @@ class Member(Server):
 
         address, epoch, positions = self.address, self.log.epoch, self.positions()
         self.wire.ask_controller(
-            self, lambda c: c.register(self.name, address, epoch, positions), told, failed
+            self, lambda c: c.register(self.name, address, epoch, positions), registered, failed
         )
 
     def positions(self) -> Positions:
@@ -258,7 +260,7 @@ class Member(Server):
 def kept_for_ever(network: Network, options: Options) -> set[str]:
     """Streams that are retained entirely, as promised: with `replay`, an empty node needs all input
     since the start to rebuild state that is not convergent."""
-    found: set[str] = set()
+    streams: set[str] = set()
     waiting = [
         op
         for op in network.operators
@@ -266,7 +268,7 @@ def kept_for_ever(network: Network, options: Options) -> set[str]:
     ]
     while waiting:
         for up in waiting.pop().inputs:
-            if up is not None and up.name not in found:
-                found.add(up.name)
+            if up is not None and up.name not in streams:
+                streams.add(up.name)
                 waiting.append(up)
-    return found
+    return streams

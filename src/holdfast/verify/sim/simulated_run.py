@@ -108,10 +108,10 @@ class Cast:
 
     def _took(self, node: NodeProcess) -> None:
         """Makes this node the current instance of its name."""
-        known = self.by_name[node.name]
-        if known is not node:
-            assert isinstance(known, NodeProcess)
-            self.nodes[self.nodes.index(known)] = node
+        current = self.by_name[node.name]
+        if current is not node:
+            assert isinstance(current, NodeProcess)
+            self.nodes[self.nodes.index(current)] = node
             self.by_name[node.name] = node
 
     def _order(self, name: str) -> tuple[int, int]:

@@ -154,7 +154,11 @@ class Follower:
                     self._hand_on(action, delivery)
                 case core.Lost():
                     self.reader.world.say(
-                        self.reader.name, "lost", self.stream, action.replica, f"({action.why})"
+                        self.reader.name,
+                        "stopped reading",
+                        self.stream,
+                        action.replica,
+                        f"({action.why})",
                     )
                 case core.Wake():
                     self.reader.after(max(0, action.at - self._now), lambda: self.step(Rang()))
@@ -171,16 +175,16 @@ class Follower:
             self._addresses.pop(poll.replica, None)
             self.step(Polled(poll.replica, err))
 
-        def told(status: StreamStatus) -> None:
+        def answered(status: StreamStatus) -> None:
             self.step(Polled(poll.replica, status))
 
-        def there(server: Server) -> None:
+        def request_status(server: Server) -> None:
             self.wire.request(
-                self.reader, server, lambda at: self._say(at, poll.position), told, failed,
+                self.reader, server, lambda at: self._say(at, poll.position), answered, failed,
                 repeatable=True,
             )  # fmt: skip
 
-        self._reach(poll.replica, there, failed)
+        self._reach(poll.replica, request_status, failed)
 
     def _say(self, server: Server, position: Position | None) -> StreamStatus:
         if position is not None:
@@ -195,19 +199,19 @@ class Follower:
     ) -> None:
         """Calls `then` with the replica's server; asks the controller if the address is unknown."""
 
-        def there() -> None:
+        def proceed() -> None:
             server = self.wire.resolve(self._addresses.get(replica))
             if server is None:
-                failed(TransportError(f"{replica} is not there"))
+                failed(TransportError(f"{replica} has no live instance"))
             else:
                 then(server)
 
         def located(addresses: dict[str, str | None]) -> None:
             self._addresses[replica] = addresses.get(replica)
-            there()
+            proceed()
 
         if self._addresses.get(replica) is not None:
-            there()
+            proceed()
         else:
             ask = self.wire.ask_controller
             ask(self.reader, lambda c: c.locate(self.stream), located, failed)
@@ -234,7 +238,7 @@ class Follower:
         connection = Connection(self, server, self.stream, action.connection)
         begun = server.service.begin(self.stream, action.from_bucket, action.tentative_after)
         if begun is None:
-            raise TransportError("the stream is not opened yet")
+            raise TransportError("the stream is not open yet")
         first, connection.cursor = begun
         server.connections.append(connection)
         connection.send(first)
@@ -249,7 +253,7 @@ class Follower:
             self.connections[connection.number] = connection
             connection.heard_at = self.reader.world.now
             self.reader.world.say(
-                self.reader.name, "reads", self.stream, connection.server.address, "from",
+                self.reader.name, "reads", self.stream, connection.server.address, "from bucket",
                 self.subscription.at,
             )  # fmt: skip
 
@@ -294,4 +298,4 @@ class Follower:
             if connection is None:
                 continue
             if not self.ended and self.reader.world.now - connection.heard_at > SILENCE_US:
-                self.step(Broke(connection.number, TransportError("silence")))
+                self.step(Broke(connection.number, TransportError("no heartbeat")))

@@ -102,8 +102,10 @@ class Outcome:
 class Simulation:
     def __init__(self, scenario: Scenario, options: Options | None = None) -> None:
         if scenario.network not in NETWORKS:
-            known = ", ".join(sorted(NETWORKS))
-            raise InputError(f"{scenario.name}: network {scenario.network!r} is not one of {known}")
+            networks = ", ".join(sorted(NETWORKS))
+            raise InputError(
+                f"{scenario.name}: network {scenario.network!r} is not one of {networks}"
+            )
         self.options = options or options_of(scenario.seed, scenario.network)
         self.network = NETWORKS[scenario.network]()
         protect(self.network, scenario.seed)
@@ -152,7 +154,7 @@ class Simulation:
             world.run_until(world.now + 2 * S)
         for zombie in self.cast.zombies:
             if zombie.alive and self.cast.by_name[zombie.name].gave_up is False:
-                why = "it was replaced and runs on"
+                why = "it was replaced but keeps running"
                 history.add(Stopped(world.now, zombie.name, "ours", why))
         world.run_until(world.now + RECOVERY_US, self._placement.all_run)
         history.events += [*self._vigil.end(world.now), *self._placement.end(world.now)]
@@ -171,12 +173,12 @@ class Simulation:
 
         def handle(event: contract_monitor.Event) -> None:
             for action in watching.handle(event):
-                kept = isinstance(action, contract_monitor.Kept)
+                is_kept = isinstance(action, contract_monitor.Kept)
                 self.history.add(
-                    Reported(action.at, action.output, action.bucket, action.promise, kept)
+                    Reported(action.at, action.output, action.bucket, action.promise, is_kept)
                 )
-                self.world.say("monitor", "kept" if kept else "BROKEN", action.output,
-                               action.promise, action.bucket)  # fmt: skip
+                self.world.say("monitor", "promise kept" if is_kept else "promise BROKEN",
+                               action.output, action.promise, action.bucket)  # fmt: skip
 
         def tick() -> None:
             handle(contract_monitor.Tick(self.world.now))
@@ -184,7 +186,7 @@ class Simulation:
             at = self.world.now + self.network.width_us
             self.world.at(at if due is None else min(at, max(due, self.world.now + 1_000)), tick)
 
-        def told(output: str, upto: int) -> None:
+        def advanced(output: str, upto: int) -> None:
             now = self.world.now
             ended = upto == FOREVER
             handle(
@@ -195,7 +197,7 @@ class Simulation:
 
         for client in self.cast.clients:
             handle(contract_monitor.Began(EPOCH_US, client.output))
-            client.on_told = partial(told, client.output)
+            client.on_told = partial(advanced, client.output)
         self.world.at(EPOCH_US, tick)
 
     def _settled(self) -> bool:
@@ -221,14 +223,14 @@ class Simulation:
     def _expect(self) -> None:
         """Runs at short intervals, because processes die, restart and connect at any time."""
         now = self.world.now
-        found: list[Event] = []
+        events: list[Event] = []
         if not self._finishing:
-            found += self._oracle.look(now)
-        found += self._oracle.deserted(now)
-        found += self._vigil.look(now)
-        found += self._observer.look(now)
-        found += self._placement.look(now)
-        self.history.events += found
+            events += self._oracle.look(now)
+        events += self._oracle.deserted(now)
+        events += self._vigil.look(now)
+        events += self._observer.look(now)
+        events += self._placement.look(now)
+        self.history.events += events
         self.world.at(now + LOOK_US, self._expect)
 
     # -- the ideal ------------------------------------------------------------------------------

@@ -107,11 +107,11 @@ class SourceProcess(Member):
         if self.silent:
             self.after(self.network.width_us, self._push)
             return
-        lot, number = self._lot, self._next
-        times = pa.Array.from_buffers(TIME, ROWS, [None, pa.py_buffer(self.clock() + lot.offsets)])
-        rows = pa.Table.from_arrays([times, lot.keys, lot.values], COLUMNS)
+        draw, number = self._lot, self._next
+        times = pa.Array.from_buffers(TIME, ROWS, [None, pa.py_buffer(self.clock() + draw.offsets)])
+        rows = pa.Table.from_arrays([times, draw.keys, draw.values], COLUMNS)
         try:
-            self.source.push(rows, token=str(number), flush=lot.chance < 0.1)
+            self.source.push(rows, token=str(number), flush=draw.chance < 0.1)
         except StorageFull:
             self.after(FULL_US, self._push)
             return
@@ -126,7 +126,7 @@ class SourceProcess(Member):
         if not self.silent:
             try:
                 if self._retired:
-                    self.source.retire("a scenario said so")
+                    self.source.retire("the scenario retires the source")
                 elif self.ending:
                     self.source.end()
                 else:
@@ -173,7 +173,9 @@ class SourceProcess(Member):
         if upto != self._closed_upto:
             self._closed_upto = upto
             self.history.add(Closed(self.world.now, self.name, upto))
-            self.world.say(self.name, "closed", info.complete_upto, "ended" if info.ended else "")
+            self.world.say(
+                self.name, "closed up to bucket", info.complete_upto, "ended" if info.ended else ""
+            )
 
     def _note_dead_letters(self) -> None:
         stream = stream_of(self.name)

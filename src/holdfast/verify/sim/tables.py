@@ -63,12 +63,12 @@ class RowSegments:
 
     def read(self, path: Any, *, rows: int, checksum: str, disk: Any) -> Rows:
         if not disk.exists(path):
-            raise LogCorrupted(f"{path}: the segment's file is missing")
+            raise LogCorrupted(f"{path}: the file of the segment is missing")
         with storage(path):
             data = disk.read(path)
         if f"{zlib.crc32(data):016x}" != checksum:
-            raise LogCorrupted(f"{path}: the rows are not those that were written")
-        found = Rows.__new__(Rows)
-        found.rows = marshal.loads(data)
-        found.num_rows = len(found.rows)
-        return found
+            raise LogCorrupted(f"{path}: the rows do not match their checksum")
+        table = Rows.__new__(Rows)
+        table.rows = marshal.loads(data)
+        table.num_rows = len(table.rows)
+        return table

@@ -68,11 +68,11 @@ class World:
 
     def timers(self) -> dict[str, int]:
         """Number of pending timers per live process."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for _, _, process, life, _ in self._heap:
             if process is not None and process.life == life:
-                found[process.name] = found.get(process.name, 0) + 1
-        return found
+                counts[process.name] = counts.get(process.name, 0) + 1
+        return counts
 
     def transcript(self, from_us: int = 0, to_us: int = 2**62) -> str:
         """The trace as text, in seconds since the start."""
@@ -153,7 +153,7 @@ class Process:
         self.world.starts += 1
         self.address = f"{self.name}#{self.world.starts}"
         self.alive, self.paused, self.backlog = True, False, []
-        self.world.say(self.name, "starts")
+        self.world.say(self.name, "started")
         self.enter(self.boot)
 
     def boot(self) -> None:
@@ -166,26 +166,26 @@ class Process:
         """Kills the process. With `power` the machine dies too, and unsynced data may be lost."""
         if not self.alive:
             return
-        self.world.say(self.name, "dies:", why)
+        self.world.say(self.name, "died:", why)
         self.life += 1
         self.alive, self.paused, self.backlog = False, False, []
         self.disk.crash(power=power or why == "power lost")
         self.forget()
 
     def give_up(self, err: BaseException) -> None:
-        self.world.say(self.name, "gives up:", f"{type(err).__name__}: {err}")
+        self.world.say(self.name, "terminated by", f"{type(err).__name__}: {err}")
         self.world.on_stop(self, err)
         self.gave_up = True
-        self.die("it gave up")
+        self.die("unrecoverable error")
 
     def pause(self) -> None:
         if self.alive:
-            self.world.say(self.name, "stands still")
+            self.world.say(self.name, "paused")
             self.paused = True
 
     def resume(self) -> None:
         if self.alive and self.paused:
-            self.world.say(self.name, "goes on")
+            self.world.say(self.name, "resumed")
             self.paused = False
             waiting, self.backlog = self.backlog, []
             for fn in waiting:

@@ -1,9 +1,9 @@
-"""Deliberate bugs, planted one at a time: what the simulator is worth.
+"""Deliberate bugs, planted one at a time: they measure what the simulator detects.
 
-Each is a mistake somebody could make in the code as it is, with the checkers that may report it and
-the run that shows it: a scene that many share (`scenes`), faults of its own, or a random seed. The
-list is kept and grows with every protocol. A mistake that nothing catches is a hole in the
-simulator, unless `harmless` says what makes it good.
+Each bug is a mistake that a developer could make in the current code, with the checkers that may
+report it and the run that shows it: a scene that many bugs share (`scenes`), its own faults, or a
+random seed. The list grows with every protocol. A mistake that no checker reports is a gap in the
+simulator, unless `harmless` names the safeguard that compensates for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.verify.sim.mutations import (
 )
 from tests.verify.sim.mutations.planting import MUTATIONS, Mutation
 
-#: Importing them fills the list.
+#: Importing these modules fills the list of mutations.
 LISTS = (
     logs, nodes, subscriptions, tentative, replacing, replicas, starts, pairs, rebuilding, rebuilds,
     wrong_bits, sources, growth, hosts,

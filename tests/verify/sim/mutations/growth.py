@@ -1,4 +1,4 @@
-"""What only grows, or only takes longer."""
+"""Mistakes that only let data grow, or only take longer."""
 
 from __future__ import annotations
 
@@ -42,26 +42,30 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_checkpoint", lambda self, path: None)
 
 
-@mutation("wait for more than is needed", "delay", scene="undoing_reader")
+@mutation("wait for more input than needed", "delay", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.all_complete_upto
 
     def cautious(self: SUnion) -> int | None:
-        whole = original(self)
-        return whole if whole is None or whole >= FOREVER else whole - 3
+        complete_upto = original(self)
+        return (
+            complete_upto
+            if complete_upto is None or complete_upto >= FOREVER
+            else complete_upto - 3
+        )
 
     patch.setattr(SUnion, "all_complete_upto", cautious)
 
 
-@mutation("compute other bits in another life", "converge", scene="wipes")
+@mutation("compute different bits after a restart", "converge", scene="wipes")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 
-    def other(self: Performer, path: Any, *more: Any) -> Any:
+    def other(self: Performer, path: Any, *rest: Any) -> Any:
         run = self.engine.run
 
-        def shifted(*args: Any, **how: Any) -> Any:
-            result = run(*args, **how)
+        def shifted(*args: Any, **options: Any) -> Any:
+            result = run(*args, **options)
             for tables in result.outputs.values():
                 for number, (bucket, table) in enumerate(tables):
                     rows = [(*row[:-1], row[-1] + self.log.epoch) for row in table.rows]
@@ -69,7 +73,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             return result
 
         patch.setattr(self.engine, "run", shifted)
-        return original(self, path, *more)
+        return original(self, path, *rest)
 
     patch.setattr(Performer, "step", other)
     patch.setattr(SOutput, "_compare", lambda self, output, bucket, table: None)

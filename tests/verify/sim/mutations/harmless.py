@@ -1,5 +1,5 @@
-"""Mistakes that cost nobody anything, because something else makes them good. Each says what, and
-its runs pass with the mistake in it: whoever removes the other safeguard is told here."""
+"""Mistakes without effect, because another safeguard compensates for them. Each mistake names that
+safeguard, and its runs pass with the mistake planted: they fail when the safeguard is removed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Harmless:
         return any(SCENES[name].is_long for name in self.scenes)
 
     def seen_by(self, patch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-        """Who sees it, by scene."""
-        found = {name: SCENES[name].run(patch).failed for name in self.scenes}
-        return {name: [v.checker for v in failed] for name, failed in found.items() if failed}
+        """The checkers that report the mistake, by scene."""
+        failures = {name: SCENES[name].run(patch).failed for name in self.scenes}
+        return {name: [v.checker for v in failed] for name, failed in failures.items() if failed}
 
 
 HARMLESS: list[Harmless] = []
@@ -54,9 +54,9 @@ def harmless(name: str, why: str, *scenes: str) -> Callable[[Patch], Patch]:
 
 
 @harmless(
-    "give results while the state is rebuilt",
-    "What is rebuilt was logged before: a bucket up to the boundary is compared, never "
-    "given again.",
+    "publish results while the state is rebuilt",
+    "The rebuilt buckets were logged before: a bucket up to the boundary is compared, never "
+    "published again.",
     "undoing",
     "undoing_kept",
     "undoing_reader",
@@ -71,9 +71,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "stay in a correction that cannot go on",
-    "A correction begins when every guess is complete, so that it always comes to its end; "
-    "and in it a path answers as its policy says.",
+    "stay in a correction that cannot continue",
+    "A correction begins when all inputs of the tentative buckets are complete, so it always "
+    "completes; meanwhile the path answers according to its policy.",
     "interrupted",
     "row",
     "late_coarse",
@@ -91,9 +91,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "log guesses of a line that is over",
-    "A line is over when the stable one has overtaken it with what it is about to give, "
-    "and up to a boundary no guess is logged.",
+    "log buckets of a tentative line that is over",
+    "A tentative line is over when the stable line has overtaken it, and no tentative bucket is "
+    "logged up to a boundary.",
     "failure",
     "correction",
     "undoing",
@@ -113,8 +113,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "log guesses that the stable line has overtaken",
-    "Then the line is over, and of a line that is over nothing is logged.",
+    "log tentative buckets that the stable line has overtaken",
+    "Then the tentative line is over, and no bucket of such a line is logged.",
     "failure",
     "correction",
     "undoing",
@@ -126,8 +126,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
         info = self.log.info
 
         def earlier(stream: str) -> Any:
-            found = info(stream)
-            return replace(found, complete_upto=min(found.complete_upto, run.lo - 1))
+            current = info(stream)
+            return replace(current, complete_upto=min(current.complete_upto, run.lo - 1))
 
         self.log.info = earlier  # type: ignore[method-assign]
         try:
@@ -140,7 +140,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @harmless(
     "read tentative rows from the correcting replica, too",
-    "A consumer takes a bucket as tentative once, whoever gives it (`tentative_upto`).",
+    "A consumer takes a tentative bucket once, from any replica (`tentative_upto`).",
     "correction",
     "failure_cut",
     "row_replicas",
@@ -158,9 +158,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "read no corrections beside what is tentative",
-    "A replica that has corrected itself is STABLE and is read for that: corrections come "
-    "later by the length of one correction.",
+    "read no corrections beside the tentative stream",
+    "A replica that has corrected its results is STABLE and is therefore read: corrections "
+    "arrive later by the duration of one correction.",
     "correction",
     "correction_struck",
 )
@@ -169,8 +169,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "call a replica stable that was just started",
-    "A stable replica that is behind is ranked below any other that is not (`too_far`).",
+    "report a replica as stable that was just started",
+    "A stable replica that lags is ranked below any replica that does not (`too_far`).",
     "replica_down",
     "restarts_cut_off",
     "wipes",
@@ -178,8 +178,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Consistency.__init__
 
-    def stable(self: Consistency, *how: Any) -> None:
-        original(self, *how)
+    def stable(self: Consistency, *args: Any) -> None:
+        original(self, *args)
         self.state = OutputState.STABLE
 
     patch.setattr(Consistency, "__init__", stable)
@@ -187,9 +187,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "end a failure without replacing what is left",
-    "Nothing is left: the boundary of the stable rows replaces all guesses up to it, in "
-    "the same append.",
+    "end a failure without replacing the remaining tentative buckets",
+    "Nothing is left: the boundary of the stable rows replaces all tentative buckets up to "
+    "it, in the same append.",
     "failure",
     "undoing",
     "client_restarts",
@@ -205,9 +205,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "give away what a newcomer needs",
-    "A copy that comes up too late for its inputs begins again, from newer state: it costs "
-    "time and no rows.",
+    "release inputs that a new replica needs",
+    "A replica that starts too late for its inputs starts again from newer state: this costs "
+    "time but no rows.",
     "pairs_wipe",
     "pairs_released",
 )
@@ -220,8 +220,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "believe an old view of who is dead",
-    "Who is dead is known by epoch, and a position of a newer epoch is not touched.",
+    "apply an old list of dead replicas",
+    "A death refers to an epoch, and the position of a newer epoch is not changed.",
     "pairs_kill",
     "pairs_wipe",
 )
@@ -239,8 +239,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
-    "give up when a peer's disk is full",
-    "A reader that ends over the full disk of its peer is tried again by its host.",
+    "terminate when the disk of a producer is full",
+    "A consumer that fails because of the full disk of its producer is restarted by its host.",
     "full_peer",
     "full",
 )
@@ -250,7 +250,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Stable:
-    """States in which everything begins stable."""
+    """Output states in which every path begins as STABLE."""
 
     STABILIZATION = OutputState.STABLE
     STABLE, UP_FAILURE = OutputState.STABLE, OutputState.UP_FAILURE

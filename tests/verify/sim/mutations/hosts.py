@@ -1,4 +1,4 @@
-"""Mistakes in hosts, standbys and what becomes of parts that fail."""
+"""Mistakes in hosts, in standbys, and in the handling of failed components."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON = "pairs-hosts-2"
 
 
 @mutation(
-    "keep a node that was given to another host", "alive", "lost", "paired", "delay", "available",
+    "keep a node that is assigned to another host", "alive", "lost", "paired", "delay", "available",
     faults=(Fault(3 * S, "pause", "host-1", 5 * S),), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "let nobody stand in for a lost host", "paired", "lost", "alive",
+    "let no standby replace a lost host", "paired", "lost", "alive",
     faults=(Fault(3 * S, "wipe", "host-1", 35 * S),), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -38,14 +38,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "take nodes from a lost host although their peers may be lost, too", "alive", "lost", seed=11989
+    "move nodes from a lost host although their peers may be lost, too", "alive", "lost", seed=11989
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failure_detector.FailureDetector, "outlived", lambda self, name, peer: True)
 
 
 @mutation(
-    "give the nodes of a lost host to the host of their peers", "lost", "alive", "wrong",
+    "move the nodes of a lost host to the host of their peers", "lost", "alive", "wrong",
     faults=(Fault(3 * S, "wipe", "host-1", 25 * S), Fault(13 * S, "wipe", "host-2", S)), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "take nodes from a host that a restarted controller has not heard of yet", "alive",
+    "move nodes from a host before a restarted controller has its heartbeat", "alive",
     faults=(
         Fault(3 * S, "pause", "host-1", 5 * S), Fault(12 * S, "kill", "host-4", 2_500_000),
         Fault(12_800_000, "kill", "controller", 3 * S),
@@ -76,7 +76,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "tell a host that was replaced that it is current", "alive", "lost", "paired",
+    "report to a replaced host that it is current", "alive", "lost", "paired",
     faults=(Fault(3 * S, "replace", "lower.0", 3 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "try nothing again that failed", "lost", "alive", "paired", "available",
+    "never restart a failed component", "lost", "alive", "paired", "available",
     faults=(Fault(3 * S, "pause", "lower.0", 5 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:

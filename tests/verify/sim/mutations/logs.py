@@ -22,7 +22,7 @@ from tests.verify.sim.mutations.planting import mutation
 
 
 @mutation(
-    "tell before the record is synced",
+    "notify before the record is synced",
     "accepted",
     "wrong",
     "lost",
@@ -33,8 +33,8 @@ from tests.verify.sim.mutations.planting import mutation
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Manifest.open.__func__  # type: ignore[attr-defined]
 
-    def unsynced(cls: Any, path: Any, fsync: Any, *more: Any) -> Any:
-        return original(cls, path, "never", *more)
+    def unsynced(cls: Any, path: Any, fsync: Any, *rest: Any) -> Any:
+        return original(cls, path, "never", *rest)
 
     patch.setattr(Manifest, "open", classmethod(unsynced))
 
@@ -52,7 +52,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.storage.manifest, "_frame_at", unchecked)
 
 
-@mutation("do not cut a torn tail", "alive", scene="torn_nodes")
+@mutation("do not truncate a torn tail", "alive", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.storage.manifest._read
 
@@ -63,15 +63,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.storage.manifest, "_read", uncut)
 
 
-@mutation("delete the files before the record says so", "alive", scene="torn_nodes")
+@mutation("delete the files before the trim is recorded", "alive", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     def early(self: Log, stream: str, upto: int) -> None:
         if self.archive:
             return
-        known = self._stream(stream)
-        upto = min(upto, known.complete_upto)
-        if upto > known.trimmed_upto:
-            for segment in known.between(known.starts_at, upto):
+        state = self._stream(stream)
+        upto = min(upto, state.complete_upto)
+        if upto > state.trimmed_upto:
+            for segment in state.between(state.starts_at, upto):
                 self._disk.delete(f"{self._base}/{segment.path}")
             self.append(Trim(stream, upto))
 
@@ -93,7 +93,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryDisk, "sync_tree", lambda self, path, root: None)
 
 
-@mutation("trim up to the fastest reader", "alive", "lost", scene="correction_stuck")
+@mutation("trim up to the fastest consumer", "alive", "lost", scene="correction_stuck")
 def _(patch: pytest.MonkeyPatch) -> None:
     def fastest(self: StreamState) -> int:
         needed = max((ack.needed for ack in self.acks.values()), default=self.starts_at - 1)
@@ -102,9 +102,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "trimmable", property(fastest))
 
 
-@mutation(
-    "trim what was received instead of what is no longer needed", "alive", "lost", scene="undoing"
-)
+@mutation("trim received buckets instead of released buckets", "alive", "lost", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def received(self: StreamState) -> int:
         needed = min((ack.received for ack in self.acks.values()), default=self.starts_at - 1)
@@ -123,18 +121,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "trimmable", greedy)
 
 
-@mutation("trim before every reader has spoken", "alive", "lost", scene="fan_readers")
+@mutation("trim before every consumer has acknowledged", "alive", "lost", scene="fan_readers")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.acknowledge
 
-    def hasty(self: Service, stream: str, *more: Any) -> None:
+    def hasty(self: Service, stream: str, *rest: Any) -> None:
         self.readers.pop(stream, None)
-        original(self, stream, *more)
+        original(self, stream, *rest)
 
     patch.setattr(Service, "acknowledge", hasty)
 
 
-@mutation("accept an old epoch", "alive", "lost", "wrong", scene="silent")
+@mutation("accept an older epoch", "alive", "lost", "wrong", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     acknowledge, register = Log.acknowledge, Controller.register
 
@@ -168,7 +166,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "_close", close)
 
 
-@mutation("take the rows of a repeated push again", "accepted", scene="source_full")
+@mutation("accept the rows of a repeated push twice", "accepted", scene="source_full")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Source.push
 
@@ -182,7 +180,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "push", twice)
 
 
-@mutation("forget rows that a full disk refused", "accepted", scene="full")
+@mutation("drop rows that a full disk refused", "accepted", scene="full")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Source._commit
 

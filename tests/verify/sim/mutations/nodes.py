@@ -1,4 +1,4 @@
-"""Mistakes in following, in nodes, in clients and in the controller."""
+"""Mistakes in subscriptions, nodes, clients and the controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.storage.records import State
 from holdfast.streams.serving import Service
 from tests.verify.sim.mutations.planting import mutation
 
-# -- following ------------------------------------------------------------------------------------
+# -- subscriptions --------------------------------------------------------------------------------
 
 
 @mutation("take a bucket twice after reconnecting", "alive", "wrong", "doubled", scene="silent")
@@ -42,25 +42,27 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.begin
 
-    def skipping(self: Service, stream: str, from_bucket: int | None, *more: Any) -> Any:
-        begun = original(self, stream, from_bucket, *more)
+    def skipping(self: Service, stream: str, from_bucket: int | None, *rest: Any) -> Any:
+        begun = original(self, stream, from_bucket, *rest)
         if begun is None or from_bucket is None or begun[0].upto < from_bucket:
             return begun
         first, cursor = begun
-        kept = tuple(s for s in first.segments if s.id.bucket > from_bucket)
-        paths = first.paths[len(first.paths) - len(kept) :]
-        return replace(first, segments=kept, paths=paths), cursor
+        segments = tuple(s for s in first.segments if s.id.bucket > from_bucket)
+        paths = first.paths[len(first.paths) - len(segments) :]
+        return replace(first, segments=segments, paths=paths), cursor
 
     patch.setattr(Service, "begin", skipping)
 
 
-@mutation("skip the checksum of what arrives", "wrong", "lost", "alive", scene="links")
+@mutation("skip the checksum of a delivery", "wrong", "lost", "alive", scene="links")
 def _(patch: pytest.MonkeyPatch) -> None:
     subscriber = holdfast.verify.sim.simulated_subscriber
     patch.setattr(subscriber, "verified", lambda table, segment, digest: table)
 
 
-@mutation("say that a bucket is whole before it is", "alive", "wrong", "lost", scene="silent")
+@mutation(
+    "declare a bucket complete before it is complete", "alive", "wrong", "lost", scene="silent"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.next
 
@@ -77,8 +79,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutation("forget one input at a boundary", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def some(self: SUnion) -> int | None:
-        known = [upto for upto in self.complete_upto.values() if upto is not None]
-        return max(known) if len(known) == len(self.complete_upto) else None
+        boundaries = [upto for upto in self.complete_upto.values() if upto is not None]
+        return max(boundaries) if len(boundaries) == len(self.complete_upto) else None
 
     patch.setattr(SUnion, "all_complete_upto", some)
 
@@ -88,39 +90,39 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = InputIndex.add
 
     def piece_by_piece(self: InputIndex, delivery: Any, time: str) -> Any:
-        found = []
+        added = []
         for number, segment in enumerate(delivery.segments):
             tables = delivery.tables[number : number + 1]
-            found += original(self, replace(delivery, segments=(segment,), tables=tables), time)
-        return found
+            added += original(self, replace(delivery, segments=(segment,), tables=tables), time)
+        return added
 
     patch.setattr(InputIndex, "add", piece_by_piece)
 
 
-@mutation("off by one in replay", "wrong", "lost", "alive", scene="kills")
+@mutation("start replay one bucket too late", "wrong", "lost", "alive", scene="kills")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.wanted
 
     def late(self: Performer, stream: str) -> int | None:
-        found = original(self, stream)
-        return None if found is None else found + 1
+        wanted = original(self, stream)
+        return None if wanted is None else wanted + 1
 
     patch.setattr(Performer, "wanted", late)
 
 
-@mutation("forget how far windows reach back", "alive", "lost", "wrong", scene="silent")
+@mutation("ignore how far windows reach back", "alive", "lost", "wrong", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._plan
 
     patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
 
 
-@mutation("need nothing that was computed", "alive", "lost", "wrong", scene="undoing")
+@mutation("release all inputs that were processed", "alive", "lost", "wrong", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_needed", lambda self, path: path.position)
 
 
-@mutation("say that a checkpoint is one bucket further", "wrong", "lost", "alive", scene="kills")
+@mutation("record a checkpoint one bucket too far", "wrong", "lost", "alive", scene="kills")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.append
 
@@ -145,7 +147,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "go on although a full disk held up what comes first",
+    "continue although a full disk blocks an earlier event",
     "lost",
     "alive",
     scene="full_from_the_start",
@@ -166,7 +168,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "take", hasty)
 
 
-@mutation("end before the last windows are out", "lost", scene="silent")
+@mutation("end the stream before the last windows are published", "lost", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_horizon", lambda self, path, version: version.bucket)
 
@@ -188,7 +190,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "make the position durable before the application has the rows",
+    "make the position durable before the application has received the rows",
     "lost",
     scene="torn_client_first",
 )
@@ -207,7 +209,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "go on with the last bucket instead of the next",
+    "continue with the last bucket instead of the next",
     "doubled",
     "undone",
     "order",
@@ -216,15 +218,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.__init__
 
-    def again(self: Client, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
+    def again(self: Client, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
         if self.position is not None:
             self.position -= 1
 
     patch.setattr(Client, "__init__", again)
 
 
-@mutation("look away when a promise is broken", "reported", scene="silent")
+@mutation("never report a broken promise", "reported", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_tick", lambda self, at, name, output: [])
 

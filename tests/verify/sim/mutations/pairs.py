@@ -21,7 +21,7 @@ from tests.verify.sim.mutations.planting import S, mutation
 
 
 @mutation(
-    "wait for a reader that is dead", "paired",
+    "wait for a dead consumer", "paired",
     faults=(Fault(3 * S, "wipe", "lower.0@2", 35 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "move the state without the results that are kept", "alive", "lost",
+    "transfer the state without the retained results", "alive", "lost",
     faults=(
         Fault(3 * S, "kill", "egress", 11 * S),
         Fault(4 * S, "wipe", "upper.0@2", S),
@@ -40,15 +40,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = describe
 
     def bare(log: Any, version: Any, outputs: Any) -> Any:
-        moving = original(log, version, outputs)
-        results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in moving.results]
-        return replace(moving, results=tuple(results))
+        offer = original(log, version, outputs)
+        results = [replace(r, trimmed_upto=r.complete_upto, segments=()) for r in offer.results]
+        return replace(offer, results=tuple(results))
 
     patch.setattr(holdfast.node.state_lending, "describe", bare)
 
 
 @mutation(
-    "stay at home when home is cut off", "standing", "available",
+    "stay with the local replica when it is cut off", "standing", "available",
     faults=(
         Fault(4 * S, "cut", "ingress<->lower.0", 12 * S),
         Fault(4 * S, "cut", "lower.0@2<->upper.0@2", 12 * S),
@@ -57,8 +57,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._furthest
 
-    def faithful(self: ReplicaSelector, known: Any, *more: Any) -> int:
-        return NOTHING if known.replica == self.home else original(self, known, *more)
+    def faithful(self: ReplicaSelector, status: Any, *rest: Any) -> int:
+        return NOTHING if status.replica == self.home else original(self, status, *rest)
 
     patch.setattr(ReplicaSelector, "_furthest", faithful)
 
@@ -66,7 +66,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.0", S))
 
 
-@mutation("keep no checkpoint when alone", "paired", "alive", "lost", "wrong", scene="pairs_alone")
+@mutation(
+    "write no checkpoint when unpaired", "paired", "alive", "lost", "wrong", scene="pairs_alone"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._unpaired
 
@@ -78,7 +80,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress, "PAIR_CHECKPOINT_BUCKETS", 10_000)
 
 
-@mutation("give up inputs when alone", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
+@mutation("release inputs when unpaired", "alive", "lost", "wrong", faults=ALONE, on="pairs-1")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._needed
 
@@ -93,7 +95,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "declare both of a pair dead", "alive", "lost", "paired", "delay",
+    "declare both replicas of a pair dead", "alive", "lost", "paired", "delay",
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -105,22 +107,22 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "stay with the copy of one's own dataflow", "available", "delay", "lost",
+    "stay with the replica of the same dataflow", "available", "delay", "lost",
     faults=(Fault(3 * S, "wipe", "lower.0", 14 * S), Fault(3 * S, "wipe", "upper.0@2", 14 * S)),
     on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._best
 
-    def faithful(self: ReplicaSelector, *how: Any) -> str | None:
-        found = original(self, *how)
-        return found if self.home is None or found == self.home else None
+    def faithful(self: ReplicaSelector, *args: Any) -> str | None:
+        best = original(self, *args)
+        return best if self.home is None or best == self.home else None
 
     patch.setattr(ReplicaSelector, "_best", faithful)
 
 
 @mutation(
-    "keep what was on the disk beside what is moved", "alive", "wrong", "lost",
+    "keep the old storage beside the transferred state", "alive", "wrong", "lost",
     faults=(Fault(3 * S, "kill", "lower.0@2", 4 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "move the state of one bucket and call it the next",
+    "transfer the state of one bucket as that of the next",
     "wrong",
     "alive",
     "lost",
@@ -144,20 +146,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = describe
 
     def ahead(log: Any, version: Any, outputs: Any) -> Any:
-        moving = original(log, version, outputs)
-        return replace(moving, bucket=moving.bucket + 1)
+        offer = original(log, version, outputs)
+        return replace(offer, bucket=offer.bucket + 1)
 
     patch.setattr(holdfast.node.state_lending, "describe", ahead)
 
 
-@mutation(
-    "begin empty beside a partner that has state", "wrong", "alive", "lost", scene="pairs_wipe"
-)
+@mutation("start empty although the peer has state", "wrong", "alive", "lost", scene="pairs_wipe")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeProcess, "_ready", Member._ready)
 
 
-@mutation("delete the state that is on its way to a partner", "alive", "lost", scene="pairs_wipe")
+@mutation("delete the state during its transfer to the peer", "alive", "lost", scene="pairs_wipe")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = NodeProcess.offer_state
 

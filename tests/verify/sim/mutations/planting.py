@@ -1,4 +1,4 @@
-"""How a mistake is planted, and what is to see it."""
+"""How a mistake is planted, and which checkers must report it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.verify.sim.mutations.scenes import SCENES, Scene
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 S = 1_000_000
-#: Decides about options: it has no checkpoints.
+#: Default seed of the options; its options have no checkpoints.
 LOT = 1
 MUTATIONS: list[Mutation] = []
 
@@ -24,22 +24,22 @@ MUTATIONS: list[Mutation] = []
 @dataclass(frozen=True)
 class Mutation:
     name: str
-    #: Any of these may be the one that sees it.
+    #: At least one of these checkers must report the mistake.
     caught_by: tuple[str, ...]
     plant: Patch
     scene: Scene
-    #: A random scenario that shows it instead; 0: none.
+    #: Seed of a random scenario that shows the mistake instead of a scene; 0: none.
     seed: int = 0
-    #: It takes too long for every commit.
+    #: The run takes too long for every commit.
     slow: bool = False
 
     @property
     def run_key(self) -> object:
-        """The same for those that are shown by the same run."""
+        """Equal for mutations that are shown by the same run."""
         return self.seed or self.scene
 
     def run(self, patch: pytest.MonkeyPatch) -> set[str]:
-        """The checkers that see something, beside those that do without any mistake."""
+        """The checkers that fail, except those that also fail without a mistake."""
         outcome = simulate(scenario_of(self.seed)) if self.seed else self.scene.run(patch)
         return {verdict.checker for verdict in outcome.failed} - self.scene.also
 
@@ -48,17 +48,18 @@ def mutation(
     name: str, *caught_by: str, scene: str = "", seed: int = 0, faults: tuple[Fault, ...] = (),
     on: str = "pair", lot: int = LOT, slow: bool = False,
 ) -> Callable[[Patch], Patch]:  # fmt: skip
-    """`scene` is one of those that many share; where none shows the mistake, `faults` are written
-    down with it."""
+    """`scene` names a shared scene; if no scene shows the mistake, `faults` are given instead."""
 
     def add(plant: Patch) -> Patch:
-        shown = SCENES[scene] if scene else Scene(on, 20, faults, lot=lot)
-        MUTATIONS.append(Mutation(name, caught_by, plant, shown, seed, slow or shown.is_long))
+        run_scene = SCENES[scene] if scene else Scene(on, 20, faults, lot=lot)
+        MUTATIONS.append(
+            Mutation(name, caught_by, plant, run_scene, seed, slow or run_scene.is_long)
+        )
         return plant
 
     return add
 
 
 def lot_with(wanted: Callable[[Options], bool]) -> int:
-    """The first seed whose options are as wanted."""
+    """The first seed with the wanted options."""
     return next(seed for seed in range(1, 10_000) if wanted(options_of(seed)))

@@ -1,4 +1,4 @@
-"""Mistakes in rebuilding a copy of a pair, in what is kept for it, and in evicting it."""
+"""Mistakes in the rebuild of a replica of a pair, and in the data retained for the replica."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CHECKPOINTS = lot_with(
     lambda o: o.checkpoint_buckets == 7 and o.rejoin == "1min" and o.buffer_buckets is None
 )
 
-#: One copy is down, and then the disk of the other one is lost.
+#: One replica is down, and then the disk of its peer is lost.
 ONE_DISK = (Fault(10 * S, "kill", "lower.0", 4 * S), Fault(11_500_000, "wipe", "lower.0@2", S))
 
 
 @mutation(
-    "do not reckon with the disk of a dead copy", "lost", "paired", "alive",
+    "retain nothing for the disk of a dead replica", "lost", "paired", "alive",
     faults=ONE_DISK, on="pairs-2", lot=CHECKPOINTS,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = position_of_gone
 
-    def forgetful(standing: Any, *more: Any) -> Any:
-        return original(replace(standing, released=standing.dead), *more)
+    def forgetful(standing: Any, *rest: Any) -> Any:
+        return original(replace(standing, released=standing.dead), *rest)
 
     patch.setattr(holdfast.streams.serving, "position_of_gone", forgetful)
 
@@ -51,7 +51,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "take pieces of a state as they come",
+    "accept pieces of a state without verification",
     "wrong",
     "alive",
     "converge",

@@ -1,4 +1,4 @@
-"""Mistakes in catching up one of a pair, in lending it the state, and in what is kept for it."""
+"""Mistakes in the catch-up of a replica of a pair, in lending state, and in retained data."""
 
 from __future__ import annotations
 
@@ -34,31 +34,29 @@ from tests.verify.sim.mutations.planting import mutation
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Lender.lend
 
-    def unpinned(self: Lender, newcomer: str, *more: Any) -> Any:
-        answer = original(self, newcomer, *more)
+    def unpinned(self: Lender, newcomer: str, *rest: Any) -> Any:
+        answer = original(self, newcomer, *rest)
         self._service.pins.pop(newcomer, None)
         return answer
 
     patch.setattr(Lender, "lend", unpinned)
 
 
-@mutation(
-    "keep what was lent after it was fetched", "bounded", "held", "paired", scene="pairs_lent"
-)
+@mutation("retain lent state after it was fetched", "bounded", "held", "paired", scene="pairs_lent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Lender.handle
 
-    def keeping(self: Lender, event: Any, *more: Any) -> None:
+    def keeping(self: Lender, event: Any, *rest: Any) -> None:
         if isinstance(event, StateReleased):
             self._lending.end(event.newcomer)
         else:
-            original(self, event, *more)
+            original(self, event, *rest)
 
     patch.setattr(Lender, "handle", keeping)
 
 
 @mutation(
-    "never end the lease of a copy that is gone",
+    "never end the lease of a dead replica",
     "bounded",
     "held",
     "paired",
@@ -68,7 +66,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lending, "expired", lambda self, at: ([], at + 10_000_000))
 
 
-@mutation("let go what was just lent", "paired", "alive", "lost", scene="pairs_wipe")
+@mutation("release state that was just lent", "paired", "alive", "lost", scene="pairs_wipe")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Lending.expired
 
@@ -84,7 +82,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "ask for a piece that is gone again and again",
+    "request a deleted piece forever",
     "paired",
     "alive",
     "lost",
@@ -100,7 +98,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CatchUp, "_fetch_failed", stubborn)
 
 
-@mutation("skip the last piece", "alive", "lost", "wrong", "paired", scene="pairs_wipe")
+@mutation("skip the last piece of a state", "alive", "lost", "wrong", "paired", scene="pairs_wipe")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = CatchUp._fetched
 
@@ -113,7 +111,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "come up before what was fetched is installed",
+    "start before the fetched state is installed",
     "alive",
     "lost",
     "wrong",
@@ -127,7 +125,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     )[1])  # fmt: skip
 
 
-@mutation("wait for the peer for ever", "alive", "lost", "paired", scene="pairs_one_disk")
+@mutation(
+    "wait forever for the peer that has state", "alive", "lost", "paired", scene="pairs_one_disk"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(catch_up, "REFUSALS", 10**9)
     patch.setattr(CatchUp, "_start_unpaired", lambda self, why: self._wait(0, why, 10**9))
@@ -150,11 +150,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CatchUp, "_start_over", discouraged)
 
 
-# -- what is kept ---------------------------------------------------------------------------------
+# -- retention ------------------------------------------------------------------------------------
 
 
 @mutation(
-    "wait for a dead copy with a bounded buffer",
+    "wait for a dead replica at a bounded buffer",
     "available",
     "delay",
     "lost",
@@ -164,22 +164,20 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = position_of_gone
 
-    def waiting(standing: Any, last: Any, *more: Any) -> Any:
-        found = original(standing, last, *more)
-        return found if found is None or found.needed == FOREVER else found._replace(
+    def waiting(standing: Any, last: Any, *rest: Any) -> Any:
+        position = original(standing, last, *rest)
+        return position if position is None or position.needed == FOREVER else position._replace(
             received=last.received)  # fmt: skip
 
     patch.setattr(holdfast.streams.serving, "position_of_gone", waiting)
 
 
-@mutation("keep everything for the disk of a dead copy for ever", "paired", scene="pairs_dead")
+@mutation("retain everything for the disk of a dead replica forever", "paired", scene="pairs_dead")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_release", lambda self, known, at: [])
 
 
-@mutation(
-    "hold for ever what a successor asked for that died", "paired", scene="pairs_fetcher_dies"
-)
+@mutation("retain forever what a dead successor requested", "paired", scene="pairs_fetcher_dies")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = position_of_gone
 
@@ -189,11 +187,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.streams.serving, "position_of_gone", loyal)
 
 
-# -- who is evicted, and who is dead --------------------------------------------------------------
+# -- eviction and death ---------------------------------------------------------------------------
 
 
 @mutation(
-    "evict the copy that is ahead",
+    "evict the replica that is ahead",
     "detected",
     "lost",
     "available",
@@ -207,23 +205,23 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "evict nobody that makes no progress", "detected", "available", "bounded", scene="pairs_hang"
+    "never evict a replica without progress", "detected", "available", "bounded", scene="pairs_hang"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lag, "stalled", lambda self, name, peer: None)
 
 
-@mutation("evict whoever has nothing to do", "alive", scene="pairs_idle")
+@mutation("evict an idle replica", "alive", scene="pairs_idle")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lag, "AHEAD_BUCKETS", -10)
 
 
-@mutation("declare nobody dead", "detected", "paired", "bounded", scene="pairs_kill")
+@mutation("never declare a replica dead", "detected", "paired", "bounded", scene="pairs_kill")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(membership, "lost", lambda *how: [])
 
 
-@mutation("declare a copy dead with the first late heartbeat", "alive", scene="pairs_calm")
+@mutation("declare a replica dead at its first late heartbeat", "alive", scene="pairs_calm")
 def _(patch: pytest.MonkeyPatch) -> None:
     def silent(self: FailureDetector, name: str, at: int) -> bool:
         return at - self._heard.get(name, self.since) > self.silence_us // 8
@@ -232,7 +230,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "let one that was declared dead go on",
+    "let a replica run that was declared dead",
     "alive",
     "paired",
     "detected",
@@ -247,7 +245,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "forget who was declared dead when the controller restarts",
+    "forget which replicas are dead when the controller restarts",
     "alive",
     "paired",
     "detected",
@@ -263,7 +261,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "forget who runs what when the controller restarts",
+    "forget the assignment of nodes when the controller restarts",
     "alive",
     "lost",
     "paired",

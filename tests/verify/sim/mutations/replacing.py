@@ -1,4 +1,4 @@
-"""Mistakes in replacing what is tentative, in a node's log and at a client; and of sources."""
+"""Mistakes in the replacement of tentative buckets, in a log and at a client; and in sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.storage.records import Undo
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("forget all guesses with the first that is replaced", "corrected", scene="undoing")
+@mutation("forget all tentative buckets when the first is replaced", "corrected", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -32,7 +32,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", forgetful)
 
 
-@mutation("say REC_DONE with the first stable bucket", "corrected", scene="undoing")
+@mutation("report REC_DONE with the first stable bucket", "corrected", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -45,42 +45,44 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", early)
 
 
-@mutation("never say REC_DONE", "corrected", scene="undoing")
+@mutation("never report REC_DONE", "corrected", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
     def silent(self: Client, delivery: Any) -> Any:
-        return (given for given in original(self, delivery) if not given[1].rec_done)
+        return (delivered for delivered in original(self, delivery) if not delivered[1].rec_done)
 
     patch.setattr(Client, "take", silent)
 
 
 @mutation(
-    "do not note that something tentative stands", "order", "corrected", scene="undoing_reader"
+    "do not record that tentative buckets are valid", "order", "corrected", scene="undoing_reader"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "_note_tentative", lambda self, stands: None)
 
 
-@mutation("inherit one guess too few after a restart", "corrected", scene="client_restarts")
+@mutation(
+    "inherit one tentative bucket too few after a restart", "corrected", scene="client_restarts"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client._is_inherited
 
     patch.setattr(Client, "_is_inherited", lambda self, bucket: original(self, bucket + 1))
 
 
-@mutation("inherit nothing after a restart", "corrected", scene="client_restarts")
+@mutation("inherit no tentative bucket after a restart", "corrected", scene="client_restarts")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.__init__
 
-    def forgetful(self: Client, *how: Any, **more: Any) -> None:
-        original(self, *how, **more)
+    def forgetful(self: Client, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
         self._inherited = None
 
     patch.setattr(Client, "__init__", forgetful)
 
 
-# -- what a node logs -----------------------------------------------------------------------------
+# -- the log of a node ----------------------------------------------------------------------------
 
 
 @mutation(
@@ -104,7 +106,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "keep what a predecessor guessed",
+    "keep the tentative buckets of a predecessor",
     "order",
     "corrected",
     "alive",
@@ -133,12 +135,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watermark, "_close_to", early)
 
 
-@mutation("look at the clock too seldom", "closing", "delay", scene="torn_nodes")
+@mutation("read the clock too rarely", "closing", "delay", scene="torn_nodes")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watermark, "due_in_us", lambda self: 6 * self.plan.width_us)
 
 
-@mutation("close one bucket at a time however late", "closing", "delay", scene="undoing_reader")
+@mutation("close only one bucket at a time when late", "closing", "delay", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Watermark._close_to
 
@@ -152,7 +154,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watermark, "_close_to", one)
 
 
-@mutation("remember a step of the clock that was taken back", "closing", scene="glitches")
+@mutation("remember a clock step that was undone", "closing", scene="glitches")
 def _(patch: pytest.MonkeyPatch) -> None:
     original, first = SourceClock.handle, dict[SourceClock, int]()
 
@@ -166,7 +168,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SourceClock, "handle", handle)
 
 
-@mutation("confirm a step ahead for a moment only", "closing", scene="glitches")
+@mutation("confirm a clock step ahead too early", "closing", scene="glitches")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("holdfast.core.source_clock.CONFIRM_US", 300_000)
 
@@ -176,7 +178,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dead_letters, "KEPT_BYTES", 0)
 
 
-@mutation("number dead letters by the clock alone", "alive", "accepted", "lost", scene="undoing")
+@mutation("number dead letters only by the clock", "alive", "accepted", "lost", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Log.write
 
@@ -192,9 +194,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Source._commit
 
-    def careless(self: Source, *what: Any) -> None:
+    def careless(self: Source, *args: Any) -> None:
         try:
-            original(self, *what)
+            original(self, *args)
         except LogError:
             self._dead._rows = []
             raise

@@ -1,4 +1,4 @@
-"""Mistakes in choosing among replicas (Borealis DPC)."""
+"""Mistakes in the selection of replicas (Borealis DPC)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_taken", forgetful)
 
 
-@mutation("never leave a replica that answers", "available", "delay", scene="cut_off_replica")
+@mutation("never leave a replica that still answers", "available", "delay", scene="cut_off_replica")
 @mutation(
-    "stay with a replica that guesses beside a stable one", "detected",
+    "stay with a tentative replica although another is stable", "detected",
     faults=(Fault(3 * S, "cut", "s2<->main@2", 8 * S),),
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._best
 
-    def faithful(self: ReplicaSelector, *how: Any) -> str | None:
-        reads = self.choice.main
-        return reads if reads in self._known else original(self, *how)
+    def faithful(self: ReplicaSelector, *args: Any) -> str | None:
+        current = self.choice.main
+        return current if current in self._known else original(self, *args)
 
     patch.setattr(ReplicaSelector, "_best", faithful)
 
@@ -53,12 +53,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._polls
 
     def one(self: Subscription, at: int) -> Any:
-        reads = self._connections.get(False)
+        main = self._connections.get(False)
         return [
             replace(action, position=None)
             if isinstance(action, Poll)
             and self.many
-            and (reads is None or reads.replica != action.replica)
+            and (main is None or main.replica != action.replica)
             else action
             for action in original(self, at)
         ]
@@ -66,7 +66,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_polls", one)
 
 
-@mutation("rebuild without what came before", "wrong", "alive", "converge", "lost", scene="undoing")
+@mutation(
+    "rebuild the state without the earlier inputs",
+    "wrong",
+    "alive",
+    "converge",
+    "lost",
+    scene="undoing",
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._next_stable
 
@@ -83,7 +90,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "give away the inputs that rebuild the state", "wrong", "alive", "converge", scene="undoing"
+    "release the inputs that rebuild the state", "wrong", "alive", "converge", scene="undoing"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress_events.PathPlan, "needs_from", lambda self, bucket, referred: referred)
@@ -102,18 +109,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_checkpoint", diverged)
 
 
-@mutation("say nothing of tentative buckets that are empty", "available", scene="undoing")
+@mutation("do not report empty tentative buckets", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.streams.serving._tentative
 
     def quiet(*args: Any) -> Any:
-        segments, upto, *more = original(*args)
-        return segments, upto if segments else None, *more
+        segments, upto, *rest = original(*args)
+        return segments, upto if segments else None, *rest
 
     patch.setattr(holdfast.streams.serving, "_tentative", quiet)
 
 
-@mutation("tell nobody how an output stands", "available", "delay", scene="behind")
+@mutation("never report the status of an output", "available", "delay", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._perform
 
@@ -130,18 +137,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "waits_for", lambda self, at: None)
 
 
-@mutation("prefer a replica that guesses", "available", "delay", "lost", scene="behind")
+@mutation("prefer a tentative replica", "available", "delay", "lost", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._rank
 
-    def odd(self: ReplicaSelector, known: Any, now: int) -> int:
-        return (1, 0, 2, 3)[original(self, known, now)]
+    def odd(self: ReplicaSelector, candidate: Any, now: int) -> int:
+        return (1, 0, 2, 3)[original(self, candidate, now)]
 
     patch.setattr(ReplicaSelector, "_rank", odd)
 
 
 @mutation(
-    "believe a stable replica that is behind", "available", "delay",
+    "prefer a stable replica that lags", "available", "delay",
     faults=(
         Fault(3 * S, "cut", "main<->s1,s2", 12 * S),
         Fault(3 * S, "silent", "s2", 12 * S),
@@ -150,14 +157,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._rank
 
-    def gullible(self: ReplicaSelector, known: Any, now: int) -> int:
-        return 0 if known.status.state is OutputState.STABLE else original(self, known, now)
+    def gullible(self: ReplicaSelector, candidate: Any, now: int) -> int:
+        return 0 if candidate.status.state is OutputState.STABLE else original(self, candidate, now)
 
     patch.setattr(ReplicaSelector, "_rank", gullible)
 
 
 @mutation(
-    "hold all replicas to one epoch", "available", "lost", "delay",
+    "compare the epochs of different replicas", "available", "lost", "delay",
     faults=(
         Fault(2 * S, "kill", "main", S // 2),
         Fault(4 * S, "kill", "main", S // 2),
@@ -175,13 +182,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_refuses", mixed)
 
 
-@mutation("do not wake up when X is over", "available", scene="delaying")
+@mutation("do not wake up when max_delay is over", "available", scene="delaying")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_wake", lambda self, path, at: [])
 
 
 @mutation(
-    "rely on a promise for ever",
+    "rely on a promise forever",
     "standing",
     "promises",
     "available",
@@ -199,7 +206,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "answered", loyal)
 
 
-@mutation("begin to correct without a promise", "standing", "available", scene="correction")
+@mutation("start a correction without a promise", "standing", "available", scene="correction")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_may_correct", lambda self, path, at: True)
     patch.setattr(Promises, "covered", lambda self, at: bool(self.peers))

@@ -1,4 +1,4 @@
-"""Scenarios that show many planted bugs each: short, and one kind of trouble at a time."""
+"""Scenarios that each show many planted bugs: short, with one kind of fault at a time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tests.verify.sim.mutations.stage import (
 )
 
 S = 1_000_000
-#: Trims soon, and goes on from checkpoints.
+#: Trims early, and restarts from checkpoints.
 CHECKPOINTS = Options(recovery="checkpoint", checkpoint_buckets=3)
 REPLAY = Options(recovery="replay", checkpoint_buckets=3)
-#: One copy of a pair is enough to go on from.
+#: For pairs: one replica is enough to continue.
 PAIRS = Options(recovery="checkpoint", checkpoint_buckets=7)
 NO_CHECKPOINTS = Options(recovery="replay", checkpoint_buckets=0)
 
@@ -51,11 +51,11 @@ class Scene:
     seconds: float
     faults: tuple[Fault, ...]
     options: Options | None = None
-    #: Decides about chances, and about options where there are none.
+    #: Seed of random values, and of the options if none are given.
     lot: int = 0
-    #: What no fault can do.
+    #: Changes that no fault of a scenario can make.
     tweak: Tweak | None = None
-    #: Checkers that fail without any mistake, since rows are made wrong on purpose.
+    #: Checkers that fail without any mistake, because rows are damaged on purpose.
     also: frozenset[str] = frozenset()
 
     @property
@@ -397,5 +397,5 @@ SCENES = {
         PAIRS,
     ),
 }
-#: Of pairs, those for every commit.
+#: The scenes of pairs that run with every commit.
 _SHORT = [SCENES["hosts_lost"], SCENES["hosts_pause"]]

@@ -1,4 +1,4 @@
-"""Sources whose clock is set, and rows that are not taken."""
+"""Mistakes in sources whose clock is stepped, and in the handling of rejected rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SET_BACK = (Fault(5 * S, "skew", "s1", 9 * S, -HOUR_MS),)
 PUT_RIGHT = (Fault(2 * S, "skew", "s1", 6 * S, -HOUR_MS),)
 AN_HOUR_AHEAD = (Fault(5 * S, "skew", "s1", 8 * S, HOUR_MS),)
 GLITCH = (Fault(5 * S, "skew", "s1", 600_000, HOUR_MS),)
-#: Killed while its clock is behind what it has closed.
+#: Killed while its clock is behind the buckets that it has closed.
 RESTARTED = (
     Fault(4 * S, "skew", "s2", 16 * S, -HOUR_MS),
     Fault(5 * S, "kill", "s2", S // 2),
 )
-#: At any write of a push or a closing.
+#: A crash at any write of a push or of a closed bucket.
 TORN = tuple(Fault((2 + 2 * n) * S, "torn", "s2", S, float(n)) for n in range(1, 9))
 
 
 def _shows(patch: pytest.MonkeyPatch, ahead: bool, back: bool) -> None:
-    """The source clock shows the wall clock when that is ahead, or back."""
+    """The source clock follows the wall clock at once after a step ahead, or back."""
     original = SourceClock.handle
 
     def handle(self: SourceClock, event: Read) -> list[ClockAction]:
@@ -44,12 +44,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _shows(patch, ahead=True, back=True)
 
 
-@mutation("follow a step ahead at once", "closing", faults=GLITCH)
+@mutation("follow a clock step ahead at once", "closing", faults=GLITCH)
 def _(patch: pytest.MonkeyPatch) -> None:
     _shows(patch, ahead=True, back=False)
 
 
-@mutation("never follow a step ahead", "closing", faults=PUT_RIGHT)
+@mutation("never follow a clock step ahead", "closing", faults=PUT_RIGHT)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SourceClock.handle
 
@@ -61,12 +61,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SourceClock, "handle", handle)
 
 
-@mutation("stand still until the wall clock has caught up", "closing", faults=SET_BACK)
+@mutation("stop the source clock until the wall clock has caught up", "closing", faults=SET_BACK)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("holdfast.core.source_clock.SLOWER", 1)
 
 
-@mutation("start with the wall clock whatever was closed", "closing", faults=RESTARTED)
+@mutation("start from the wall clock regardless of closed buckets", "closing", faults=RESTARTED)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SourceClock._begin
 
@@ -101,11 +101,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeadLetters, "written", lambda self: None)
 
 
-@mutation("take rows of closed buckets", "alive", "accepted", faults=SET_BACK)
+@mutation("accept rows of closed buckets", "alive", "accepted", faults=SET_BACK)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Source, "_open_us", lambda self: -(2**62))
 
 
-@mutation("take rows of the future", "bounded", faults=AN_HOUR_AHEAD)
+@mutation("accept rows of the future", "bounded", faults=AN_HOUR_AHEAD)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watermark, "future_after_us", 2**62)

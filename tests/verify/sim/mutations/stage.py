@@ -1,4 +1,4 @@
-"""Networks for planted bugs, and what no fault of a scenario can do to them."""
+"""Networks for planted bugs, and changes that no fault of a scenario can make."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ S = 1_000_000
 
 
 def row_of_two() -> Network:
-    """Two fragments in a row that go on without an input, each twice; the second one reads a source
-    of its own, too."""
+    """Two fragments in a row that continue without an input, each with two replicas; the second
+    fragment also reads its own source."""
     net = Network("row", bucket="500ms")
     s1, s2, s3 = sources(net, 3)
     upper = net.union(s1.on("upper"), s2.on("upper")).apply(small)
@@ -37,7 +37,7 @@ def row_of_two() -> Network:
 
 
 def suspending() -> Network:
-    """One fragment, twice, that answers nothing new while it corrects itself."""
+    """One fragment with two replicas that gives no new results while it corrects."""
     net = Network("suspending", bucket="500ms")
     net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
     net.protect(
@@ -47,7 +47,7 @@ def suspending() -> Network:
 
 
 def undoing() -> Network:
-    """Windows whose state is rebuilt from the inputs instead of kept."""
+    """Windows whose state is rebuilt from the inputs instead of retained."""
     net = Network("undoing", bucket="500ms")
     both = net.union(*sources(net, 2)).apply(small)
     net.output("windows", _windows(both, "2s", "1s"), contract=Contract(within="3s"))
@@ -62,7 +62,7 @@ def undoing() -> Network:
 
 
 def picky() -> Network:
-    """What is left of a window depends on all of its rows: a guess may be replaced by nothing."""
+    """The filter depends on all rows of a window: a tentative row may be replaced by none."""
 
     def some(rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if row[2] % 5 == 0]
@@ -75,7 +75,7 @@ def picky() -> Network:
 
 
 def delaying() -> Network:
-    """Every bucket that lacks something waits as long as it may, which no other event ends."""
+    """Every bucket with a missing input waits as long as allowed; no other event ends the wait."""
     net = Network("delaying", bucket="500ms")
     net.output("merged", net.union(*sources(net, 2)).apply(small), contract=Contract(within="3s"))
     net.protect("main", on_failure="delay", while_correcting="delay", max_delay="1200ms")
@@ -83,7 +83,7 @@ def delaying() -> Network:
 
 
 def three_fragments() -> Network:
-    """Two fragments that each may wait, and a third that unites them: k is 2, X is 3 s."""
+    """Two fragments that may each wait, and a third that merges their streams: k is 2, X is 3 s."""
     net = Network("three", bucket="500ms")
     s1, s2, s3 = sources(net, 3)
     left = net.union(s1.on("left"), s2.on("left")).apply(small)
@@ -108,7 +108,7 @@ def one_replica() -> Network:
 
 
 def flip_a_row(name: str, at_s: float) -> Tweak:
-    """Of the next bucket with rows that the node computes then, once."""
+    """Damages one row of the next non-empty bucket that the node computes."""
 
     def tweak(sim: Simulation) -> None:
         def flip() -> None:
@@ -117,12 +117,12 @@ def flip_a_row(name: str, at_s: float) -> Tweak:
             engine = node.performer.engine
             original: Any = engine.run
 
-            def wrong(*how: Any, **more: Any) -> Any:
-                result = original(*how, **more)
-                for made in result.outputs.values():
-                    if made and engine.run is wrong:
-                        bucket, table = made[0]
-                        made[0] = (bucket, Rows(table.rows).damaged())
+            def wrong(*args: Any, **options: Any) -> Any:
+                result = original(*args, **options)
+                for buckets in result.outputs.values():
+                    if buckets and engine.run is wrong:
+                        bucket, table = buckets[0]
+                        buckets[0] = (bucket, Rows(table.rows).damaged())
                         engine.run = original  # type: ignore[method-assign]
                 return result
 
@@ -149,16 +149,16 @@ def rot_manifest(name: str, at_s: float) -> Tweak:
 
 
 def damage_a_piece(name: str) -> Tweak:
-    """The first file of a state that somebody fetches from the node comes damaged."""
+    """The first state file that is fetched from the node arrives damaged."""
 
     def tweak(sim: Simulation) -> None:
         node = sim.cast.by_name[name]
         assert isinstance(node, NodeProcess)
         original = node.piece
 
-        def piece(asked: str) -> bytes:
-            data = original(asked)
-            if asked.startswith("state/"):
+        def piece(piece_name: str) -> bytes:
+            data = original(piece_name)
+            if piece_name.startswith("state/"):
                 del node.piece
                 data = data[:-1] + bytes([data[-1] ^ 1])
             return data
@@ -169,7 +169,7 @@ def damage_a_piece(name: str) -> Tweak:
 
 
 def full_from_the_start(name: str) -> Tweak:
-    """Once the node has come up, and before it opens its outputs, its disk is full for a while."""
+    """When the node is up, and before it opens its outputs, its disk is full for a while."""
 
     def tweak(sim: Simulation) -> None:
         node = sim.cast.by_name[name]
@@ -186,12 +186,12 @@ def full_from_the_start(name: str) -> Tweak:
     return tweak
 
 
-#: What a function asks for the time: see `failing`.
+#: The clock that the function in `failing` reads.
 _clock: list[Callable[[], int]] = []
 
 
 def failing() -> Network:
-    """A function that does not bear partial input."""
+    """A function that raises an error on partial input."""
 
     def strict(rows: Sequence[Row]) -> list[Row]:
         if _clock and 6 * S < _clock[0]() < 9 * S:
@@ -216,7 +216,7 @@ def _fault(do: str, for_us: int, answers: str, _: str) -> Fault:
 
 
 def long_correction(*strikes: tuple[float, str, float]) -> Tweak:
-    """Steps of many buckets take long; and somebody that answers is struck meanwhile."""
+    """Steps of many buckets are slow; meanwhile faults hit the replica that answers."""
 
     def tweak(sim: Simulation) -> None:
         group_steps(LONG_US)(sim)

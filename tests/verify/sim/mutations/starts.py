@@ -1,4 +1,4 @@
-"""Mistakes of nodes that start, of hosts that start them, and in promises and budgets."""
+"""Mistakes in the start of nodes, in hosts that start nodes, in promises and in budgets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "do not know how complete the inputs of a checkpoint were",
+    "forget up to where the inputs of a checkpoint were complete",
     "available",
     "standing",
     scene="restarts_cut_off",
@@ -49,7 +49,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "resume", resume)
 
 
-@mutation("take old news of an input for a step back", "alive", scene="wipe_and_restart")
+@mutation("treat an old boundary of an input as a step back", "alive", scene="wipe_and_restart")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.resume
 
@@ -70,7 +70,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- hosts ----------------------------------------------------------------------------------------
 
 
-@mutation("start a damaged node with the storage it has", "alive", "lost", "paired", scene="rots")
+@mutation("start a damaged node with its old storage", "alive", "lost", "paired", scene="rots")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Quarantine._failed
 
@@ -82,7 +82,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "double the pause without a limit",
+    "double the restart pause without a limit",
     "available",
     "alive",
     "lost",
@@ -95,7 +95,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quarantine, "POLICIES", endless)
 
 
-@mutation("leave a node that failed where it is", "alive", "lost", "paired", scene="hosts_pause")
+@mutation("do not stop a failed node", "alive", "lost", "paired", scene="hosts_pause")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Host._failed
 
@@ -105,7 +105,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Host, "_failed", slack)
 
 
-@mutation("believe that a node still stops when it has", "alive", "lost", "paired", scene="eio")
+@mutation("ignore that a node has stopped", "alive", "lost", "paired", scene="eio")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Host.handle
 
@@ -115,7 +115,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Host, "handle", forgetful)
 
 
-@mutation("do not hear that a node was declared dead", "alive", "paired", scene="pairs_hang")
+@mutation("ignore that a node was declared dead", "alive", "paired", scene="pairs_hang")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Host._assigned
 
@@ -125,7 +125,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Host, "_assigned", deaf)
 
 
-@mutation("wipe the storage with every failure", "lost", "alive", "wrong", scene="eio_single")
+@mutation("wipe the storage at every failure", "lost", "alive", "wrong", scene="eio_single")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Quarantine._failed
 
@@ -136,7 +136,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Quarantine, "_failed", thorough)
 
 
-@mutation("take every error for one that only a person can mend", "alive", "lost", scene="eio")
+@mutation("treat every error as one that needs an operator", "alive", "lost", scene="eio")
 def _(patch: pytest.MonkeyPatch) -> None:
     import holdfast.verify.sim.host_process as carrier
 
@@ -153,7 +153,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "put off a correction for one that is stuck",
+    "postpone a correction for a stuck replica",
     "promises",
     "delay",
     "lost",
@@ -164,7 +164,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "let nobody else go first", "promises", "delay", "lost", "standing", "bounded", scene="failure"
+    "let no other replica correct first",
+    "promises",
+    "delay",
+    "lost",
+    "standing",
+    "bounded",
+    scene="failure",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Promises.asked
@@ -177,7 +183,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "keep a promise that the peer does not need any more",
+    "keep a promise that the peer no longer needs",
     "bounded",
     "promises",
     "delay",
@@ -199,17 +205,17 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # -- budgets and shares ---------------------------------------------------------------------------
 
 
-@mutation("give every fragment the whole budget again", "standing", "available", scene="budget")
+@mutation("give every fragment the full budget again", "standing", "available", scene="budget")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.boundary
 
-    def unspent(self: SUnion, stream: str, upto: int, at: int = 0, **how: Any) -> None:
-        original(self, stream, upto, at, **{**how, "spent_us": 0})
+    def unspent(self: SUnion, stream: str, upto: int, at: int = 0, **options: Any) -> None:
+        original(self, stream, upto, at, **{**options, "spent_us": 0})
 
     patch.setattr(SUnion, "boundary", unspent)
 
 
-@mutation("hold buckets for twice X", "standing", "available", scene="delaying")
+@mutation("hold buckets for twice max_delay", "standing", "available", scene="delaying")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.__init__
 
@@ -219,7 +225,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "__init__", patient)
 
 
-@mutation("count an input that is missing as there", "labelled", scene="undoing")
+@mutation("count a missing input as available", "labelled", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.missing
 
@@ -230,17 +236,17 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "missing", generous)
 
 
-@mutation("do not say what is missing further up", "labelled", scene="row")
+@mutation("do not report inputs that are missing upstream", "labelled", scene="row")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.tentative
 
-    def discreet(self: SUnion, stream: str, upto: int, at: int, lacked: Any, *how: Any) -> None:
-        original(self, stream, upto, at, (), *how)
+    def discreet(self: SUnion, stream: str, upto: int, at: int, missing: Any, *rest: Any) -> None:
+        original(self, stream, upto, at, (), *rest)
 
     patch.setattr(SUnion, "tentative", discreet)
 
 
-@mutation("forget what the windows lack of earlier buckets", "labelled", scene="failure")
+@mutation("ignore inputs that windows miss in earlier buckets", "labelled", scene="failure")
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Consistency, lo: int, hi: int) -> Any:
         return self.sunion.missing(lo, hi)
@@ -248,27 +254,27 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "_label", forgetful)
 
 
-@mutation("let inputs go that only a tentative line refers to", "labelled", scene="both_lines")
+@mutation("release inputs that only a tentative line refers to", "labelled", scene="both_lines")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.node.executor.Performer._unreferenced
 
     def hasty(self: holdfast.node.executor.Performer, stream: str) -> int:
-        guesses, self._tentative = self._tentative, {}
+        tentative, self._tentative = self._tentative, {}
         read, self._read = self._read, {}
         try:
             return original(self, stream)
         finally:
-            self._tentative, self._read = guesses, read
+            self._tentative, self._read = tentative, read
 
     patch.setattr(holdfast.node.executor.Performer, "_unreferenced", hasty)
 
 
-@mutation("take a partial input for a whole one", "labelled", scene="row")
+@mutation("treat a partial input as complete", "labelled", scene="row")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.tentative
 
-    def generous(self: SUnion, stream: str, upto: int, at: int, lacked: Any, *how: Any) -> None:
-        original(self, stream, upto, at, lacked, sunion.WHOLE)
+    def generous(self: SUnion, stream: str, upto: int, at: int, missing: Any, *rest: Any) -> None:
+        original(self, stream, upto, at, missing, sunion.WHOLE)
 
     patch.setattr(SUnion, "tentative", generous)
 
@@ -285,18 +291,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "mode", mode)
 
 
-@mutation("block where the policy says to go on", "available", "standing", scene="undoing")
+@mutation("block although the policy is to continue", "available", "standing", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = policy_of
 
-    def blocking(*how: Any) -> Policy:
-        return replace(original(*how), on_failure="block")
+    def blocking(*args: Any) -> Policy:
+        return replace(original(*args), on_failure="block")
 
     patch.setattr(holdfast.node.executor, "policy_of", blocking)
 
 
 @mutation(
-    "start the tentative line again with every step",
+    "restart the tentative line at every step",
     "held",
     "standing",
     "available",

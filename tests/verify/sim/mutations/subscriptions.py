@@ -1,4 +1,4 @@
-"""Mistakes in following streams: when to try again, whom to read, what to take."""
+"""Mistakes in subscriptions: when to retry, which replica to read, which buckets to take."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from holdfast.core.wake_ups import Alarm
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("never connect again to the only producer", "lost", "delay", scene="silent")
+@mutation("never reconnect to the only producer", "lost", "delay", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._lost
 
-    def resigned(self: Subscription, *which: Any) -> Any:
-        actions = original(self, *which)
+    def resigned(self: Subscription, *args: Any) -> Any:
+        actions = original(self, *args)
         self._retry_at = None
         return actions
 
     patch.setattr(Subscription, "_lost", resigned)
 
 
-@mutation(
-    "believe that a Tick is under way when it came", "lost", "delay", "detected", scene="silent"
-)
+@mutation("treat a Tick as pending after it arrived", "lost", "delay", "detected", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Alarm.needs
     patch.setattr(Alarm, "rang", lambda self: None)
     patch.setattr(Alarm, "needs", lambda self, at, due: original(self, 0, due))
 
 
-@mutation("treat a replica that completed the stream like one that has not", "standing", seed=10190)
+@mutation("treat a replica that completed the stream as unfinished", "standing", seed=10190)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replica_selector.Status, "ended", False)
 
 
 @mutation(
-    "wait for an answer that will not come",
+    "wait for a reply that never arrives",
     "available",
     "detected",
     "standing",
@@ -50,16 +48,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._answered
 
     def patient(self: Subscription, at: int, replica: str) -> Any:
-        told = self._polling[replica].told
+        status = self._polling[replica].told
         polling = original(self, at, replica)
-        polling.under_way = told is None and self.many and not self.selector.knows(replica)
+        polling.under_way = status is None and self.many and not self.selector.knows(replica)
         return polling
 
     patch.setattr(Subscription, "_answered", patient)
 
 
 @mutation(
-    "keep a replica in mind that is gone",
+    "remember a replica that is gone",
     "detected",
     scene="hosts_pause",
 )
@@ -68,7 +66,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "stay away for ever after the disk was full",
+    "stay disconnected forever after the disk was full",
     "lost",
     "available",
     "detected",
@@ -92,13 +90,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def last(self: ReplicaSelector, now: int, wanted: int | None) -> str | None:
         if original(self, now, wanted) is None:
             return None
-        return min(self._known.values(), key=lambda it: it.status.reached).replica
+        return min(self._known.values(), key=lambda known: known.status.reached).replica
 
     patch.setattr(ReplicaSelector, "_best", last)
 
 
 @mutation(
-    "take a replica that was just started for stable",
+    "treat a replica that was just started as stable",
     "available",
     "detected",
     "standing",
@@ -108,9 +106,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaSelector, "_rank", lambda self, known, now: 0)
 
 
-@mutation(
-    "tell a replica only once how far the consumer is", "bounded", "held", scene="replica_hangs"
-)
+@mutation("report the position of a consumer only once", "bounded", "held", scene="replica_hangs")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._handle
 
@@ -122,19 +118,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_handle", once)
 
 
-@mutation("leave a stable replica that is a little behind", "available", scene="behind")
+@mutation("leave a stable replica that lags a little", "available", scene="behind")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._rank
 
-    def strict(self: ReplicaSelector, known: Any, now: int) -> int:
-        ahead = max(it.status.reached for it in self._known.values())
-        return 2 if ahead > known.status.upto else original(self, known, now)
+    def strict(self: ReplicaSelector, candidate: Any, now: int) -> int:
+        ahead = max(other.status.reached for other in self._known.values())
+        return 2 if ahead > candidate.status.upto else original(self, candidate, now)
 
     patch.setattr(ReplicaSelector, "_rank", strict)
 
 
 @mutation(
-    "read one replica for both, what is tentative and corrections",
+    "read tentative buckets and corrections from one replica",
     "available",
     "standing",
     scene="correction",

@@ -1,4 +1,4 @@
-"""Results that may be wrong, and are made good (Borealis DPC)."""
+"""Mistakes in tentative results and their correction (Borealis DPC)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.types import SegmentId, Stability
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("take what is tentative for stable", "wrong", "undone", "order", scene="undoing")
+@mutation("treat tentative buckets as stable", "wrong", "undone", "order", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
@@ -34,7 +34,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "take", gullible)
 
 
-@mutation("acknowledge what is tentative", "lost", "wrong", "corrected", "alive", scene="undoing")
+@mutation("acknowledge tentative buckets", "lost", "wrong", "corrected", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._taken
 
@@ -45,9 +45,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_taken", received)
 
 
-@mutation(
-    "correct results from the state that has diverged", "wrong", "converge", scene="failure_cut"
-)
+@mutation("correct results from the diverged state", "wrong", "converge", scene="failure_cut")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished_tentative
 
@@ -61,15 +59,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
-    "correct results before every input is", "wrong", "alive", "converge", scene="short_silence"
+    "correct results before every input is corrected",
+    "wrong",
+    "alive",
+    "converge",
+    scene="short_silence",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 
     def soon(self: SUnion) -> int | None:
         upto = [self.available(stream) for stream in self.complete_upto]
-        known = [bucket for bucket in upto if bucket is not None]
-        return min(known) if len(known) == len(upto) else None
+        available = [bucket for bucket in upto if bucket is not None]
+        return min(available) if len(available) == len(upto) else None
 
     def on_what_is_there(self: Performer, work: Any, version: Any) -> Any:
         held, self.inputs = self.inputs, Best(self.inputs)  # type: ignore[assignment]
@@ -83,25 +85,27 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "step", on_what_is_there)
 
 
-@mutation("delete the state that a tentative run began from", "available", "alive", scene="undoing")
+@mutation(
+    "delete the state that a tentative run started from", "available", "alive", scene="undoing"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._release
 
-    def careless(self: Performer, path: Any, **how: bool) -> None:
+    def careless(self: Performer, path: Any, **options: bool) -> None:
         held, self._tentative = self._tentative, {}
         read, self._read = self._read, {}
-        original(self, path, **how)
+        original(self, path, **options)
         self._tentative, self._read = held, read
 
     patch.setattr(Performer, "_release", careless)
 
 
-@mutation("never go on without an input", "available", scene="undoing")
+@mutation("never continue without an input", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Consistency, "due", lambda self, at, after, **how: after)
 
 
-@mutation("hold buckets for much longer than X", "available", scene="undoing")
+@mutation("hold buckets for much longer than max_delay", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion.__init__
 
@@ -118,44 +122,51 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_caught_up", lambda self, path: [])
 
 
-@mutation("never correct anything", "lost", "corrected", "bounded", scene="undoing_reader")
+@mutation("never correct a result", "lost", "corrected", "bounded", scene="undoing_reader")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_is_corrected", lambda self, path: False)
     patch.setattr(Consistency, "may_redo", lambda self, whole, stable: False)
 
 
 @mutation(
-    "wait for a partner for ever", "lost", "bounded", "available", "delay", scene="correction_stuck"
+    "wait forever for a peer that corrects",
+    "lost",
+    "bounded",
+    "available",
+    "delay",
+    scene="correction_stuck",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promises, "waits_for", lambda self, at: next(iter(self._grants), None))
     original = Promises.asked
 
-    def deaf(self: Promises, question: Any, *at: int, **how: bool) -> Any:
-        return "away" if question.done else original(self, question, *at, **how)
+    def deaf(self: Promises, question: Any, *at: int, **options: bool) -> Any:
+        return "away" if question.done else original(self, question, *at, **options)
 
     patch.setattr(Promises, "asked", deaf)
 
 
-@mutation("keep guesses in the log beside their corrections", "alive", scene="undoing_reader")
+@mutation(
+    "keep tentative buckets in the log beside their corrections", "alive", scene="undoing_reader"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(log_state, "_supersede", lambda stream, upto: None)
 
 
-@mutation("do not replace a guess by nothing", "corrected", "wrong", scene="picky")
+@mutation(
+    "do not replace a tentative bucket by an empty bucket", "corrected", "wrong", scene="picky"
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.take
 
     def partly(self: Client, delivery: Any) -> Any:
-        return (given for given in original(self, delivery)
-                if given[1].rows or not given[1].replaces)  # fmt: skip
+        return (delivered for delivered in original(self, delivery)
+                if delivered[1].rows or not delivered[1].replaces)  # fmt: skip
 
     patch.setattr(Client, "take", partly)
 
 
-@mutation(
-    "give a bucket as tentative again when the line starts again", "order", scene="suspending"
-)
+@mutation("deliver a tentative bucket again when the line restarts", "order", scene="suspending")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.subscription
 
@@ -194,7 +205,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Performer, "_tentative_failed", strict)
 
 
-@mutation("log guesses as if they were whole", "wrong", "lost", "alive", scene="undoing")
+@mutation("log tentative buckets as complete", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def whole(self: SOutput, run: Any, results: Any) -> None:
         records: list[Any] = []
@@ -210,7 +221,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SOutput, "tentative", whole)
 
 
-@mutation("count what is tentative as done", "wrong", "lost", "alive", scene="undoing")
+@mutation("count tentative buckets as done", "wrong", "lost", "alive", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._tentative_done
 
@@ -223,12 +234,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress.Progress, "_tentative_done", done)
 
 
-@mutation("begin to wait anew with every bucket", "available", scene="undoing")
+@mutation("restart the wait with every bucket", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion._arrived
 
-    def anew(self: SUnion, stream: str, *more: Any) -> None:
-        original(self, stream, *more)
+    def anew(self: SUnion, stream: str, *rest: Any) -> None:
+        original(self, stream, *rest)
         held = self._held[stream]
         while len(held) > 1:
             held.popleft()
@@ -236,21 +247,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "_arrived", anew)
 
 
-@mutation("stop a union when one of its parts is missing", "available", scene="undoing")
+@mutation("stop a union when one of its inputs is missing", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     def all_of(tree: Any, upto: Any) -> int | None:
-        known = list(upto.values())
-        return None if None in known else min(known)
+        boundaries = list(upto.values())
+        return None if None in boundaries else min(boundaries)
 
     patch.setattr(holdfast.core.consistency, "reach", all_of)
 
 
-@mutation("go on with only one of the outputs", "available", scene="failure")
+@mutation("continue with only one of the outputs", "available", scene="failure")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Consistency.run
 
     def one(self: Consistency, lo: int, hi: int) -> Any:
-        outputs, *more = original(self, lo, hi)
-        return outputs[:1], *more
+        outputs, *rest = original(self, lo, hi)
+        return outputs[:1], *rest
 
     patch.setattr(Consistency, "run", one)

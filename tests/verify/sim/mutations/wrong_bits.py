@@ -1,5 +1,5 @@
-"""Mistakes in telling which of two replicas made wrong rows. A bit is flipped on purpose, and
-what follows from that alone is no news."""
+"""Mistakes in finding which of two replicas computed wrong rows. A bit is flipped on purpose; the
+direct effects of that bit are expected."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.core.divergence import Divergence
 from tests.verify.sim.mutations.planting import mutation
 
 
-@mutation("compare no digests", "detected", scene="flipped")
+@mutation("never compare digests", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Divergence, "_compared", lambda self, event: [])
 
 
-@mutation("compare the newest bucket only", "detected", scene="flipped")
+@mutation("compare only the newest bucket", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Divergence._compared
 
@@ -29,38 +29,38 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Divergence, "_compared", newest)
 
 
-@mutation("compare only one replica's turn after the other's", "detected", scene="flipped")
+@mutation("never let a replica recompute", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Divergence, "_its_turn", lambda self, known, at: False)
 
 
-@mutation("refute whoever is confirmed", "detected", scene="flipped")
+@mutation("refute the replica that is confirmed", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Divergence._recomputed
 
     def swapped(self: Divergence, event: Any) -> Any:
-        known = self.differences.get(event.stream)
-        if known is not None and event.digest is not None and known.theirs:
-            other = next(iter(known.theirs.values()))
-            digest = other if event.digest == known.own else known.own
+        difference = self.differences.get(event.stream)
+        if difference is not None and event.digest is not None and difference.theirs:
+            other = next(iter(difference.theirs.values()))
+            digest = other if event.digest == difference.own else difference.own
             event = replace(event, digest=digest)
         return original(self, event)
 
     patch.setattr(Divergence, "_recomputed", swapped)
 
 
-@mutation("believe the own result when it is computed again", "detected", scene="flipped")
+@mutation("trust the own result in a recomputation", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Divergence._recomputed
 
     def sure(self: Divergence, event: Any) -> Any:
-        known = self.differences.get(event.stream)
-        own = event.digest if known is None else known.own
+        difference = self.differences.get(event.stream)
+        own = event.digest if difference is None else difference.own
         return original(self, replace(event, digest=own))
 
     patch.setattr(Divergence, "_recomputed", sure)
 
 
-@mutation("think that nobody else is there", "detected", scene="flipped")
+@mutation("ignore all other replicas", "detected", scene="flipped")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(divergence, "FRESH_US", -1)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import holdfast as hf
 from holdfast.clock import now_us
-from holdfast.experiments.failing import CUT, Breakable, Numbered, Seen, Watch, fail
+from holdfast.experiments.failing import CUT, Breakable, Numbered, Seen, Watch, fail, joined
 from holdfast.model.protection import CorrectionPolicy, FailurePolicy
 from holdfast.runtime.running import Run
 from holdfast.streams.delivery import Peer
@@ -30,6 +30,8 @@ from holdfast.verify.chaos.proxy import Proxies
 X_S, FAILURE_S = 3.0, 15.0
 BUCKET_MS = 500
 RATE = 3_000
+#: Rows of state of the join in each node.
+STATE_ROWS = 50
 #: Policy during a failure, policy during its correction.
 POLICIES: dict[str, tuple[FailurePolicy, CorrectionPolicy]] = {
     "process+process": ("process", "process"),
@@ -50,16 +52,16 @@ WARM_S = 25.0
 def network(policy: str, depth: int) -> tuple[hf.Network, list[Numbered]]:
     on_failure, while_correcting = POLICIES[policy]
     net = hf.Network("chain", bucket=f"{BUCKET_MS}ms")
-    made = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
+    generators = [Numbered(number, RATE // 3) for number in (1, 2, 3)]
     sources = [
         net.source(
             f"s{rows.source}", "ts timestamp, source int, n long", time="ts", feed=hf.Generate(rows)
         ).on("n1")
-        for rows in made
+        for rows in generators
     ]
-    stream = net.union(*sources).filter("n >= 0")
+    stream = joined(net.union(*sources).filter("n >= 0"), RATE, STATE_ROWS)
     for number in range(2, depth + 1):
-        stream = stream.on(f"n{number}").filter("n >= 0")
+        stream = joined(stream.on(f"n{number}"), RATE, STATE_ROWS)
     net.output("merged", stream)
     for number in range(1, depth + 1):
         net.protect(
@@ -68,7 +70,7 @@ def network(policy: str, depth: int) -> tuple[hf.Network, list[Numbered]]:
             while_correcting=while_correcting,
             max_delay=f"{X_S:g}s",
         )
-    return net, made
+    return net, generators
 
 
 def __getattr__(name: str) -> hf.Network:
@@ -112,7 +114,7 @@ class Chain(Breakable):
 
 
 def measure(policy: str, depth: int, say: Callable[[str], None]) -> dict[str, Any]:
-    net, made = network(policy, depth)
+    net, generators = network(policy, depth)
     storage = tempfile.mkdtemp(prefix="holdfast-chain-")
     name = f"{policy.replace('+', '_')}_{depth}"
     run = Chain(
@@ -139,10 +141,10 @@ def measure(policy: str, depth: int, say: Callable[[str], None]) -> dict[str, An
         "step_ms": step_ms,
         "tentative_rows": failure.tentative_rows,
         "stabilization_ms": round(failure.stabilization_ms, 1),
-        "lossless": seen.lossless(made, failure.cut_at_us - 2_000_000, failure.over_at_us),
+        "lossless": seen.lossless(generators, failure.cut_at_us - 2_000_000, failure.over_at_us),
         "delay_paper_ms": _paper_ms(policy, depth),
     }
-    say(f"{policy}, {depth} nodes: delay of new rows {row['delay_new_ms_max']:.0f} ms (at most "
+    say(f"{policy}, {depth} nodes: delay of new rows {row['delay_new_ms_max']:.0f} ms (bound "
         f"{bound_ms:.0f}), {failure.tentative_rows} tentative rows")  # fmt: skip
     return row
 
@@ -169,7 +171,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> Table:
     shown = Table(
-        title=f"A failure of {result['failure_s']:g} s before a chain, X = {result['x_s']:g} s"
+        title=f"A failure of {result['failure_s']:g} s upstream of a chain, X = {result['x_s']:g} s"
     )
     columns = ("policy", "nodes", "delay new (ms)", "bound", "Borealis", "tentative rows",
                "corrected in (ms)", "lossless")  # fmt: skip

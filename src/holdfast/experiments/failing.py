@@ -76,8 +76,8 @@ class _Line(InProcess):
         super().__init__(run.service)
         self._run, self._stream = run, stream
 
-    def follow(self, *asked: Any, **more: Any) -> Iterator[Delivery]:
-        for delivery in super().follow(*asked, **more):
+    def follow(self, *args: Any, **options: Any) -> Iterator[Delivery]:
+        for delivery in super().follow(*args, **options):
             self._run.through(self._stream)
             self._run.back_at_us.setdefault(self._stream, now_us())
             yield delivery
@@ -113,31 +113,39 @@ class Numbered:
         return {"ts": n * 1_000_000 // self.rate, "source": source, "n": n}
 
 
+def joined(rows: hf.Stream, rate: int, state_rows: int) -> hf.Stream:
+    """Join every row with itself: the rows stay the same, and the join holds `state_rows` rows as
+    its state, as the SJoin of the paper does."""
+    within_ms = max(1, round(1_000 * state_rows / rate))
+    return rows.join(rows.filter("n >= 0"), on=["source", "n"], within=f"{within_ms}ms")
+
+
 def merging(
-    rate: int, *, window_ms: int | None = None, **protection: Any
+    rate: int, *, join_rows: int | None = None, window_ms: int | None = None, **protection: Any
 ) -> tuple[hf.Network, list[Numbered]]:
     """Build a union of three sources with `rate` rows per second in total.
 
-    Output `merged` gives all rows unchanged. If `window_ms` is given, output `counts` of the same
-    path holds that many milliseconds of rows as state.
+    Output `merged` gives all rows unchanged, after a join that holds `join_rows` rows as its state
+    if that is given. If `window_ms` is given, output `counts` of the same path holds that many
+    milliseconds of rows as state.
     """
     net = hf.Network("failing", bucket=f"{BUCKET_MS}ms")
-    made = [Numbered(number, rate // 3) for number in (1, 2, 3)]
+    generators = [Numbered(number, rate // 3) for number in (1, 2, 3)]
     sources = [
         net.source(
             f"s{rows.source}", "ts timestamp, source int, n long", time="ts", feed=hf.Generate(rows)
         )
-        for rows in made
+        for rows in generators
     ]
     merged = net.union(*sources).filter("n >= 0")
-    net.output("merged", merged)
+    net.output("merged", joined(merged, rate, join_rows) if join_rows else merged)
     if window_ms is not None:
         window = merged.map("ts", key="n % 100").window(
             f"{window_ms}ms", slide=f"{min(window_ms, 1_000)}ms"
         )
         net.output("counts", window.group_by("key").agg(n=hf.count()))
     net.protect("main", wait_share=ALPHA, **protection)
-    return net, made
+    return net, generators
 
 
 # -- received rows --------------------------------------------------------------------------------
@@ -163,14 +171,16 @@ class Watch:
 
     def wait(self, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Wait until `test` holds. It is evaluated again after every delivery."""
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         with self._changed:
             # Empty buckets advance the position without a delivery, so the test is also polled.
             while not test():
                 if self.failure is not None:
                     raise self.failure
-                if time.monotonic() > until:
-                    raise HoldfastError(f"what was waited for did not come in {limit_s:.0f} s")
+                if time.monotonic() > deadline:
+                    raise HoldfastError(
+                        f"timed out after {limit_s:.0f} s waiting for the results of a client"
+                    )
                 self._changed.wait(0.05)
 
     def infos(self) -> list[BucketInfo]:
@@ -192,12 +202,14 @@ class Seen:
     """The rows of `merged` that a client received, as columns, in order of arrival."""
 
     def __init__(self, watch: Watch) -> None:
-        given = [(table, info) for table, info in list(watch.given) if table.num_rows]
-        counts = [table.num_rows for table, _ in given]
-        table = pa.concat_tables([table for table, _ in given])
+        deliveries = [(table, info) for table, info in list(watch.given) if table.num_rows]
+        counts = [table.num_rows for table, _ in deliveries]
+        table = pa.concat_tables([table for table, _ in deliveries])
         self.source, self.n = table["source"].to_numpy(), table["n"].to_numpy()
-        received_us = np.repeat([info.received_at_us for _, info in given], counts)
-        self.stable = np.repeat([info.stability is Stability.STABLE for _, info in given], counts)
+        received_us = np.repeat([info.received_at_us for _, info in deliveries], counts)
+        self.stable = np.repeat(
+            [info.stability is Stability.STABLE for _, info in deliveries], counts
+        )
         #: Positions of new rows: rows not delivered before, neither as stable nor as
         #: tentative.
         self.new = np.unique(4 * self.n + self.source, return_index=True)[1]
@@ -217,9 +229,11 @@ class Seen:
         for rows in made:
             assert rows.since is not None
             due = np.arange(max(rows.since, rows.due(since_us)), rows.due(until_us))
-            mine = self.n[self.stable & (self.source == rows.source)]
-            mine = np.sort(mine[(mine >= rows.due(since_us)) & (mine < rows.due(until_us))])
-            if not np.array_equal(mine, due):
+            received = self.n[self.stable & (self.source == rows.source)]
+            received = np.sort(
+                received[(received >= rows.due(since_us)) & (received < rows.due(until_us))]
+            )
+            if not np.array_equal(received, due):
                 return False
         return True
 
@@ -256,7 +270,7 @@ class Failure:
 def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
     """Cut the stream for `seconds`, then wait for the correction and `AFTER_S` longer."""
     width_us, pause = run.network.width_us, threading.Event()
-    given = len(watch.given)
+    before = len(watch.given)
     cut_at = now_us()
     run.cut(CUT)
     pause.wait(seconds)
@@ -272,7 +286,7 @@ def fail(run: Breakable, watch: Watch, seconds: float) -> Failure:
         return client.position > healed_at // width_us
 
     watch.wait(over)
-    infos = [info for _, info in watch.given[given:]]
+    infos = [info for _, info in watch.given[before:]]
     done = [info.received_at_us for info in infos if info.rec_done]
     in_time = [
         info.received_at_us
@@ -295,7 +309,7 @@ def failures(
     said: Callable[[Failure], None] = lambda failure: None,
 ) -> tuple[list[Failure], Seen]:  # fmt: skip
     """Inject failures one after the other in one run, and return what the client received."""
-    found: list[Failure] = []
+    measured: list[Failure] = []
     run = Breakable(network, options=hf.Options(archive=False))
     with run, ExitStack() as stack:
         watches = {
@@ -306,7 +320,7 @@ def failures(
         watch.wait(lambda: watch.client.position is not None)
         threading.Event().wait(warm_s)
         for failure_s in seconds:
-            found.append(fail(run, watch, failure_s))
-            said(found[-1])
+            measured.append(fail(run, watch, failure_s))
+            said(measured[-1])
         seen = Seen(watch)
-    return found, seen
+    return measured, seen

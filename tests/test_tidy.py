@@ -71,7 +71,7 @@ ENTRY_POINTS = {
 #: Justified exceptions, with the reason.
 ALLOWED = {
     "tests/processes/cluster_main.py: main sleeps": "polls threads and failures, with a limit",
-    "tests/processes/test_cluster.py: said sleeps": "polls the log of a Spark master, with a limit",
+    "tests/processes/test_cluster.py: logged sleeps": "polls a log, with a limit",
     "tests/processes/test_commands.py: test_run_status_tail_restart_and_audit sleeps": "polls "
     "another process, with a limit",
     "tests/cluster/test_supervisor.py: until sleeps": "polls another process, with a limit",

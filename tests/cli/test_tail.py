@@ -17,7 +17,7 @@ from holdfast.storage import Log
 from holdfast.streams.calls import GetProducers, Locate, Location, Producers
 from holdfast.streams.serving import Service
 from holdfast.transport.flight import FlightServer
-from tests.transport.test_contract import SCHEMA, correct, guess, put
+from tests.transport.test_contract import SCHEMA, correct, put, write_tentative
 
 LIMIT_S = 20.0
 
@@ -147,11 +147,11 @@ def test_tail_shows_a_tentative_bucket_once_and_again_when_it_is_corrected(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
-    guess(producer.log, 1, 2, 1, 2)
+    write_tentative(producer.log, 1, 2, 1, 2)
     tailing = Tailing(producer, monkeypatch, buckets=5)
     tailing.out.shows(2)
     correct(producer.log, 1)
-    guess(producer.log, 3, 3, 3)
+    write_tentative(producer.log, 3, 3, 3)
     tailing.ends()
     firsts = [" ".join(line.split()[:2]) for line in tailing.out.getvalue().splitlines()
               if line.endswith("value=0")]  # fmt: skip
@@ -162,7 +162,7 @@ def test_tail_shows_that_a_tentative_bucket_is_empty_after_its_correction(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(producer.log, 0)
-    guess(producer.log, 1, 2, 1, 2)
+    write_tentative(producer.log, 1, 2, 1, 2)
     tailing = Tailing(producer, monkeypatch, buckets=5)
     tailing.out.shows(2)
     correct(producer.log, 1, 2)  # bucket 1 has no rows

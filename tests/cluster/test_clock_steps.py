@@ -77,7 +77,7 @@ def test_a_host_that_hangs_during_a_clock_step_is_declared_dead_after_silence(
         if machine.now_us < hung_us:
             pair.heartbeat("a")
         pair.heartbeat("b")
-        if pair.controller.standings()["a"].gone:
+        if pair.controller.statuses()["a"].gone:
             dead_us.append(machine.now_us)
         if dead_us or machine.now_us > began_us + 60 * S:
             machine.set()
@@ -85,7 +85,7 @@ def test_a_host_that_hangs_during_a_clock_step_is_declared_dead_after_silence(
     machine.each = each
     pair.controller_service.judge(machine, EVERY_S)
     assert dead_us and dead_us[0] - hung_us <= SILENCE_US + 3 * 1e6 * EVERY_S
-    assert pair.controller.standings()["b"].lives
+    assert pair.controller.statuses()["b"].lives
 
 
 def test_clock_steps_never_cause_a_declaration_of_death(tmp_path: Path, machine: Machine) -> None:
@@ -100,7 +100,7 @@ def test_clock_steps_never_cause_a_declaration_of_death(tmp_path: Path, machine:
             pair.heartbeat("b")
         machine.wall_us += {0: HOUR_US, 1: -HOUR_US, 2: 900_000}.get(rounds % 7, 0)
         if rounds > 5:
-            assert all(standing.lives for standing in pair.controller.standings().values()), rounds
+            assert all(standing.lives for standing in pair.controller.statuses().values()), rounds
         if rounds > 500:
             machine.set()
 

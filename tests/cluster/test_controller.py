@@ -126,10 +126,10 @@ def test_a_restarted_controller_restores_dead_nodes_and_placements_from_its_log(
     story: Story,
 ) -> None:
     lose(story, "host-2")
-    before = story.controller.standings()
+    before = story.controller.statuses()
     story.restart(400)
     assert story.controller.assigned("host-3") == ["a.1", "a.0@2"]
-    assert story.controller.standings() == before
+    assert story.controller.statuses() == before
     assert story.controller.judge(450) == NOTHING, "no heartbeat has arrived since the restart"
 
 

@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def chief(log: Log) -> InProcess:
-    service = Service(readers={"out": {"r", "b"}, "inner": {"a"}})
+    service = Service(consumers={"out": {"r", "b"}, "inner": {"a"}})
     ControllerService(Controller(log, PARTNERS, 0, LAYOUT), service, ["out"])
     return InProcess(service)
 
@@ -39,8 +39,8 @@ def test_a_host_gets_an_epoch_and_its_nodes_and_registers(chief: InProcess) -> N
     node = Instance("a", "127.0.0.1:1", chief.call(NextEpoch("a", at_least=7)).epoch)
     registration = chief.call(Register("host-1", epoch, (node,)))
     assert (registration.current, registration.refused, registration.assigned) == (True, (), ("a",))
-    assert registration.readers == {"out": ("b", "r")}
-    assert registration.standings["a"].epoch == 7
+    assert registration.consumers == {"out": ("b", "r")}
+    assert registration.statuses["a"].epoch == 7
     newer = chief.call(NextEpoch("process.host-1")).epoch
     assert chief.call(Register("host-1", newer, ())).current
     assert not chief.call(Register("host-1", epoch, (node,))).current

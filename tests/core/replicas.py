@@ -29,7 +29,7 @@ from holdfast.core.progress_events import (
     Wake,
 )
 from holdfast.types import OutputState
-from tests.core.transcripts import done, guessed, plan_of, stable
+from tests.core.transcripts import done, plan_of, stable, tentative_done
 
 MS = 1_000
 #: How long a bucket may be held (X in Borealis). A bucket arrives every 100 ms.
@@ -161,7 +161,7 @@ class Replicas:
         if not replica.full:
             self._give(replica, run)
         hi = None if replica.full else run.hi
-        self.tell(replica, guessed(self.now, hi, run.line))
+        self.tell(replica, tentative_done(self.now, hi, run.line))
 
     def _give(self, replica: Replica, run: Run | RunTentative) -> None:
         if not (replica.dead or replica.hung):

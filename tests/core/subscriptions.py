@@ -33,12 +33,16 @@ class Consumer:
         self,
         at: int | None = 10,
         replicas: Sequence[str] = REPLICAS,
-        home: str | None = None,
+        local_replica: str | None = None,
         tolerance_buckets: int = 0,
         tentative: bool = True,
     ) -> None:
         self.machine = Subscription(
-            tuple(replicas), at, tentative, home=home, tolerance_buckets=tolerance_buckets
+            tuple(replicas),
+            at,
+            tentative,
+            local_replica=local_replica,
+            tolerance_buckets=tolerance_buckets,
         )
         #: Open connections: the replica, and whether it is read only for corrections.
         self.open: dict[int, tuple[str, bool]] = {}

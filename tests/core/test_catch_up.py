@@ -67,7 +67,7 @@ def copy(own: OwnPath = OWN, producers: Sequence[str] = ("m",)) -> CatchUp:
     return CatchUp("a", ("a@2",), {"s": tuple(producers)}, {"out": own})
 
 
-def said(machine: CatchUp, *events: Event) -> list[Action]:
+def handle(machine: CatchUp, *events: Event) -> list[Action]:
     """Actions of the last event."""
     actions: list[Action] = []
     for event in events:

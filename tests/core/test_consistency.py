@@ -50,11 +50,11 @@ from tests.core.transcripts import (
     came,
     done,
     failed,
-    guess,
-    guessed,
+    handle,
     plan_of,
-    said,
     stable,
+    tentative_done,
+    tentative_run,
 )
 
 # -- section 3.3: upstream failure ----------------------------------------------------------------
@@ -65,9 +65,9 @@ def test_3_3_a_path_blocks_until_a_bucket_has_been_held_for_max_delay(
     policy: Policy,
 ) -> None:
     core = stable(plan_of(policy))
-    assert said(core, came(100, "s1", 5)) == [Wake(1_100)]
-    assert said(core, Tick(1_099)) == [Wake(1_100)]
-    assert said(core, Tick(1_100)) == [
+    assert handle(core, came(100, "s1", 5)) == [Wake(1_100)]
+    assert handle(core, Tick(1_099)) == [Wake(1_100)]
+    assert handle(core, Tick(1_100)) == [
         UP_FAILURE,
         Enter("p", line=1, forget=False),
         RunTentative("p", 1, 5, 5, outputs=(("out", 5),), missing=("s2",), partial=HALF),
@@ -76,57 +76,59 @@ def test_3_3_a_path_blocks_until_a_bucket_has_been_held_for_max_delay(
 
 def test_3_3_a_failure_shorter_than_max_delay_has_no_effect() -> None:
     core = stable(plan_of(PROCESS))
-    said(core, came(100, "s1", 5))
-    assert said(core, came(1_099, "s2", 5)) == [Run("p", 5, 5, spent_us=999)]
-    assert said(core, done(1_150, 5)) == []
-    assert said(core, Tick(1_200)) == []
+    handle(core, came(100, "s1", 5))
+    assert handle(core, came(1_099, "s2", 5)) == [Run("p", 5, 5, spent_us=999)]
+    assert handle(core, done(1_150, 5)) == []
+    assert handle(core, Tick(1_200)) == []
     assert core.paths["p"].consistency.line == 0
 
 
 def test_a_path_with_policy_block_waits_forever() -> None:
     core = stable(plan_of(Policy()))
-    assert said(core, came(100, "s1", 5)) == []
-    assert said(core, Tick(10**12)) == []
+    assert handle(core, came(100, "s1", 5)) == []
+    assert handle(core, Tick(10**12)) == []
 
 
 def test_3_3_delay_holds_every_bucket_until_its_deadline() -> None:
     core = stable(plan_of(DELAY))
-    assert said(core, came(100, "s1", 5), came(200, "s1", 6)) == []  # the first wake-up is earlier
-    said(core, Tick(1_100))
-    assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
-    assert said(core, Tick(1_200)) == [guess(6, 6)]
-    assert said(core, guessed(1_210, 6)) == []
-    assert said(core, came(1_300, "s1", 7)) == [Wake(2_300)]
+    assert (
+        handle(core, came(100, "s1", 5), came(200, "s1", 6)) == []
+    )  # the first wake-up is earlier
+    handle(core, Tick(1_100))
+    assert handle(core, tentative_done(1_110, 5)) == [Wake(1_200)]
+    assert handle(core, Tick(1_200)) == [tentative_run(6, 6)]
+    assert handle(core, tentative_done(1_210, 6)) == []
+    assert handle(core, came(1_300, "s1", 7)) == [Wake(2_300)]
 
 
 def test_3_3_process_holds_only_the_first_buckets_of_a_failure() -> None:
     core = stable(plan_of(PROCESS))
-    said(core, came(100, "s1", 5), came(200, "s1", 6), Tick(1_100))
-    assert said(core, guessed(1_110, 5)) == [
-        guess(6, 6),
+    handle(core, came(100, "s1", 5), came(200, "s1", 6), Tick(1_100))
+    assert handle(core, tentative_done(1_110, 5)) == [
+        tentative_run(6, 6),
     ]
-    said(core, guessed(1_120, 6))
-    assert said(core, came(1_300, "s1", 7)) == [
-        guess(7, 7),
+    handle(core, tentative_done(1_120, 6))
+    assert handle(core, came(1_300, "s1", 7)) == [
+        tentative_run(7, 7),
     ]
 
 
 def test_3_3_process_waits_again_for_an_input_that_returned() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 6), guessed(1_210, 6))
+    handle(core, came(1_200, "s1", 6), tentative_done(1_210, 6))
     # s2 has caught up with the line as tentative: the failure continues, but s2 is not missing.
-    said(core, BoundaryArrived(1_300, "s2", 4, tentative_upto=6, lacked=("x",)))
-    assert said(core, came(1_400, "s1", 7)) == [Wake(2_400)]
-    assert said(core, BoundaryArrived(1_500, "s2", 4, tentative_upto=7, lacked=("x",))) == [
-        guess(7, 7, missing=("s2", "x")),
+    handle(core, BoundaryArrived(1_300, "s2", 4, tentative_upto=6, missing=("x",)))
+    assert handle(core, came(1_400, "s1", 7)) == [Wake(2_400)]
+    assert handle(core, BoundaryArrived(1_500, "s2", 4, tentative_upto=7, missing=("x",))) == [
+        tentative_run(7, 7, missing=("s2", "x")),
     ]
 
 
 def test_3_3_a_tentative_input_bucket_was_held_upstream_and_is_held_for_less() -> None:
     core = stable(plan_of(DELAY))
-    tentative = BoundaryArrived(100, "s1", 4, tentative_upto=5, lacked=("far",))
-    assert said(core, tentative) == [Wake(400)]
-    assert said(core, Tick(400))[-1] == guess(
+    tentative = BoundaryArrived(100, "s1", 4, tentative_upto=5, missing=("far",))
+    assert handle(core, tentative) == [Wake(400)]
+    assert handle(core, Tick(400))[-1] == tentative_run(
         5, 5, missing=("s2", "far"), partial=Partial(0.5, 0.5)
     )
 
@@ -156,24 +158,24 @@ def test_results_from_windows_or_state_with_partial_buckets_list_the_missing_inp
     """s2 is missing in buckets 5 and 6. Windows reach 3 buckets back; state may hold any bucket."""
     plan = plan_of(replace(PROCESS, while_correcting="process"), convergent=convergent)
     core = stable(plan, group_buckets_max=1)
-    said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
-    said(core, guessed(1_110, 5), guessed(1_120, 6))
-    assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
+    assert handle(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
     for bucket in range(7, 12):
-        said(core, came(1_300, "s1", bucket))
+        handle(core, came(1_300, "s1", bucket))
         held = not convergent or bucket <= 9
         label = (("s2",), Partial(0.5, 0.5)) if held else ((), WHOLE)
-        (run,) = said(core, came(1_300, "s2", bucket))
+        (run,) = handle(core, came(1_300, "s2", bucket))
         assert isinstance(run, RunTentative) and (run.missing, run.partial) == label
-        said(core, guessed(1_310, bucket))
+        handle(core, tentative_done(1_310, bucket))
 
 
 def test_missing_inputs_of_all_upstream_nodes_are_listed_once() -> None:
     trees: Mapping[str, Tree] = {"out": AnyOf(("s1", "s2", "s3"))}
     core = stable(plan_of(DELAY, trees, "s1", "s2", "s3"))
-    said(core, BoundaryArrived(100, "s3", 4, tentative_upto=5, lacked=("s2", "far")))
-    said(core, BoundaryArrived(100, "s1", 4, tentative_upto=5, lacked=("far", "farther")))
-    assert said(core, Tick(400))[-1] == guess(
+    handle(core, BoundaryArrived(100, "s3", 4, tentative_upto=5, missing=("s2", "far")))
+    handle(core, BoundaryArrived(100, "s1", 4, tentative_upto=5, missing=("far", "farther")))
+    assert handle(core, Tick(400))[-1] == tentative_run(
         5, 5, missing=("s2", "far", "farther"), partial=Partial(0.6667, 0.6667)
     )
 
@@ -181,12 +183,14 @@ def test_missing_inputs_of_all_upstream_nodes_are_listed_once() -> None:
 def test_complete_buckets_run_before_tentative_ones() -> None:
     """A complete bucket runs as stable even if the deadline of another bucket has expired."""
     core = stable(plan_of(DELAY))
-    assert said(core, came(100, "s1", 6), came(1_100, "s2", 5)) == [Run("p", 5, 5, spent_us=1_000)]
-    assert said(core, Tick(1_150)) == []
-    assert said(core, done(1_200, 5)) == [
+    assert handle(core, came(100, "s1", 6), came(1_100, "s2", 5)) == [
+        Run("p", 5, 5, spent_us=1_000)
+    ]
+    assert handle(core, Tick(1_150)) == []
+    assert handle(core, done(1_200, 5)) == [
         UP_FAILURE,
         Enter("p", 1, False),
-        guess(6, 6),
+        tentative_run(6, 6),
     ]
 
 
@@ -195,46 +199,46 @@ def test_a_stable_line_that_is_never_idle_does_not_prevent_a_tentative_line() ->
     complete. Buckets whose deadline had expired when a step started get a tentative result before
     the next step."""
     core = stable(plan_of(DELAY))
-    said(core, came(100, "s1", 8), came(1_100, "s2", 5), came(1_150, "s2", 6))
-    assert said(core, done(1_200, 5)) == [
-        UP_FAILURE, Enter("p", 1, False), guess(6, 8), Run("p", 6, 6, spent_us=50),
+    handle(core, came(100, "s1", 8), came(1_100, "s2", 5), came(1_150, "s2", 6))
+    assert handle(core, done(1_200, 5)) == [
+        UP_FAILURE, Enter("p", 1, False), tentative_run(6, 8), Run("p", 6, 6, spent_us=50),
     ]  # fmt: skip
 
 
 def test_a_path_whose_steps_take_as_long_as_a_bucket_becomes_stable() -> None:
     """Two steps ran all complete buckets; the waiting bucket arrived during the second step."""
     core = failed(PROCESS)
-    said(core, came(1_200, "s2", 5), came(1_250, "s1", 6), came(1_250, "s2", 6))
-    assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
-    said(core, came(1_350, "s1", 7), came(1_350, "s2", 7))
-    assert said(core, done(1_400, 6))[:2] == [STABLE, Run("p", 7, 7, spent_us=50)]
+    handle(core, came(1_200, "s2", 5), came(1_250, "s1", 6), came(1_250, "s2", 6))
+    assert handle(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
+    handle(core, came(1_350, "s1", 7), came(1_350, "s2", 7))
+    assert handle(core, done(1_400, 6))[:2] == [STABLE, Run("p", 7, 7, spent_us=50)]
 
 
 def test_a_path_is_not_stable_while_more_buckets_are_complete_than_one_step_may_run() -> None:
     core = failed(PROCESS, group_rows_max=1)
-    said(core, came(1_200, "s2", 5))
+    handle(core, came(1_200, "s2", 5))
     for stream in ("s1", "s2"):
         rows = tuple((bucket, 1) for bucket in range(6, 12))
-        said(core, BoundaryArrived(1_250, stream, 11, rows))
+        handle(core, BoundaryArrived(1_250, stream, 11, rows))
     for bucket in range(5, 11):
-        assert STABLE not in said(core, done(1_300 + bucket, bucket))
-    assert said(core, done(1_400, 11)) == [STABLE]
+        assert STABLE not in handle(core, done(1_300 + bucket, bucket))
+    assert handle(core, done(1_400, 11)) == [STABLE]
 
 
 def test_a_tentative_job_has_the_same_limits_as_a_stable_one() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
-    said(core, came(100, "s1", 9))
-    assert said(core, Tick(1_100))[-1] == guess(5, 6)
-    assert said(core, guessed(1_110, 6))[-1] == guess(7, 8)
+    handle(core, came(100, "s1", 9))
+    assert handle(core, Tick(1_100))[-1] == tentative_run(5, 6)
+    assert handle(core, tentative_done(1_110, 6))[-1] == tentative_run(7, 8)
 
 
 def test_property_1_the_last_buckets_of_an_ended_stream_are_given_in_time() -> None:
     core = stable(plan_of(DELAY))
-    said(core, came(100, "s1", 5), BoundaryArrived(200, "s1", 6, ended=True))
-    assert said(core, Tick(1_100))[-1] == guess(5, 5)
-    assert said(core, guessed(1_110, 5)) == [Wake(1_200)]
-    assert said(core, Tick(1_200)) == [guess(6, 6)]
-    assert said(core, guessed(1_210, 6), Tick(9_999)) == []  # the stream has ended
+    handle(core, came(100, "s1", 5), BoundaryArrived(200, "s1", 6, ended=True))
+    assert handle(core, Tick(1_100))[-1] == tentative_run(5, 5)
+    assert handle(core, tentative_done(1_110, 5)) == [Wake(1_200)]
+    assert handle(core, Tick(1_200)) == [tentative_run(6, 6)]
+    assert handle(core, tentative_done(1_210, 6), Tick(9_999)) == []  # the stream has ended
 
 
 # -- figure 6: trees ------------------------------------------------------------------------------
@@ -242,9 +246,9 @@ def test_property_1_the_last_buckets_of_an_ended_stream_are_given_in_time() -> N
 
 def test_3_5_a_blocking_tree_gives_no_tentative_results() -> None:
     core = stable(plan_of(PROCESS, {"out": AllOf(("s1", "s2"))}))
-    assert said(core, came(100, "s1", 5)) == [Wake(1_100)]
-    assert said(core, Tick(1_100)) == []
-    assert said(core, came(1_200, "s2", 5))[0] == Run("p", 5, 5)
+    assert handle(core, came(100, "s1", 5)) == [Wake(1_100)]
+    assert handle(core, Tick(1_100)) == []
+    assert handle(core, came(1_200, "s2", 5))[0] == Run("p", 5, 5)
 
 
 TWO_OF_THREE = Partial(0.6667, 1.0)
@@ -256,8 +260,8 @@ FIGURE_6: Mapping[str, Tree] = {
 
 def test_3_5_figure_6_without_one_input_of_the_union_both_outputs_continue() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
-    said(core, came(100, "s2", 5), came(100, "s3", 5))
-    assert said(core, Tick(1_100))[-1] == RunTentative(
+    handle(core, came(100, "s2", 5), came(100, "s3", 5))
+    assert handle(core, Tick(1_100))[-1] == RunTentative(
         "p", 1, 5, 5, (("joined", 5), ("sums", 5)), ("s1",), TWO_OF_THREE
     )
 
@@ -265,16 +269,16 @@ def test_3_5_figure_6_without_one_input_of_the_union_both_outputs_continue() -> 
 def test_3_5_figure_6_without_the_other_side_of_the_join_only_the_union_continues() -> None:
     """The blocked output stays at bucket 4."""
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
-    said(core, came(100, "s1", 5), came(100, "s2", 5))
-    assert said(core, Tick(1_100))[-1] == RunTentative(
+    handle(core, came(100, "s1", 5), came(100, "s2", 5))
+    assert handle(core, Tick(1_100))[-1] == RunTentative(
         "p", 1, 5, 5, (("joined", 4), ("sums", 5)), ("s3",), TWO_OF_THREE
     )
 
 
 def test_3_5_an_output_continues_as_far_as_its_own_tree_allows() -> None:
     core = stable(plan_of(PROCESS, FIGURE_6, "s1", "s2", "s3"))
-    said(core, came(100, "s1", 7), came(100, "s3", 6))
-    assert said(core, Tick(1_100))[-1] == RunTentative(
+    handle(core, came(100, "s1", 7), came(100, "s3", 6))
+    assert handle(core, Tick(1_100))[-1] == RunTentative(
         "p", 1, 5, 7, (("joined", 6), ("sums", 7)), ("s2", "s3"), Partial(0.3333, 1.0)
     )
 
@@ -284,11 +288,11 @@ def test_3_3_outputs_that_do_not_depend_on_the_missing_input_stay_stable() -> No
     trees: Mapping[str, Tree] = {"other": "s1"}
     other = PathPlan("q", ("s1",), ("other",), True, 3, DELAY, trees)
     core = stable(plan_of(DELAY), other)
-    assert said(core, came(100, "s1", 5))[:2] == [Wake(1_100), Run("q", 5, 5)]
-    assert said(core, Tick(1_100))[:1] == [UP_FAILURE]
-    assert said(core, done(1_150, 5, "q")) == []
+    assert handle(core, came(100, "s1", 5))[:2] == [Wake(1_100), Run("q", 5, 5)]
+    assert handle(core, Tick(1_100))[:1] == [UP_FAILURE]
+    assert handle(core, done(1_150, 5, "q")) == []
     assert core.paths["q"].consistency.state is OutputState.STABLE
-    assert said(core, came(1_200, "s1", 6))[0] == Run("q", 6, 6)
+    assert handle(core, came(1_200, "s1", 6))[0] == Run("q", 6, 6)
 
 
 # -- section 3.4: stabilization -------------------------------------------------------------------
@@ -297,91 +301,97 @@ def test_3_3_outputs_that_do_not_depend_on_the_missing_input_stay_stable() -> No
 def test_3_4_stabilization_starts_when_every_tentative_bucket_can_be_corrected() -> None:
     """Until then the stable line runs complete buckets, and the state is UP_FAILURE."""
     core = failed(PROCESS)
-    said(core, came(1_150, "s1", 6), guessed(1_160, 6))
-    assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5)]
-    assert said(core, came(1_300, "s2", 6)) == []
-    assert said(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
-    assert said(core, done(1_320, 6)) == [Leave("p"), STABLE]
+    handle(core, came(1_150, "s1", 6), tentative_done(1_160, 6))
+    assert handle(core, came(1_200, "s2", 5)) == [Run("p", 5, 5)]
+    assert handle(core, came(1_300, "s2", 6)) == []
+    assert handle(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
+    assert handle(core, done(1_320, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_4_the_buckets_of_a_tentative_run_in_progress_are_corrected_too() -> None:
     core = failed(PROCESS)
-    assert said(core, came(1_150, "s1", 6)) == [guess(6, 6)]
-    assert said(core, came(1_200, "s2", 5)) == [Run("p", 5, 5, spent_us=50)]
-    assert said(core, came(1_300, "s2", 6), guessed(1_305, 6)) == []
-    assert said(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
+    assert handle(core, came(1_150, "s1", 6)) == [tentative_run(6, 6)]
+    assert handle(core, came(1_200, "s2", 5)) == [Run("p", 5, 5, spent_us=50)]
+    assert handle(core, came(1_300, "s2", 6), tentative_done(1_305, 6)) == []
+    assert handle(core, done(1_310, 5)) == [STABILIZATION, Run("p", 6, 6)]
 
 
 def test_3_4_tentative_input_never_starts_a_correction() -> None:
     core = failed(PROCESS)
-    assert said(core, BoundaryArrived(1_200, "s2", 4, tentative_upto=5, lacked=("far",))) == []
+    assert handle(core, BoundaryArrived(1_200, "s2", 4, tentative_upto=5, missing=("far",))) == []
 
 
 def test_3_4_2_stabilization_ends_with_rec_done_when_the_path_has_caught_up() -> None:
     core = failed(PROCESS)
-    assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
-    assert said(core, done(1_300, 5)) == [Leave("p"), STABLE]
-    assert said(core, Tick(9_999)) == []
+    assert handle(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
+    assert handle(core, done(1_300, 5)) == [Leave("p"), STABLE]
+    assert handle(core, Tick(9_999)) == []
 
 
 def test_3_4_2_a_long_correction_runs_in_groups_and_drops_the_tentative_line_at_its_end() -> None:
     core = stable(plan_of(DELAY), group_buckets_max=2)
     rows = tuple((bucket, 1) for bucket in range(5, 9))
-    said(core, BoundaryArrived(100, "s1", 8, rows), Tick(1_100), guessed(1_110, 6))
-    said(core, guessed(1_120, 8))
-    assert said(core, came(1_200, "s2", 8)) == [STABILIZATION, Run("p", 5, 6)]
-    assert said(core, done(1_300, 6)) == [Run("p", 7, 8, spent_us=100)]
-    assert said(core, done(1_400, 8)) == [Leave("p"), STABLE]
+    handle(core, BoundaryArrived(100, "s1", 8, rows), Tick(1_100), tentative_done(1_110, 6))
+    handle(core, tentative_done(1_120, 8))
+    assert handle(core, came(1_200, "s2", 8)) == [STABILIZATION, Run("p", 5, 6)]
+    assert handle(core, done(1_300, 6)) == [Run("p", 7, 8, spent_us=100)]
+    assert handle(core, done(1_400, 8)) == [Leave("p"), STABLE]
 
 
 def test_after_rec_done_a_path_is_stable_once_no_complete_bucket_waits() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s2", 5))
-    assert said(core, came(1_250, "s1", 6), came(1_250, "s2", 6)) == []
-    assert said(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
-    assert said(core, done(1_400, 6)) == [STABLE]
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, came(1_250, "s1", 6), came(1_250, "s2", 6)) == []
+    assert handle(core, done(1_300, 5)) == [Leave("p"), Run("p", 6, 6, spent_us=50)]
+    assert handle(core, done(1_400, 6)) == [STABLE]
 
 
 def test_3_4_3_suspend_gives_no_new_results_during_the_correction() -> None:
     core = failed(replace(PROCESS, while_correcting="suspend"))
-    said(core, came(1_200, "s2", 5))
-    assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6), Tick(9_999)) == []
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, came(1_300, "s1", 6), came(1_300, "s2", 6), Tick(9_999)) == []
 
 
 def test_3_4_3_delay_gives_a_new_bucket_at_its_deadline_during_the_correction() -> None:
     core = failed(replace(PROCESS, while_correcting="delay"))
-    said(core, came(1_200, "s2", 5))
-    assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
-    assert said(core, Tick(2_299)) == [Wake(2_300)]
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
+    assert handle(core, Tick(2_299)) == [Wake(2_300)]
     # The bucket is complete, but its result is tentative: it depends on tentative state.
-    assert said(core, Tick(2_300)) == [guess(6, 6)]
+    assert handle(core, Tick(2_300)) == [tentative_run(6, 6)]
 
 
 def test_3_4_3_process_gives_new_buckets_at_once_during_the_correction() -> None:
     plan = plan_of(replace(PROCESS, while_correcting="process"))
     core = stable(plan, group_buckets_max=1)
-    said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
-    said(core, guessed(1_110, 5), guessed(1_120, 6))
-    assert said(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
-    said(core, came(1_300, "s1", 7))
-    assert said(core, came(1_300, "s2", 7)) == [guess(7, 7, partial=Partial(0.5, 0.5))]
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
+    assert handle(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
+    handle(core, came(1_300, "s1", 7))
+    assert handle(core, came(1_300, "s2", 7)) == [tentative_run(7, 7, partial=Partial(0.5, 0.5))]
 
 
 def test_3_4_3_a_bucket_next_to_the_correction_waits_for_it_for_at_most_max_delay() -> None:
     core = failed(replace(PROCESS, while_correcting="process"))
-    said(core, came(1_200, "s2", 5))  # Run 5..5 is in progress, and 5 is the only bucket to correct
-    assert said(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
-    assert said(core, Tick(2_300)) == [guess(6, 6)]
-    assert said(core, guessed(2_310, 6)) == []
-    assert said(core, done(2_400, 5)) == [Run("p", 6, 6)]
-    assert said(core, done(2_500, 6)) == [Leave("p"), STABLE]
+    handle(
+        core, came(1_200, "s2", 5)
+    )  # Run 5..5 is in progress, and 5 is the only bucket to correct
+    assert handle(core, came(1_300, "s1", 6), came(1_300, "s2", 6)) == []
+    assert handle(core, Tick(2_300)) == [tentative_run(6, 6)]
+    assert handle(core, tentative_done(2_310, 6)) == []
+    assert handle(core, done(2_400, 5)) == [Run("p", 6, 6)]
+    assert handle(core, done(2_500, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_5_a_new_failure_under_suspend_starts_a_new_line_after_max_delay() -> None:
     core = failed(replace(PROCESS, while_correcting="suspend"))
-    said(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
-    assert said(core, done(1_400, 5)) == [Leave("p"), STABLE, Wake(2_300)]
-    assert said(core, Tick(2_300)) == [UP_FAILURE, Enter("p", 2, False), guess(6, 6, line=2)]
+    handle(core, came(1_200, "s2", 5), came(1_300, "s1", 6))
+    assert handle(core, done(1_400, 5)) == [Leave("p"), STABLE, Wake(2_300)]
+    assert handle(core, Tick(2_300)) == [
+        UP_FAILURE,
+        Enter("p", 2, False),
+        tentative_run(6, 6, line=2),
+    ]
 
 
 # -- section 3.5: repeated failures ---------------------------------------------------------------
@@ -390,13 +400,13 @@ def test_3_5_a_new_failure_under_suspend_starts_a_new_line_after_max_delay() -> 
 def test_3_5_a_new_failure_during_stabilization_continues_the_tentative_line() -> None:
     """Its tentative results remain valid, and the line continues at its position."""
     core = failed(replace(PROCESS, while_correcting="process"))
-    said(core, came(1_200, "s2", 5))  # Run 5..5 is in progress when s2 fails again
-    said(core, came(1_300, "s1", 6))
-    assert said(core, Tick(2_300)) == [guess(6, 6)]
-    assert said(core, guessed(2_310, 6)) == []
-    assert said(core, done(2_400, 5)) == [UP_FAILURE]
-    assert said(core, came(2_500, "s2", 6)) == [STABILIZATION, Run("p", 6, 6)]
-    assert said(core, done(2_600, 6)) == [Leave("p"), STABLE]
+    handle(core, came(1_200, "s2", 5))  # Run 5..5 is in progress when s2 fails again
+    handle(core, came(1_300, "s1", 6))
+    assert handle(core, Tick(2_300)) == [tentative_run(6, 6)]
+    assert handle(core, tentative_done(2_310, 6)) == []
+    assert handle(core, done(2_400, 5)) == [UP_FAILURE]
+    assert handle(core, came(2_500, "s2", 6)) == [STABILIZATION, Run("p", 6, 6)]
+    assert handle(core, done(2_600, 6)) == [Leave("p"), STABLE]
 
 
 def test_3_5_with_an_input_that_fails_repeatedly_each_line_runs_a_bucket_once() -> None:
@@ -404,11 +414,11 @@ def test_3_5_with_an_input_that_fails_repeatedly_each_line_runs_a_bucket_once() 
     at = 1_200
     for bucket in range(6, 30):
         # s2 returns for the duration of the correction, and fails again.
-        actions += said(core, came(at, "s2", bucket - 1))
-        actions += said(core, came(at + 10, "s1", bucket))
+        actions += handle(core, came(at, "s2", bucket - 1))
+        actions += handle(core, came(at + 10, "s1", bucket))
         at += 1_100
-        actions += said(core, Tick(at - 90))
-        actions += said(core, guessed(at - 80, bucket), done(at - 70, bucket - 1))
+        actions += handle(core, Tick(at - 90))
+        actions += handle(core, tentative_done(at - 80, bucket), done(at - 70, bucket - 1))
     assert buckets(actions, Run) == list(range(5, 29))
     assert buckets(actions, RunTentative) == list(range(6, 30))
     assert not any(isinstance(action, Enter | Leave) for action in actions)
@@ -424,49 +434,59 @@ def buckets(actions: list[Action], kind: type[Run] | type[RunTentative]) -> list
 def test_the_stable_line_continues_while_inputs_are_missing() -> None:
     """Consumers get each correction as soon as it is possible, not at the end of the failure."""
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 9), guessed(1_210, 9))
+    handle(core, came(1_200, "s1", 9), tentative_done(1_210, 9))
     for bucket in range(5, 9):
-        assert said(core, came(1_300, "s2", bucket)) == [Run("p", bucket, bucket)]
-        assert said(core, done(1_400, bucket)) == []
+        assert handle(core, came(1_300, "s2", bucket)) == [Run("p", bucket, bucket)]
+        assert handle(core, done(1_400, bucket)) == []
         assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
-    assert said(core, came(1_500, "s2", 9)) == [STABILIZATION, Run("p", 9, 9)]
+    assert handle(core, came(1_500, "s2", 9)) == [STABILIZATION, Run("p", 9, 9)]
 
 
 def test_the_tentative_line_restarts_once_it_repeats_no_more_than_was_corrected() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 9), guessed(1_210, 9))  # five buckets after 4
-    said(core, came(1_300, "s2", 6), done(1_310, 6))  # 2 corrected, 3 to repeat
-    assert said(core, came(1_320, "s1", 10)) == [guess(10, 10)]
-    said(core, guessed(1_330, 10), came(1_400, "s2", 7), done(1_410, 7))
+    handle(core, came(1_200, "s1", 9), tentative_done(1_210, 9))  # five buckets after 4
+    handle(core, came(1_300, "s2", 6), done(1_310, 6))  # 2 corrected, 3 to repeat
+    assert handle(core, came(1_320, "s1", 10)) == [tentative_run(10, 10)]
+    handle(core, tentative_done(1_330, 10), came(1_400, "s2", 7), done(1_410, 7))
     # 3 corrected, 3 to repeat: line 2 starts after bucket 7, repeats 8 to 10, continues with 11.
-    assert said(core, came(1_420, "s1", 11)) == [Enter("p", 2, False), guess(8, 11, line=2)]
-    said(core, guessed(1_430, 11, line=2), came(1_500, "s2", 8), done(1_510, 8))
-    assert said(core, came(1_520, "s1", 12)) == [guess(12, 12, line=2)], "1 corrected, 3 to repeat"
+    assert handle(core, came(1_420, "s1", 11)) == [
+        Enter("p", 2, False),
+        tentative_run(8, 11, line=2),
+    ]
+    handle(core, tentative_done(1_430, 11, line=2), came(1_500, "s2", 8), done(1_510, 8))
+    assert handle(core, came(1_520, "s1", 12)) == [tentative_run(12, 12, line=2)], (
+        "1 corrected, 3 to repeat"
+    )
 
 
 def test_the_tentative_line_does_not_restart_without_a_new_bucket() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 6), guessed(1_210, 6))
-    assert said(core, came(1_300, "s2", 5), done(1_310, 5), Tick(1_320)) == []
+    handle(core, came(1_200, "s1", 6), tentative_done(1_210, 6))
+    assert handle(core, came(1_300, "s2", 5), done(1_310, 5), Tick(1_320)) == []
     assert core.paths["p"].consistency.line == 1
 
 
 def test_the_tentative_line_does_not_restart_while_a_stable_run_is_in_progress() -> None:
     core = failed(PROCESS)
-    said(core, came(1_200, "s1", 8), guessed(1_210, 8), came(1_300, "s2", 6), done(1_310, 6))
-    assert said(core, came(1_320, "s2", 7)) == [Run("p", 7, 7)]  # in progress
-    assert said(core, came(1_330, "s1", 9)) == [guess(9, 9)]
-    said(core, guessed(1_340, 9), done(1_350, 7))
-    assert said(core, came(1_360, "s1", 10)) == [Enter("p", 2, False), guess(8, 10, line=2)]
+    handle(
+        core, came(1_200, "s1", 8), tentative_done(1_210, 8), came(1_300, "s2", 6), done(1_310, 6)
+    )
+    assert handle(core, came(1_320, "s2", 7)) == [Run("p", 7, 7)]  # in progress
+    assert handle(core, came(1_330, "s1", 9)) == [tentative_run(9, 9)]
+    handle(core, tentative_done(1_340, 9), done(1_350, 7))
+    assert handle(core, came(1_360, "s1", 10)) == [
+        Enter("p", 2, False),
+        tentative_run(8, 10, line=2),
+    ]
 
 
 def test_the_tentative_line_does_not_restart_if_that_takes_more_than_one_job() -> None:
     core = failed(PROCESS, group_buckets_max=3)
-    said(core, came(1_200, "s1", 10))
+    handle(core, came(1_200, "s1", 10))
     for hi in (8, 10):
-        said(core, guessed(1_210, hi))
-    said(core, came(1_300, "s2", 7), done(1_310, 7))  # 3 corrected, 3 to repeat, 1 new
-    assert said(core, came(1_320, "s1", 11)) == [guess(11, 11)]
+        handle(core, tentative_done(1_210, hi))
+    handle(core, came(1_300, "s2", 7), done(1_310, 7))  # 3 corrected, 3 to repeat, 1 new
+    assert handle(core, came(1_320, "s1", 11)) == [tentative_run(11, 11)]
 
 
 @pytest.mark.parametrize("policy", [DELAY, PROCESS])
@@ -496,33 +516,33 @@ def test_with_an_input_that_is_always_late_a_bucket_has_at_most_two_tentative_ru
 
 def tell(core: Progress, event: BoundaryArrived | Tick) -> list[Action]:
     """Actions of the event and of the steps that follow; each step takes no time."""
-    actions = said(core, event)
+    actions = handle(core, event)
     for action in actions:
         if isinstance(action, Run):
-            actions += said(core, done(event.at, action.hi))
+            actions += handle(core, done(event.at, action.hi))
         elif isinstance(action, RunTentative):
-            actions += said(core, guessed(event.at, action.hi, action.line))
+            actions += handle(core, tentative_done(event.at, action.hi, action.line))
     return actions
 
 
 def test_the_result_of_a_dropped_tentative_line_is_ignored() -> None:
     core = failed(replace(PROCESS, while_correcting="delay"))
-    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
-    said(core, came(1_300, "s2", 6), done(1_310, 6))
+    handle(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
+    handle(core, came(1_300, "s2", 6), done(1_310, 6))
     consistency = core.paths["p"].consistency
     assert consistency.position is None, "the stable line has overtaken the tentative run"
-    assert said(core, guessed(1_320, 6)) == []
+    assert handle(core, tentative_done(1_320, 6)) == []
     assert consistency.position is None
 
 
 def test_a_tentative_step_that_is_ahead_of_the_stable_line_is_not_discarded() -> None:
     """Otherwise an input that is always late would discard every long tentative step."""
     core = failed(replace(PROCESS, while_correcting="delay"))
-    said(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
-    said(core, came(1_300, "s2", 5), done(1_310, 5))
+    handle(core, came(1_200, "s1", 6))  # the run of bucket 6 is in progress
+    handle(core, came(1_300, "s2", 5), done(1_310, 5))
     consistency = core.paths["p"].consistency
     assert (consistency.position, consistency.running_upto) == (5, 6)
-    said(core, guessed(1_320, 6))
+    handle(core, tentative_done(1_320, 6))
     assert consistency.position == 6 and consistency.line == 1
 
 
@@ -531,17 +551,17 @@ def test_a_tentative_step_that_is_ahead_of_the_stable_line_is_not_discarded() ->
 
 def test_a_failed_tentative_run_is_retried_after_a_pause_that_doubles() -> None:
     core, at = stable(plan_of(DELAY)), 1_100
-    said(core, came(100, "s1", 5), Tick(at))
+    handle(core, came(100, "s1", 5), Tick(at))
     for number in range(12):
         pause = min(RETRY_US << number, RETRY_US_MAX)
-        assert said(core, guessed(at, None)) == [Wake(at + pause)]
-        assert said(core, Tick(at + pause - 1)) == [Wake(at + pause)]
+        assert handle(core, tentative_done(at, None)) == [Wake(at + pause)]
+        assert handle(core, Tick(at + pause - 1)) == [Wake(at + pause)]
         at += pause
-        assert said(core, Tick(at)) == [guess(5, 5)]
+        assert handle(core, Tick(at)) == [tentative_run(5, 5)]
     assert pause == RETRY_US_MAX
-    said(core, guessed(at, 5), came(at, "s1", 6))  # a success resets the pause
-    assert said(core, Tick(at + 1_000)) == [guess(6, 6)]
-    assert said(core, guessed(at + 1_001, None)) == [Wake(at + 1_001 + RETRY_US)]
+    handle(core, tentative_done(at, 5), came(at, "s1", 6))  # a success resets the pause
+    assert handle(core, Tick(at + 1_000)) == [tentative_run(6, 6)]
+    assert handle(core, tentative_done(at + 1_001, None)) == [Wake(at + 1_001 + RETRY_US)]
 
 
 def test_failed_tentative_runs_never_stop_the_stable_line() -> None:
@@ -552,12 +572,12 @@ def test_failed_tentative_runs_never_stop_the_stable_line() -> None:
         events = [came(at, "s1", bucket), Tick(at + 100)]
         events += [came(at + 200, "s2", bucket - 15)] if bucket - 15 > 4 else []
         for event in events:
-            steps = said(core, event)
+            steps = handle(core, event)
             for action in steps:
                 if isinstance(action, Run):
-                    steps += said(core, done(event.at, action.hi))
+                    steps += handle(core, done(event.at, action.hi))
                 elif isinstance(action, RunTentative):
-                    steps += said(core, guessed(event.at, None, action.line))
+                    steps += handle(core, tentative_done(event.at, None, action.line))
             actions += steps
     assert buckets(actions, Run) == list(range(5, 985))
     attempts = [action for action in actions if isinstance(action, RunTentative)]
@@ -595,7 +615,7 @@ def test_figure_5_lists_the_legal_transitions() -> None:
 
 def test_the_error_of_an_illegal_transition_lists_the_preceding_events() -> None:
     core = stable(plan_of(DELAY))
-    said(core, came(100, "s1", 5))
+    handle(core, came(100, "s1", 5))
     core.paths["p"].consistency.state = OutputState.UP_FAILURE  # corrupted by the test
     with pytest.raises(ProtocolViolation) as caught:
         core.handle(Tick(1_100))
@@ -610,9 +630,9 @@ def test_the_error_of_an_illegal_transition_lists_the_preceding_events() -> None
 def test_a_protocol_violation_lists_only_recent_events() -> None:
     core = stable(plan_of(DELAY))
     for at in range(1_000):
-        said(core, Tick(at))
+        handle(core, Tick(at))
     with pytest.raises(ProtocolViolation) as caught:
-        said(core, done(1_000, 7))
+        handle(core, done(1_000, 7))
     assert len(str(caught.value).splitlines()) == 1 + 30 + 1
 
 
@@ -623,59 +643,59 @@ UNDO = replace(PROCESS, reconcile="undo")
 
 def test_3_4_1_undo_discards_the_state_and_rebuilds_it_from_the_inputs_it_depends_on() -> None:
     core = stable(plan_of(UNDO))
-    said(core, came(100, "s1", 5))
-    assert said(core, Tick(1_100))[:2] == [UP_FAILURE, Enter("p", 1, forget=True)]
-    said(core, guessed(1_110, 5))
+    handle(core, came(100, "s1", 5))
+    assert handle(core, Tick(1_100))[:2] == [UP_FAILURE, Enter("p", 1, forget=True)]
+    handle(core, tentative_done(1_110, 5))
     # Windows reach 3 buckets back: 2, 3 and 4 run again to rebuild the state; their results are
     # discarded.
-    assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 2, 5, rebuild_from=5)]
-    assert said(core, done(1_300, 5)) == [Leave("p"), STABLE]
+    assert handle(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 2, 5, rebuild_from=5)]
+    assert handle(core, done(1_300, 5)) == [Leave("p"), STABLE]
 
 
 def test_3_4_1_undo_rebuilds_from_no_earlier_than_the_start_of_the_stream() -> None:
     core = stable(replace(plan_of(UNDO), extent=100))
-    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
-    assert said(core, came(1_200, "s2", 5))[-1] == Run("p", 0, 5, rebuild_from=5)
+    handle(core, came(100, "s1", 5), Tick(1_100), tentative_done(1_110, 5))
+    assert handle(core, came(1_200, "s2", 5))[-1] == Run("p", 0, 5, rebuild_from=5)
 
 
 def test_3_4_1_undo_rebuilds_once_and_then_continues() -> None:
     core = stable(plan_of(UNDO), group_buckets_max=1)
-    said(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
-    said(core, guessed(1_110, 5), guessed(1_120, 6))
-    assert said(core, came(1_200, "s2", 6))[-1] == Run("p", 2, 5, rebuild_from=5)
-    assert said(core, done(1_300, 5)) == [Run("p", 6, 6, spent_us=100)]
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
+    assert handle(core, came(1_200, "s2", 6))[-1] == Run("p", 2, 5, rebuild_from=5)
+    assert handle(core, done(1_300, 5)) == [Run("p", 6, 6, spent_us=100)]
 
 
 def test_3_4_1_undo_rebuilds_for_at_least_piece_buckets_while_inputs_are_missing() -> None:
     """With an input that is always late, the state is not rebuilt for every bucket."""
     core = stable(plan_of(UNDO))
-    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
+    handle(core, came(100, "s1", 5), Tick(1_100), tentative_done(1_110, 5))
     last = 4 + PIECE_BUCKETS
     for bucket in range(6, last + 1):
-        said(core, came(2_000, "s1", bucket), guessed(2_000, bucket))
-        assert said(core, came(2_000, "s2", bucket - 1)) == []
-    said(core, came(2_000, "s1", last + 1), guessed(2_000, last + 1))
-    assert said(core, came(2_000, "s2", last)) == [Run("p", 2, last, rebuild_from=5)]
+        handle(core, came(2_000, "s1", bucket), tentative_done(2_000, bucket))
+        assert handle(core, came(2_000, "s2", bucket - 1)) == []
+    handle(core, came(2_000, "s1", last + 1), tentative_done(2_000, last + 1))
+    assert handle(core, came(2_000, "s2", last)) == [Run("p", 2, last, rebuild_from=5)]
     # From then on the state exists, and each bucket is corrected as soon as it is complete.
-    assert said(core, done(2_100, last)) == []
-    said(core, came(2_200, "s1", last + 2), guessed(2_200, last + 2))
-    assert said(core, came(2_200, "s2", last + 1)) == [Run("p", last + 1, last + 1)]
+    assert handle(core, done(2_100, last)) == []
+    handle(core, came(2_200, "s1", last + 2), tentative_done(2_200, last + 2))
+    assert handle(core, came(2_200, "s2", last + 1)) == [Run("p", last + 1, last + 1)]
 
 
 def test_3_4_1_undo_rebuilds_earlier_when_upstream_retains_fewer_buckets() -> None:
     core = stable(plan_of(UNDO), buffer_buckets=20)
     core.handle(Acknowledged(0, "out", 4, 4))
-    said(core, came(100, "s1", 20), Tick(1_100), guessed(1_110, 20))
-    assert said(core, came(1_200, "s2", 13)) == []
-    assert said(core, came(1_200, "s2", 14)) == [Run("p", 2, 14, rebuild_from=5)]
+    handle(core, came(100, "s1", 20), Tick(1_100), tentative_done(1_110, 20))
+    assert handle(core, came(1_200, "s2", 13)) == []
+    assert handle(core, came(1_200, "s2", 14)) == [Run("p", 2, 14, rebuild_from=5)]
 
 
 def test_3_4_1_undo_keeps_the_state_of_operators_that_are_not_convergent() -> None:
     core = stable(plan_of(UNDO, convergent=False))
-    said(core, came(100, "s1", 5))
-    assert said(core, Tick(1_100))[1] == Enter("p", 1, forget=False)
-    said(core, guessed(1_110, 5))
-    assert said(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
+    handle(core, came(100, "s1", 5))
+    assert handle(core, Tick(1_100))[1] == Enter("p", 1, forget=False)
+    handle(core, tentative_done(1_110, 5))
+    assert handle(core, came(1_200, "s2", 5)) == [STABILIZATION, Run("p", 5, 5)]
 
 
 def test_3_4_1_undo_retains_the_inputs_for_a_rebuild() -> None:
@@ -691,10 +711,10 @@ def test_3_4_1_undo_retains_the_inputs_for_a_rebuild() -> None:
 
 def test_streams_that_end_during_a_failure_are_corrected_before_the_path_ends() -> None:
     core = failed(PROCESS)
-    said(core, BoundaryArrived(1_200, "s1", 6, ended=True))
-    assert said(core, BoundaryArrived(1_300, "s2", 5, ended=True)) == [
+    handle(core, BoundaryArrived(1_200, "s1", 6, ended=True))
+    assert handle(core, BoundaryArrived(1_300, "s2", 5, ended=True)) == [
         STABILIZATION,
         Run("p", 5, 6, spent_us=100),
     ]
-    assert said(core, done(1_400, 6)) == [Leave("p"), End("p")]
-    assert said(core, Tick(9_999)) == []
+    assert handle(core, done(1_400, 6)) == [Leave("p"), End("p")]
+    assert handle(core, Tick(9_999)) == []

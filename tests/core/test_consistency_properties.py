@@ -70,12 +70,12 @@ class Shell:
     forgotten: bool = False
     run: Run | None = None
     #: Tentative runs in progress, also those of dropped lines.
-    guesses: list[RunTentative] = field(default_factory=list)
+    tentative_runs: list[RunTentative] = field(default_factory=list)
     #: Buckets that ran as stable, and for each output the buckets that were given as tentative.
     ran: list[int] = field(default_factory=list)
     published: dict[str, list[int]] = field(default_factory=dict)
     #: Number of successful tentative buckets, and number of buckets that restarts repeated.
-    guessed: int = 0
+    tentative_done: int = 0
     repeated: int = 0
     #: Corrections for which the peer was asked and that have not ended.
     asked: list[int] = field(default_factory=list)
@@ -131,8 +131,10 @@ class Shell:
                 assert action.lo <= action.hi <= self.newest
                 assert all(upto <= action.hi for _, upto in action.outputs)
                 assert 0.0 <= action.partial.inputs <= 1.0 and 0.0 <= action.partial.rows <= 1.0
-                assert not any(guess.line == self.line for guess in self.guesses)
-                self.guesses.append(action)
+                assert not any(
+                    run_tentative.line == self.line for run_tentative in self.tentative_runs
+                )
+                self.tentative_runs.append(action)
             case Leave():
                 assert self.tentative is not None and self.stable >= self.tentative
                 self.tentative, self.forgotten = None, False
@@ -145,13 +147,15 @@ class Shell:
                 assert action.at > self.now
                 self.wake_at.append(action.at)
             case End():
-                assert self.stable >= self.newest and not self.guesses_count()
+                assert self.stable >= self.newest and not self.tentative_count()
                 self.ended = True
             case _:
                 pass
 
-    def guesses_count(self) -> int:
-        return sum(run.line == self.line for run in self.guesses if self.tentative is not None)
+    def tentative_count(self) -> int:
+        return sum(
+            run.line == self.line for run in self.tentative_runs if self.tentative is not None
+        )
 
     # -- the words of a story -----------------------------------------------------------------
 
@@ -182,13 +186,13 @@ class Shell:
         """The input fails again before any bucket is corrected."""
         self.heal()
         self.fail(stream)
-        self.guess()
+        self.run_tentative()
 
     def late(self, stream: str) -> None:
         """Every input continues, and one of them is always behind."""
         for _ in range(5):
             self.fail(stream)
-            self.guess()
+            self.run_tentative()
             self.grow(stream, int(self.boundary.get(stream, 0) < self.newest - 2), 0)
             self.finish()
 
@@ -201,14 +205,14 @@ class Shell:
             self.stable = run.hi
             self.tell(StepDone(self.now, "p", run.hi, run.hi + 1, run.hi))
 
-    def guess(self, succeeds: bool = True) -> None:
-        if not self.guesses:
+    def run_tentative(self, succeeds: bool = True) -> None:
+        if not self.tentative_runs:
             return
-        run = self.guesses.pop(0)
+        run = self.tentative_runs.pop(0)
         current = run.line == self.line and self.tentative is not None
         if succeeds and current:
             self.tentative = run.hi
-            self.guessed += run.hi + 1 - run.lo
+            self.tentative_done += run.hi + 1 - run.lo
             self.publish(run)
         self.tell(TentativeDone(self.now, "p", run.line, run.hi if succeeds else None))
 
@@ -268,8 +272,8 @@ words = st.sampled_from(
         *[("heal",)] * 3,
         *[("wait", us) for us in (1, 200, 900, 1_500, 1_500, 600_000, 3_000_000)],
         *[("finish",)] * 4,
-        *[("guess", True)] * 4,
-        *[("guess", False)] * 2,
+        *[("run_tentative", True)] * 4,
+        *[("run_tentative", False)] * 2,
         *[("answer", answer) for answer in ("answering", "refused", "away")],
         *[("asked_by", peer, False) for peer in (PEER, "p.0")],
         ("asked_by", PEER, True),
@@ -344,14 +348,14 @@ def test_the_stable_line_never_goes_back_and_every_tentative_bucket_is_corrected
         shell.end()
     for _ in range(3 * shell.newest + 20):
         shell.answer("away")
-        shell.guess()
+        shell.run_tentative()
         shell.finish()
         shell.ack()
         shell.wait(600_000)
     assert (shell.stable, shell.tentative) == (shell.newest, None)
     assert shell.ended == ends
     assert shell.state is OutputState.STABLE or ends
-    assert not (shell.run or shell.guesses)
+    assert not (shell.run or shell.tentative_runs)
 
     assert shell.ran == list(range(first, shell.newest + 1)), "every bucket runs once, and in order"
     for buckets in shell.published.values():
@@ -364,9 +368,9 @@ class Prompt(Shell):
 
     def tell(self, event: Event) -> None:
         super().tell(event)
-        while self.run is not None or self.guesses:
+        while self.run is not None or self.tentative_runs:
             self.finish()
-            self.guess()
+            self.run_tentative()
 
     def given_upto(self) -> int:
         return max([self.stable, *(buckets[-1] for buckets in self.published.values() if buckets)])

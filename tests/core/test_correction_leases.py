@@ -44,11 +44,11 @@ from tests.core.transcripts import (
     came,
     done,
     failed,
-    guess,
-    guessed,
+    handle,
     plan_of,
-    said,
     stable,
+    tentative_done,
+    tentative_run,
 )
 
 WITH_PEER = replace(PROCESS, while_correcting="process", peers=("p.2",))
@@ -67,7 +67,7 @@ def asked(at: int, peer: str = "p.2", position: int = 4, ticket: int = 7, done: 
 
 
 def answer(core: Progress, event: Asked) -> Answer:
-    first, *_ = said(core, event)
+    first, *_ = handle(core, event)
     assert isinstance(first, Reply) and first.ticket == event.ticket
     return first.answer
 
@@ -78,16 +78,16 @@ def answer(core: Progress, event: Asked) -> Answer:
 def test_3_4_3_before_a_correction_a_replica_asks_a_peer_to_keep_giving_results() -> None:
     core = failed(WITH_PEER, me="p.1")
     ask = Ask("p", correction=1, position=4)
-    assert said(core, came(1_200, "s2", 5)) == [ask, Wake(1_200 + RENEW_US)]
-    assert said(core, Tick(1_250)) == [Wake(1_200 + RENEW_US)]  # asked once
-    assert said(core, answered(1_300, "answering"))[:2] == [STABILIZATION, Run("p", 5, 5)]
+    assert handle(core, came(1_200, "s2", 5)) == [ask, Wake(1_200 + RENEW_US)]
+    assert handle(core, Tick(1_250)) == [Wake(1_200 + RENEW_US)]  # asked once
+    assert handle(core, answered(1_300, "answering"))[:2] == [STABILIZATION, Run("p", 5, 5)]
 
 
 def test_3_4_3_new_buckets_wait_while_the_peer_gives_results() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
-    assert said(core, came(1_400, "s1", 6)) == []
-    assert said(core, came(10_000, "s2", 6), done(10_100, 5))[:2] == [
+    handle(core, came(1_200, "s2", 5), answered(1_300, "answering"))
+    assert handle(core, came(1_400, "s1", 6)) == []
+    assert handle(core, came(10_000, "s2", 6), done(10_100, 5))[:2] == [
         Leave("p"), Run("p", 6, 6, spent_us=8_700),
     ]  # fmt: skip
 
@@ -95,83 +95,83 @@ def test_3_4_3_new_buckets_wait_while_the_peer_gives_results() -> None:
 def test_3_4_3_a_replica_that_has_caught_up_notifies_its_peers() -> None:
     """The peers need not wait any longer."""
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
-    assert said(core, done(10_000, 5)) == [Leave("p"), STABLE, Ask("p", 1, 5, done=True)]
+    handle(core, came(1_200, "s2", 5), answered(1_300, "answering"))
+    assert handle(core, done(10_000, 5)) == [Leave("p"), STABLE, Ask("p", 1, 5, done=True)]
 
 
 def test_3_4_3_a_replica_without_a_peer_runs_both_lines_itself() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5))
-    assert said(core, answered(1_300, "away"))[:2] == [STABILIZATION, Run("p", 5, 5)]
-    said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
-    assert said(core, Tick(2_400))[0] == guess(6, 6)
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, answered(1_300, "away"))[:2] == [STABILIZATION, Run("p", 5, 5)]
+    handle(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
+    assert handle(core, Tick(2_400))[0] == tentative_run(6, 6)
 
 
 def test_a_replica_does_not_rely_on_the_promise_of_a_peer_that_is_far_behind() -> None:
     """The peer hangs, or its disk is full, but it still answers requests."""
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5))
+    handle(core, came(1_200, "s2", 5))
     stuck = Answered(1_300, "p", "p.2", 1, "answering", 5 - LAG_BUCKETS - 1)
-    assert said(core, stuck)[:2] == [STABILIZATION, Run("p", 5, 5)]
-    said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
-    assert said(core, Tick(2_400))[0] == guess(6, 6)
+    assert handle(core, stuck)[:2] == [STABILIZATION, Run("p", 5, 5)]
+    handle(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
+    assert handle(core, Tick(2_400))[0] == tentative_run(6, 6)
 
 
 def test_3_4_3_a_refused_replica_continues_as_tentative_and_asks_again() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5))
-    assert said(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
     again = 1_300 + ASK_AGAIN_US
-    assert said(core, Tick(again)) == [
+    assert handle(core, Tick(again)) == [
         Ask("p", 1, 4)
     ]  # a tick before the next renewal is already set
-    said(core, answered(again + 10, "refused"), came(again + 20, "s1", 6))
-    assert said(core, Tick(again + 1_020))[0] == guess(6, 6)
+    handle(core, answered(again + 10, "refused"), came(again + 20, "s1", 6))
+    assert handle(core, Tick(again + 1_020))[0] == tentative_run(6, 6)
 
 
 def test_3_4_3_an_obsolete_request_is_withdrawn_and_made_again() -> None:
     """A new bucket was given as tentative before the answer arrived."""
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), came(1_250, "s1", 6), answered(1_260, "refused"))
-    assert said(core, Tick(2_250))[0] == guess(6, 6)
+    handle(core, came(1_200, "s2", 5), came(1_250, "s1", 6), answered(1_260, "refused"))
+    assert handle(core, Tick(2_250))[0] == tentative_run(6, 6)
     # Bucket 6 must be corrected too, but is not complete yet. The stable line continues.
-    assert said(core, guessed(2_260, 6))[:2] == [Run("p", 5, 5), Ask("p", 1, 4, done=True)]
-    assert said(core, answered(2_300, "answering")) == [], "the request was withdrawn"
-    assert said(core, came(2_900, "s2", 6)) == []
-    assert said(core, done(3_000, 5))[0] == Ask("p", 1, 5)
+    assert handle(core, tentative_done(2_260, 6))[:2] == [Run("p", 5, 5), Ask("p", 1, 4, done=True)]
+    assert handle(core, answered(2_300, "answering")) == [], "the request was withdrawn"
+    assert handle(core, came(2_900, "s2", 6)) == []
+    assert handle(core, done(3_000, 5))[0] == Ask("p", 1, 5)
 
 
 def test_3_4_3_a_refused_replica_asks_again_even_if_its_inputs_have_ended() -> None:
     core = failed(WITH_PEER, me="p.1")
     for stream in ("s1", "s2"):
-        actions = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
+        actions = handle(core, BoundaryArrived(1_200, stream, 5, ended=True))
     assert actions[0] == Ask("p", 1, 4)
-    assert said(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
-    assert said(core, Tick(1_300 + ASK_AGAIN_US))[0] == Ask("p", 1, 4)
+    assert handle(core, answered(1_300, "refused")) == [Wake(1_300 + ASK_AGAIN_US)]
+    assert handle(core, Tick(1_300 + ASK_AGAIN_US))[0] == Ask("p", 1, 4)
 
 
 def test_the_promise_of_one_peer_is_enough_to_start_a_correction() -> None:
     core = failed(WITH_TWO, me="p.1")
-    said(core, came(1_200, "s2", 5))
-    assert said(core, answered(1_300, "refused")) == []
-    assert said(core, answered(1_310, "answering", "p.3"))[0] == STABILIZATION
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, answered(1_300, "refused")) == []
+    assert handle(core, answered(1_310, "answering", "p.3"))[0] == STABILIZATION
 
 
 def test_a_correction_without_a_promise_starts_only_if_all_peers_are_away() -> None:
     core = failed(WITH_TWO, me="p.1")
-    said(core, came(1_200, "s2", 5))
-    assert said(core, answered(1_300, "away")) == []
-    assert said(core, answered(1_310, "away", "p.3"))[0] == STABILIZATION
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, answered(1_300, "away")) == []
+    assert handle(core, answered(1_310, "away", "p.3"))[0] == STABILIZATION
     core = failed(WITH_TWO, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "away"))
-    assert STABILIZATION not in said(core, answered(1_310, "refused", "p.3"))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "away"))
+    assert STABILIZATION not in handle(core, answered(1_310, "refused", "p.3"))
 
 
 def test_an_answer_about_another_correction_changes_nothing() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5))
-    assert said(core, answered(1_300, "answering", correction=0)) == []
-    assert said(core, answered(1_300, "answering", correction=2)) == []
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, answered(1_300, "answering", correction=0)) == []
+    assert handle(core, answered(1_300, "answering", correction=2)) == []
     assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
 
 
@@ -181,52 +181,52 @@ def test_an_answer_about_another_correction_changes_nothing() -> None:
 def correcting() -> Progress:
     """p.2 promised results at 1300; the correction is in progress."""
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert core.paths["p"].consistency.state is OutputState.STABILIZATION
     return core
 
 
 def test_a_renewal_of_a_promise_carries_the_position_of_the_correction() -> None:
     core = correcting()
-    said(core, BoundaryArrived(1_400, "s1", 9), BoundaryArrived(1_400, "s2", 9))
+    handle(core, BoundaryArrived(1_400, "s1", 9), BoundaryArrived(1_400, "s2", 9))
     renew = 1_200 + RENEW_US
-    assert said(core, Tick(renew - 1)) == [Wake(renew)]
-    assert said(core, Tick(renew))[0] == Ask("p", 1, 4, started=True)
-    said(core, answered(renew + 10, "answering"))
-    assert said(core, Tick(renew + RENEW_US))[0] == Ask("p", 1, 4, started=True)
+    assert handle(core, Tick(renew - 1)) == [Wake(renew)]
+    assert handle(core, Tick(renew))[0] == Ask("p", 1, 4, started=True)
+    handle(core, answered(renew + 10, "answering"))
+    assert handle(core, Tick(renew + RENEW_US))[0] == Ask("p", 1, 4, started=True)
 
 
 def test_if_the_promising_peer_dies_the_corrector_gives_results_at_the_next_renewal() -> None:
     core = correcting()
-    said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
-    assert said(core, Tick(1_400 + 1_000)) == [Wake(1_200 + RENEW_US)], "p.2 gives results"
+    handle(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
+    assert handle(core, Tick(1_400 + 1_000)) == [Wake(1_200 + RENEW_US)], "p.2 gives results"
     renew = 1_200 + RENEW_US
-    said(core, Tick(renew))
-    actions = said(core, answered(renew + 5, "away"))
-    assert actions[0] == guess(6, 6)
+    handle(core, Tick(renew))
+    actions = handle(core, answered(renew + 5, "away"))
+    assert actions[0] == tentative_run(6, 6)
 
 
 def test_without_an_answer_of_the_promising_peer_the_lease_expires() -> None:
     """The peer hangs or is cut off: there is neither an answer nor an error."""
     core = correcting()
-    said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
+    handle(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
     ends, at, wakes = 1_300 + RELY_US, 1_400, []
     while at < ends - 1:
-        (*requests, wake) = said(core, Tick(at := min(at + RENEW_US, ends - 1))) or [None]
+        (*requests, wake) = handle(core, Tick(at := min(at + RENEW_US, ends - 1))) or [None]
         wakes += [wake] if isinstance(wake, Wake) else []
         assert all(isinstance(action, Ask) for action in requests)
     assert Wake(ends) in wakes, "a wake-up is set for the end of the lease"
-    assert said(core, Tick(ends))[0] == guess(6, 6)
+    assert handle(core, Tick(ends))[0] == tentative_run(6, 6)
 
 
 def test_a_replica_does_not_rely_on_a_promising_peer_that_makes_no_progress() -> None:
     core = correcting()
-    said(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
+    handle(core, came(1_400, "s1", 6), came(1_400, "s2", 6))
     hung, ends = Answered(RENEW_US, "p", "p.2", 1, "answering", reached=5), 1_300 + RELY_US
-    assert guess(6, 6) not in said(core, hung, replace(hung, at=ends - 1))
-    actions = said(core, Tick(ends))
-    assert guess(6, 6) in actions, "the replica gives results itself"
-    said(core, replace(hung, at=ends + 1, reached=6))
+    assert tentative_run(6, 6) not in handle(core, hung, replace(hung, at=ends - 1))
+    actions = handle(core, Tick(ends))
+    assert tentative_run(6, 6) in actions, "the replica gives results itself"
+    handle(core, replace(hung, at=ends + 1, reached=6))
     assert core.paths["p"].consistency.promises.covered(ends + 2), "the peer makes progress again"
 
 
@@ -234,24 +234,24 @@ def test_a_replica_relies_on_a_promising_peer_that_has_no_work() -> None:
     core = correcting()
     idle = Answered(0, "p", "p.2", 1, "answering", reached=5)
     for at in range(1_400, 60_000_000, RENEW_US):
-        said(core, replace(idle, at=at))
+        handle(core, replace(idle, at=at))
         assert core.paths["p"].consistency.promises.covered(at + RENEW_US)
 
 
 def test_one_of_two_promises_is_enough() -> None:
     core = failed(WITH_TWO, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
-    said(core, answered(1_300, "answering", "p.3"), came(1_400, "s1", 6), came(1_400, "s2", 6))
-    said(core, Tick(1_200 + RENEW_US))
-    assert said(core, answered(1_210 + RENEW_US, "away")) == []
-    assert said(core, answered(1_220 + RENEW_US, "refused", "p.3"))[0] == guess(6, 6)
+    handle(core, came(1_200, "s2", 5), answered(1_300, "answering"))
+    handle(core, answered(1_300, "answering", "p.3"), came(1_400, "s1", 6), came(1_400, "s2", 6))
+    handle(core, Tick(1_200 + RENEW_US))
+    assert handle(core, answered(1_210 + RENEW_US, "away")) == []
+    assert handle(core, answered(1_220 + RENEW_US, "refused", "p.3"))[0] == tentative_run(6, 6)
 
 
 def test_a_new_failure_during_the_correction_releases_the_peer() -> None:
     core = failed(replace(WITH_PEER, while_correcting="delay"), me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "away"), came(1_400, "s1", 6))
-    said(core, Tick(2_400), guessed(2_410, 6))
-    assert said(core, done(2_500, 5)) == [
+    handle(core, came(1_200, "s2", 5), answered(1_300, "away"), came(1_400, "s1", 6))
+    handle(core, Tick(2_400), tentative_done(2_410, 6))
+    assert handle(core, done(2_500, 5)) == [
         Change("p", OutputState.UP_FAILURE), Ask("p", 1, 5, done=True),
     ]  # fmt: skip
 
@@ -262,29 +262,29 @@ def test_a_new_failure_during_the_correction_releases_the_peer() -> None:
 def test_3_4_3_a_replica_that_promised_results_continues_as_tentative() -> None:
     core = failed(WITH_PEER, me="p.1")
     assert answer(core, asked(1_150)) == "answering"
-    assert said(core, came(1_200, "s2", 5)) == []  # can be corrected, but p.2 goes first
-    said(core, came(1_300, "s1", 6))
-    assert said(core, came(1_300, "s2", 6)) == [guess(6, 6)]
-    said(core, guessed(1_310, 6))
-    assert said(core, asked(1_400, done=True))[:2] == [Reply(7, "away"), Ask("p", 1, 4)]
+    assert handle(core, came(1_200, "s2", 5)) == []  # can be corrected, but p.2 goes first
+    handle(core, came(1_300, "s1", 6))
+    assert handle(core, came(1_300, "s2", 6)) == [tentative_run(6, 6)]
+    handle(core, tentative_done(1_310, 6))
+    assert handle(core, asked(1_400, done=True))[:2] == [Reply(7, "away"), Ask("p", 1, 4)]
 
 
 def test_a_promise_that_is_not_renewed_expires() -> None:
     """The corrector died without a message."""
     core = failed(WITH_PEER, me="p.1")
     ends = 1_150 + PROMISE_US
-    assert said(core, asked(1_150))[-1] == Wake(ends)
-    said(core, came(1_200, "s2", 5))
-    assert said(core, Tick(ends - 1)) == [Wake(ends)]
-    assert said(core, Tick(ends))[0] == Ask("p", 1, 4)
+    assert handle(core, asked(1_150))[-1] == Wake(ends)
+    handle(core, came(1_200, "s2", 5))
+    assert handle(core, Tick(ends - 1)) == [Wake(ends)]
+    assert handle(core, Tick(ends))[0] == Ask("p", 1, 4)
 
 
 def test_a_renewed_promise_continues() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, asked(1_150), came(1_200, "s2", 5))
+    handle(core, asked(1_150), came(1_200, "s2", 5))
     for number in range(1, 20):
         at = 1_150 + number * RENEW_US
-        actions = said(core, asked(at, position=4 + number))
+        actions = handle(core, asked(at, position=4 + number))
         assert actions[0] == Reply(7, "answering", reached=5)
         assert not any(isinstance(action, Ask) for action in actions)
 
@@ -292,16 +292,16 @@ def test_a_renewed_promise_continues() -> None:
 def test_a_promise_to_a_correction_that_makes_no_progress_expires() -> None:
     """The disk of the corrector is full: it sends renewals, but its position does not change."""
     core = failed(WITH_PEER, me="p.1")
-    said(core, asked(1_150), came(1_200, "s2", 5))
+    handle(core, asked(1_150), came(1_200, "s2", 5))
     at = 1_150
     while (at := at + RENEW_US) < 1_150 + STALLED_US:
-        assert said(core, asked(at))[0] == Reply(7, "answering", reached=5)
-    assert said(core, asked(at))[:2] == [Reply(7, "refused"), Ask("p", 1, 4)]
+        assert handle(core, asked(at))[0] == Reply(7, "answering", reached=5)
+    assert handle(core, asked(at))[:2] == [Reply(7, "refused"), Ask("p", 1, 4)]
 
 
 def test_progress_of_the_correction_restarts_the_stall_timeout() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, asked(1_150), came(1_200, "s2", 5))
+    handle(core, asked(1_150), came(1_200, "s2", 5))
 
     def answers(since: int, until: int, position: int) -> list[Answer]:
         times = range(since, until, RENEW_US)
@@ -315,10 +315,10 @@ def test_progress_of_the_correction_restarts_the_stall_timeout() -> None:
 
 def test_a_replica_does_not_wait_for_a_correction_that_is_slower_than_its_input() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, asked(1_150), came(1_200, "s2", 5))
+    handle(core, asked(1_150), came(1_200, "s2", 5))
     answers = []
     for number, at in enumerate(range(1_150, 1_151 + STALLED_US, RENEW_US)):
-        said(core, came(at, "s1", 5 + number), guessed(at, 5 + number))
+        handle(core, came(at, "s1", 5 + number), tentative_done(at, 5 + number))
         answers.append(answer(core, asked(at, position=4 + number // 2)))
     assert set(answers[:-1]) == {"answering"} and answers[-1] == "refused"
 
@@ -339,66 +339,66 @@ def test_another_correction_has_its_own_stall_timeout() -> None:
 def test_3_4_3_of_two_replicas_that_want_to_correct_the_first_by_name_goes_first() -> None:
     one, two = failed(WITH_PEER, me="p.1"), failed(replace(WITH_PEER, peers=("p.1",)), me="p.2")
     for core in (one, two):
-        assert said(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
+        assert handle(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
     assert answer(one, asked(1_210, peer="p.2")) == "refused"
     # p.2 also withdraws its own request before it is answered; otherwise others would wait for
     # p.2.
-    assert said(two, asked(1_210, peer="p.1")) == [
+    assert handle(two, asked(1_210, peer="p.1")) == [
         Reply(7, "answering", reached=5), Ask("p", 1, 4, done=True),
     ]  # fmt: skip
-    assert said(one, answered(1_220, "answering"))[0] == STABILIZATION
-    assert said(two, answered(1_220, "refused", "p.1")) == []
-    assert said(two, Tick(1_400)) == [Wake(1_210 + PROMISE_US)]  # p.1 corrects
-    assert said(one, done(1_500, 5))[-1] == Ask("p", 1, 5, done=True)
-    assert said(two, asked(1_510, peer="p.1", done=True))[1] == Ask("p", 1, 4)
+    assert handle(one, answered(1_220, "answering"))[0] == STABILIZATION
+    assert handle(two, answered(1_220, "refused", "p.1")) == []
+    assert handle(two, Tick(1_400)) == [Wake(1_210 + PROMISE_US)]  # p.1 corrects
+    assert handle(one, done(1_500, 5))[-1] == Ask("p", 1, 5, done=True)
+    assert handle(two, asked(1_510, peer="p.1", done=True))[1] == Ask("p", 1, 4)
 
 
 def test_a_replica_that_relies_on_a_promise_refuses_to_promise() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "answering"))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "answering"))
     assert answer(core, asked(1_400, peer="p.3")) == "refused"
 
 
 def test_a_replica_that_is_still_starting_is_away() -> None:
     started = Progress([plan_of(WITH_PEER)], me="p.1")
-    assert said(started, asked(100)) == [Reply(7, "away")]
+    assert handle(started, asked(100)) == [Reply(7, "away")]
 
 
 def test_a_stable_replica_promises_results() -> None:
     core = failed(WITH_PEER, me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "away"), done(1_400, 5))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "away"), done(1_400, 5))
     assert core.paths["p"].consistency.state is OutputState.STABLE
     assert answer(core, asked(1_500)) == "answering"
 
 
 def test_a_replica_that_runs_both_lines_promises_results() -> None:
     core = failed(replace(WITH_PEER, peers=("p.0",)), me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "away", "p.0"))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "away", "p.0"))
     assert answer(core, asked(1_400, peer="p.0")) == "answering"
 
 
 def test_a_replica_that_suspends_its_results_is_away() -> None:
     core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
-    said(core, came(1_200, "s2", 5), answered(1_300, "away"))
+    handle(core, came(1_200, "s2", 5), answered(1_300, "away"))
     assert answer(core, asked(1_400)) == "away"
 
 
 def test_3_4_3_a_replica_that_suspends_its_results_asks_its_peers_first() -> None:
     """A replica may suspend its results only while a peer gives results."""
     core = failed(replace(WITH_PEER, while_correcting="suspend"), me="p.1")
-    assert said(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
-    said(core, answered(1_300, "refused"), came(1_350, "s1", 6))
-    assert said(core, Tick(2_350))[0] == guess(6, 6)
+    assert handle(core, came(1_200, "s2", 5))[0] == Ask("p", 1, 4)
+    handle(core, answered(1_300, "refused"), came(1_350, "s1", 6))
+    assert handle(core, Tick(2_350))[0] == tentative_run(6, 6)
 
 
 def test_a_path_that_has_ended_neither_asks_nor_promises() -> None:
     core = failed(WITH_PEER, me="p.1")
     for stream in ("s1", "s2"):
-        actions = said(core, BoundaryArrived(1_200, stream, 5, ended=True))
+        actions = handle(core, BoundaryArrived(1_200, stream, 5, ended=True))
     assert actions[0] == Ask("p", 1, 4)
-    said(core, answered(1_300, "away"))
-    assert said(core, done(1_400, 5)) == [Leave("p"), End("p"), Ask("p", 1, 5, done=True)]
-    assert said(core, answered(1_500, "refused"), asked(1_600)) == [Reply(7, "away")]
+    handle(core, answered(1_300, "away"))
+    assert handle(core, done(1_400, 5)) == [Leave("p"), End("p"), Ask("p", 1, 5, done=True)]
+    assert handle(core, answered(1_500, "refused"), asked(1_600)) == [Reply(7, "away")]
 
 
 def test_peers_that_were_not_asked_are_not_notified_of_the_end_of_a_correction() -> None:

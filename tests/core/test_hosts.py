@@ -32,7 +32,7 @@ def host(*nodes: str) -> Host:
     return machine
 
 
-def said(host: Host, *events: Event) -> list[Action]:
+def handle(host: Host, *events: Event) -> list[Action]:
     """Actions of the last event, without reports."""
     actions: list[Action] = []
     for event in events:
@@ -49,7 +49,7 @@ def test_a_host_runs_exactly_the_nodes_that_are_assigned_to_it() -> None:
     )
     assert machine.handle(NodeStopped(4 * S, "a")) == []
     assert machine.handle(Answered(4 * S, ("b", "c", "a"))) == [StartNode("a")]
-    assert said(machine, Answered(5 * S, ("b", "c")), NodeStopped(6 * S, "a")) == []
+    assert handle(machine, Answered(5 * S, ("b", "c")), NodeStopped(6 * S, "a")) == []
     assert machine.handle(Answered(7 * S, ("b", "c"))) == []
 
 
@@ -63,46 +63,46 @@ def test_a_failed_node_does_not_stop_the_others() -> None:
     machine = host("a", "b")
     failed = machine.handle(NodeFailed(S, "a", "refused", "the state of another query"))
     assert [type(action) for action in failed] == [Report, StopNode]
-    assert said(machine, NodeStopped(2 * S, "a"), Answered(900 * S, ("a", "b"))) == []
+    assert handle(machine, NodeStopped(2 * S, "a"), Answered(900 * S, ("a", "b"))) == []
     assert machine.conditions["a"].final and "b" not in machine.conditions
 
 
 def test_a_node_is_restarted_only_after_its_former_instance_has_stopped() -> None:
     machine = host("a", "b")
-    assert said(machine, NodeFailed(S, "a", "storage", "read-only")) == [StopNode("a")]
-    assert said(machine, Answered(60 * S, BOTH)) == [], (
+    assert handle(machine, NodeFailed(S, "a", "storage", "read-only")) == [StopNode("a")]
+    assert handle(machine, Answered(60 * S, BOTH)) == [], (
         "threads of the former instance may still use the storage"
     )
-    assert said(machine, NodeStopped(61 * S, "a"), Answered(61 * S, BOTH)) == [StartNode("a")]
-    said(machine, NodeProgressed(62 * S, "a", 5))
+    assert handle(machine, NodeStopped(61 * S, "a"), Answered(61 * S, BOTH)) == [StartNode("a")]
+    handle(machine, NodeProgressed(62 * S, "a", 5))
     assert machine.handle(NodeProgressed(62 * S, "a", 6)) == [Report("a", None)]
 
 
 def test_damaged_storage_is_rebuilt() -> None:
     machine = host("a", "b")
-    said(machine, NodeFailed(S, "a", "damaged", "rot"), NodeStopped(S, "a"))
-    assert said(machine, Answered(2 * S, BOTH)) == [StartNode("a", rebuild=True)]
+    handle(machine, NodeFailed(S, "a", "damaged", "rot"), NodeStopped(S, "a"))
+    assert handle(machine, Answered(2 * S, BOTH)) == [StartNode("a", rebuild=True)]
 
 
 def test_no_node_is_started_without_the_controller() -> None:
     """The host may have been replaced without having been notified."""
     machine = host("a", "b")
-    said(machine, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
-    assert [said(machine, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
-    assert said(machine, Answered(9 * S, BOTH)) == [StartNode("a")]
+    handle(machine, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
+    assert [handle(machine, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
+    assert handle(machine, Answered(9 * S, BOTH)) == [StartNode("a")]
 
 
 def test_a_node_that_was_declared_dead_is_restarted() -> None:
     machine = host("a", "b")
-    assert said(machine, Answered(S, ("a", "b"), dead=("a",))) == [StopNode("a")]
-    assert said(machine, Answered(2 * S, ("a", "b"), dead=("a",))) == []
-    assert said(machine, NodeStopped(3 * S, "a"), Answered(3 * S, BOTH)) == [StartNode("a")]
+    assert handle(machine, Answered(S, ("a", "b"), dead=("a",))) == [StopNode("a")]
+    assert handle(machine, Answered(2 * S, ("a", "b"), dead=("a",))) == []
+    assert handle(machine, NodeStopped(3 * S, "a"), Answered(3 * S, BOTH)) == [StartNode("a")]
 
 
 def test_a_crashed_node_is_restarted_in_place_while_another_node_works() -> None:
     machine = host("a", "b")
-    assert said(machine, NodeFailed(S, "a", "crash", "ValueError")) == [StopNode("a")]
-    assert said(machine, NodeStopped(2 * S, "a"), Answered(2 * S, BOTH)) == [StartNode("a")]
+    assert handle(machine, NodeFailed(S, "a", "crash", "ValueError")) == [StopNode("a")]
+    assert handle(machine, NodeStopped(2 * S, "a"), Answered(2 * S, BOTH)) == [StartNode("a")]
 
 
 def test_a_host_without_a_working_node_terminates() -> None:
@@ -119,42 +119,42 @@ def test_a_host_without_a_working_node_terminates() -> None:
 def test_a_node_that_crashes_repeatedly_does_not_stop_the_others() -> None:
     machine, at = host("a", "b"), S
     for _ in range(3 * POLICIES["crash"].limit):
-        assert said(machine, NodeFailed(at, "a", "crash", "ValueError")) == [StopNode("a")]
+        assert handle(machine, NodeFailed(at, "a", "crash", "ValueError")) == [StopNode("a")]
         at += 60 * S
-        assert said(machine, NodeStopped(at, "a"), Answered(at, BOTH)) == [StartNode("a")]
+        assert handle(machine, NodeStopped(at, "a"), Answered(at, BOTH)) == [StartNode("a")]
     assert machine.conditions["a"].quarantined
 
 
 def test_an_error_of_a_stopping_node_does_not_replace_the_first_one() -> None:
     machine = host("a", "b")
-    said(machine, NodeFailed(S, "a", "transport", "away"))
-    assert said(machine, NodeFailed(S, "a", "crash", "closed log")) == []
+    handle(machine, NodeFailed(S, "a", "transport", "away"))
+    assert handle(machine, NodeFailed(S, "a", "crash", "closed log")) == []
     assert machine.conditions["a"].kind == "transport"
 
 
 def test_an_orphaned_host_terminates() -> None:
     machine, at = host("a"), 0
     while at <= ORPHANED_US:
-        assert said(machine, Unanswered(at)) == []
+        assert handle(machine, Unanswered(at)) == []
         at += HEARTBEAT_US
-    (end,) = said(machine, Unanswered(at))
+    (end,) = handle(machine, Unanswered(at))
     assert isinstance(end, End) and end.code == 0
 
 
 def test_an_answer_in_time_keeps_the_host_running() -> None:
     machine = host("a")
     for second in range(9):
-        said(machine, Unanswered(second * S))
-    said(machine, Answered(9 * S, ("a",)))
-    assert [said(machine, Unanswered(second * S)) for second in range(10, 19)] == [[]] * 9
+        handle(machine, Unanswered(second * S))
+    handle(machine, Answered(9 * S, ("a",)))
+    assert [handle(machine, Unanswered(second * S)) for second in range(10, 19)] == [[]] * 9
 
 
 def test_time_in_which_the_host_itself_was_suspended_does_not_count() -> None:
     machine = host("a")
-    assert said(machine, Unanswered(3_600 * S)) == [], f"at most {ABSENCE_US / S} s of that hour"
-    assert said(machine, Answered(3_601 * S, ("a",))) == []
+    assert handle(machine, Unanswered(3_600 * S)) == [], f"at most {ABSENCE_US / S} s of that hour"
+    assert handle(machine, Answered(3_601 * S, ("a",))) == []
 
 
 def test_a_host_that_was_replaced_terminates() -> None:
-    (end,) = said(host("a"), Replaced(S))
+    (end,) = handle(host("a"), Replaced(S))
     assert isinstance(end, End) and end.code != 0

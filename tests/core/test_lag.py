@@ -65,7 +65,7 @@ def test_a_replica_that_makes_no_progress_while_its_peer_is_ahead_is_evicted() -
     (dead,) = history.pass_(STALL / S + 3, a=2, a2=0)
     assert isinstance(dead, Dead) and (dead.name, dead.epoch) == ("a@2", 1)
     assert "alive but makes no progress: path 'out' has been at bucket 10" in dead.why
-    assert history.members.standings()["a@2"].gone and history.members.standings()["a"].lives
+    assert history.members.statuses()["a@2"].gone and history.members.statuses()["a"].lives
 
 
 def test_a_stuck_replica_is_evicted_even_if_its_peer_is_blocked_because_of_it() -> None:
@@ -94,7 +94,7 @@ def test_a_replica_that_falls_further_and_further_behind_is_evicted(rate: float)
 def test_a_slow_replica_is_evicted_before_buffers_for_more_than_the_stall_time_fill() -> None:
     history = story()
     history.pass_(1.5 * STALL / S, a=2, a2=0.5)
-    assert history.members.standings()["a@2"].gone
+    assert history.members.statuses()["a@2"].gone
 
 
 def test_a_slow_replica_is_evicted_even_if_its_producers_slow_down_its_peer() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.core.failure_detector import FailureDetector
-from holdfast.core.membership import Standing, lost, process_of, stand_ins
+from holdfast.core.membership import InstanceStatus, lost, process_of, stand_ins
 
 PAIR = {"a": "a@2", "a@2": "a"}
 PAIRS = {f"{x}{c}": f"{x}{'@2' if not c else ''}" for x in "abc" for c in ("", "@2")}
-BOTH = {"a": Standing(1, 0), "a@2": Standing(1, 0)}
+BOTH = {"a": InstanceStatus(1, 0), "a@2": InstanceStatus(1, 0)}
 
 
 def listened(

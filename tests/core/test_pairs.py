@@ -10,11 +10,11 @@ import pytest
 from holdfast.cluster.controller import Controller
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import LEASE_US, Held, NotOpen
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.progress import Progress
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
 from holdfast.errors import TransportError
-from holdfast.model.fragments import home_of
+from holdfast.model.fragments import local_replica_of
 from holdfast.storage import Boundary, Log
 from holdfast.streams import codec
 from holdfast.streams.calls import GetState, Moving, OfferedState, Results, StateFile, reply_of
@@ -108,28 +108,28 @@ def test_offered_state_survives_encoding_and_decoding() -> None:
 
 def test_each_replica_reads_within_its_own_dataflow() -> None:
     producers = ("m.0", "m.0@2")
-    assert home_of("r.1", producers) == "m.0"
-    assert home_of("r.1@2", producers) == "m.0@2"
-    assert home_of("r.1", ("source",)) is None
+    assert local_replica_of("r.1", producers) == "m.0"
+    assert local_replica_of("r.1@2", producers) == "m.0@2"
+    assert local_replica_of("r.1", ("source",)) is None
 
 
 def test_a_consumer_reads_the_peer_until_its_local_replica_reports() -> None:
-    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
+    upstream = Consumer(replicas=("m", "m@2"), local_replica="m@2")
     assert upstream.hears("m", STABLE, 9, at=0) == ["reads m"]
     actions = upstream.hears("m@2", STABLE, 9, at=0)
     assert actions == ["reads m@2"]
 
 
 def test_a_local_replica_that_is_behind_is_not_preferred() -> None:
-    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
+    upstream = Consumer(replicas=("m", "m@2"), local_replica="m@2")
     upstream.hears("m", STABLE, 9, at=0)
     assert upstream.hears("m@2", STABLE, 5, at=0) == []
     assert upstream.hears("m@2", OutputState.STABILIZATION, 9, at=0) == []
 
 
-def at_home() -> Consumer:
+def with_local_replica() -> Consumer:
     """The consumer reads its local replica. Both replicas are at bucket 9, and were at 8 before."""
-    upstream = Consumer(replicas=("m", "m@2"), home="m@2")
+    upstream = Consumer(replicas=("m", "m@2"), local_replica="m@2")
     for upto in (8, 9):
         upstream.hears("m", STABLE, upto, at=0)
         upstream.hears("m@2", STABLE, upto, at=0)
@@ -139,7 +139,7 @@ def at_home() -> Consumer:
 
 def test_3_1_2_a_consumer_stays_although_the_peer_finished_a_long_step_first() -> None:
     """Replicas are only loosely synchronized. Switching there and back sends every row twice."""
-    upstream, now = at_home(), 0
+    upstream, now = with_local_replica(), 0
     for upto in (23, 37, 51):
         now += 5 * S
         assert upstream.hears("m", STABLE, upto, at=now - S) == []
@@ -149,7 +149,7 @@ def test_3_1_2_a_consumer_stays_although_the_peer_finished_a_long_step_first() -
 
 
 def test_a_local_replica_more_than_a_step_behind_is_left_until_it_has_caught_up() -> None:
-    upstream = at_home()
+    upstream = with_local_replica()
     assert upstream.hears("m", STABLE, 23, at=1 * S) == []
     assert upstream.hears("m", STABLE, 23, at=2 * S) == []  # nothing new, no second step
     assert upstream.hears("m", STABLE, 24, at=3 * S) == ["reads m"]
@@ -160,7 +160,7 @@ def test_a_local_replica_more_than_a_step_behind_is_left_until_it_has_caught_up(
 
 def test_a_local_replica_that_was_cut_off_is_left_after_a_few_buckets() -> None:
     """Steps of one bucket, as without load; the local replica knows of no failure."""
-    upstream = at_home()
+    upstream = with_local_replica()
     for upto in range(10, 10 + LAG_BUCKETS):
         assert upstream.hears("m", STABLE, upto, at=S) == []
     actions = upstream.hears("m", STABLE, 10 + LAG_BUCKETS, at=S)
@@ -169,7 +169,7 @@ def test_a_local_replica_that_was_cut_off_is_left_after_a_few_buckets() -> None:
 
 def test_a_local_replica_that_was_cut_off_is_left_when_its_peer_has_finished() -> None:
     """No further step of the peer will show that the local replica is cut off."""
-    upstream = at_home()
+    upstream = with_local_replica()
     assert upstream.hears("m", STABLE, 23, at=S) == []
     assert upstream.hears("m", STABLE, 23, at=S + STEP_US - 1) == []
     actions = upstream.hears("m", STABLE, 23, at=S + STEP_US)
@@ -177,14 +177,14 @@ def test_a_local_replica_that_was_cut_off_is_left_when_its_peer_has_finished() -
 
 
 def test_the_first_report_of_a_replica_shows_no_step() -> None:
-    upstream = at_home()
+    upstream = with_local_replica()
     upstream.loses("m", at=S)
     assert upstream.hears("m", STABLE, 23, at=2 * S) == []
     assert upstream.hears("m", STABLE, 24, at=3 * S) == ["reads m"]
 
 
 def test_a_position_that_goes_back_is_not_a_step() -> None:
-    upstream = at_home()
+    upstream = with_local_replica()
     upstream.hears("m", OutputState.UP_FAILURE, 9, 14, at=S)
     assert upstream.hears("m", OutputState.UP_FAILURE, 9, 9, at=2 * S) == []
     assert upstream.main == "m@2"
@@ -198,7 +198,7 @@ def service(tmp_path: Path) -> Service:
     log = Log.open(str(tmp_path), "maker", fsync="never")
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))
-    serving = Service(logs={"s": log}, readers={"s": {"r", "r@2"}}, trim_buckets=1)
+    serving = Service(logs={"s": log}, consumers={"s": {"r", "r@2"}}, trim_buckets=1)
     return serving
 
 
@@ -225,8 +225,8 @@ def test_an_acknowledgement_may_arrive_before_the_bucket_that_it_acknowledges(
     assert trimmed(service) == 11
 
 
-DEAD = {"r@2": Standing(1, 1)}
-RELEASED = {"r@2": Standing(1, 1, 1)}
+DEAD = {"r@2": InstanceStatus(1, 1)}
+RELEASED = {"r@2": InstanceStatus(1, 1, 1)}
 
 
 def test_producers_do_not_wait_for_a_dead_replica_but_retain_the_inputs_for_its_disk(
@@ -281,7 +281,7 @@ def test_the_hold_of_a_new_replica_expires_if_it_is_not_renewed(service: Service
 def test_a_restarted_producer_waits_once_more_for_a_new_replica(service: Service) -> None:
     service.acknowledge("s", "r", 5, 5, 1)
     service.hold("s", "r@2", 2, 0)
-    again = Service(logs=service.logs, readers=service.readers, trim_buckets=1)
+    again = Service(logs=service.logs, consumers=service.consumers, trim_buckets=1)
     for at in (0, LEASE_US):
         again.lost(RELEASED, at)
         assert trimmed(again) == -1
@@ -307,9 +307,9 @@ def test_buckets_that_are_being_fetched_are_not_trimmed(service: Service) -> Non
 
 def test_a_stream_that_is_not_open_cannot_be_held(tmp_path: Path) -> None:
     log = Log.open(str(tmp_path), "maker", fsync="never")
-    service = Service(logs={"s": log}, readers={"s": {"r"}})
+    service = Service(logs={"s": log}, consumers={"s": {"r"}})
     assert service.hold("s", "r", 2, 0) == NotOpen()
-    service.lost({"r": Standing(1, 1)}, 0)
+    service.lost({"r": InstanceStatus(1, 1)}, 0)
     log.close()
 
 
@@ -334,10 +334,10 @@ def test_a_replica_without_heartbeats_is_dead_if_its_peer_sends_heartbeats(
     controller.register("a", "here", 1, at=13)
     assert controller.judge(at=14)[0] == ["a@2"]
     assert controller.judge(at=15)[0] == []
-    assert controller.standings() == {"a": Standing(1, 0), "a@2": Standing(1, 1, 1)}
+    assert controller.statuses() == {"a": InstanceStatus(1, 0), "a@2": InstanceStatus(1, 1, 1)}
     assert not controller.register("a@2", "here", 1, at=21)  # this instance was declared dead
     assert controller.register("a@2", "there", controller.next_epoch("a@2"), at=22)
-    assert controller.standings()["a@2"] == Standing(2, 1, 1)
+    assert controller.statuses()["a@2"] == InstanceStatus(2, 1, 1)
 
 
 def test_no_replica_is_dead_if_the_controller_itself_was_cut_off(controller: Controller) -> None:

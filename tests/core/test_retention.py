@@ -14,7 +14,7 @@ from random import Random
 
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import LEASE_US
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.progress import Progress
 from holdfast.core.retention import Position, position_of_gone
 from holdfast.core.sunion import FOREVER
@@ -30,38 +30,38 @@ LAST = Position(9, 4, 2)
 
 
 def test_a_live_replica_has_the_position_that_it_acknowledged() -> None:
-    assert position_of_gone(Standing(2, 1), LAST, 1, None, 0) is None
+    assert position_of_gone(InstanceStatus(2, 1), LAST, 1, None, 0) is None
 
 
 def test_3_2_2_producers_do_not_wait_for_a_dead_replica_but_retain_inputs_for_its_disk() -> None:
-    position = position_of_gone(Standing(2, 2), LAST, 1, None, 0)
+    position = position_of_gone(InstanceStatus(2, 2), LAST, 1, None, 0)
     assert position == Position(FOREVER, 4, 2)
-    assert position_of_gone(Standing(2, 2), position, 1, None, 0) is None, "reported once"
+    assert position_of_gone(InstanceStatus(2, 2), position, 1, None, 0) is None, "reported once"
 
 
 def test_everything_is_retained_for_a_dead_replica_that_never_acknowledged() -> None:
-    position = position_of_gone(Standing(2, 2), Position(-1, -1, 0), 3, None, 0)
+    position = position_of_gone(InstanceStatus(2, 2), Position(-1, -1, 0), 3, None, 0)
     assert position == Position(FOREVER, 3, 2)
 
 
 def test_3_2_2_a_released_disk_acknowledges_everything() -> None:
-    position = position_of_gone(Standing(2, 2, 2), LAST, 1, None, 0)
+    position = position_of_gone(InstanceStatus(2, 2, 2), LAST, 1, None, 0)
     assert position == Position(FOREVER, FOREVER, 2)
 
 
 def test_the_release_of_an_earlier_instance_has_no_effect() -> None:
-    assert position_of_gone(Standing(2, 2, 1), LAST, 1, None, 0) == Position(FOREVER, 4, 2)
+    assert position_of_gone(InstanceStatus(2, 2, 1), LAST, 1, None, 0) == Position(FOREVER, 4, 2)
 
 
 def test_5_3_2_inputs_are_retained_for_a_successor_while_it_renews_its_hold() -> None:
     held, at = Position(4, 4, 3), 5 * LEASE_US
     for status, held_at in (
-        (Standing(2, 2), 0),
-        (Standing(2, 2, 2), at - LEASE_US),
-        (Standing(2, 2, 2), None),
+        (InstanceStatus(2, 2), 0),
+        (InstanceStatus(2, 2, 2), at - LEASE_US),
+        (InstanceStatus(2, 2, 2), None),
     ):
         assert position_of_gone(status, held, 4, held_at, at) is None
-    position = position_of_gone(Standing(2, 2, 2), held, 4, at - LEASE_US - 1, at)
+    position = position_of_gone(InstanceStatus(2, 2, 2), held, 4, at - LEASE_US - 1, at)
     assert position == Position(FOREVER, FOREVER, 3)
 
 
@@ -100,7 +100,7 @@ class Pair:
         self.positions: dict[str, Position] = {}
         #: The client's position.
         self.acknowledged = -1
-        self.standings = {name: Standing(1, 0) for name in NAMES}
+        self.statuses = {name: InstanceStatus(1, 0) for name in NAMES}
         self.copies = {name: Copy(name) for name in NAMES}
         for replica in self.copies.values():
             self._come_up(replica, None)
@@ -152,19 +152,19 @@ class Pair:
     def declare_dead(self, name: str) -> None:
         """The declaration may be wrong: the replica may be alive."""
         peer = self._other(name)
-        if self.standings[peer.name].lives and self.standings[name].lives and peer.memory:
-            status = self.standings[name]
-            self.standings[name] = Standing(status.epoch, status.epoch, status.released)
+        if self.statuses[peer.name].lives and self.statuses[name].lives and peer.memory:
+            status = self.statuses[name]
+            self.statuses[name] = InstanceStatus(status.epoch, status.epoch, status.released)
             self._tell(peer, core.Unpaired(0, True))
 
     def release(self, name: str) -> None:
-        status, peer = self.standings[name], self._other(name)
-        if status.gone and self.standings[peer.name].lives and peer.memory and peer.counts:
-            self.standings[name] = Standing(status.epoch, status.dead, status.dead)
+        status, peer = self.statuses[name], self._other(name)
+        if status.gone and self.statuses[peer.name].lives and peer.memory and peer.counts:
+            self.statuses[name] = InstanceStatus(status.epoch, status.dead, status.dead)
             self.copies[name].counts = False
 
     def producer_hears(self, _: str) -> None:
-        for name, status in self.standings.items():
+        for name, status in self.statuses.items():
             position = position_of_gone(
                 status, self.positions[name], self.trimmed_upto, held_at=0, at=0
             )
@@ -219,10 +219,10 @@ class Pair:
         )
         replica.catching_up, replica.counts = False, True
         self.positions.setdefault(replica.name, Position(-1, -1, 0))
-        status = self.standings[replica.name]
-        self.standings[replica.name] = Standing(replica.epoch, status.dead, status.released)
+        status = self.statuses[replica.name]
+        self.statuses[replica.name] = InstanceStatus(replica.epoch, status.dead, status.released)
         for member in (replica, self._other(replica.name)):
-            gone = self.standings[self._other(member.name).name].gone
+            gone = self.statuses[self._other(member.name).name].gone
             self._tell(member, core.Unpaired(0, gone))
         self._tell(replica, core.Began(0))
         self._tell(replica, core.InputOpened(0, "s", 0, self.trimmed_upto))
@@ -280,5 +280,5 @@ def test_each_disk_of_a_pair_is_enough_to_rebuild_what_is_not_acknowledged() -> 
             pair.there_is_always_one()
         counts["trimmed"] += pair.trimmed_upto >= 0
         counts["caught up"] += any(replica.epoch > 1 for replica in pair.copies.values())
-        counts["released"] += any(status.released for status in pair.standings.values())
+        counts["released"] += any(status.released for status in pair.statuses.values())
     assert min(counts.values()) > 100 and len(counts) == 3, counts

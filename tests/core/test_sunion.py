@@ -17,10 +17,10 @@ from tests.core.transcripts import (
     came,
     done,
     failed,
-    guessed,
+    handle,
     plan_of,
-    said,
     stable,
+    tentative_done,
 )
 
 
@@ -122,12 +122,12 @@ def chain(came_after_us: int) -> int:
     """
     first = stable(plan_of(DELAY))
     second = stable(plan_of(DELAY_OF_TWO))
-    said(first, came(0, "s1", 5))
-    (run,) = said(first, came(came_after_us, "s2", 5))
+    handle(first, came(0, "s1", 5))
+    (run,) = handle(first, came(came_after_us, "s2", 5))
     assert isinstance(run, Run)
-    said(second, BoundaryArrived(came_after_us, "s1", 5, spent_us=run.spent_us))
+    handle(second, BoundaryArrived(came_after_us, "s1", 5, spent_us=run.spent_us))
     for at in range(came_after_us, 4 * X):
-        if any(isinstance(action, RunTentative) for action in said(second, Tick(at))):
+        if any(isinstance(action, RunTentative) for action in handle(second, Tick(at))):
             return at
     raise AssertionError("the second node gave no tentative result")
 
@@ -144,9 +144,9 @@ def test_property_1_a_bucket_held_upstream_is_held_only_for_the_rest_of_k_x(held
 def test_property_1_the_second_node_holds_a_bucket_that_was_late_upstream_for_its_own_x() -> None:
     first, second = failed(DELAY), stable(plan_of(DELAY_OF_TWO))
     assert first.paths["p"].consistency.position == 5
-    said(second, BoundaryArrived(1_110, "s1", 4, tentative_upto=5, lacked=("far",)))
-    assert said(second, Tick(1_110 + X - 1)) == [Wake(1_110 + X)]
-    assert isinstance(said(second, Tick(1_110 + X))[-1], RunTentative)
+    handle(second, BoundaryArrived(1_110, "s1", 4, tentative_upto=5, missing=("far",)))
+    assert handle(second, Tick(1_110 + X - 1)) == [Wake(1_110 + X)]
+    assert isinstance(handle(second, Tick(1_110 + X))[-1], RunTentative)
 
 
 # -- how partial a bucket is ----------------------------------------------------------------------
@@ -223,9 +223,9 @@ def test_each_tentative_bucket_has_its_own_partial_share() -> None:
 def test_a_tentative_run_carries_its_partial_share() -> None:
     core = stable(plan_of(DELAY))
     for stream, rows in (("s1", 30), ("s2", 10)):
-        said(core, BoundaryArrived(10, stream, 5, ((5, rows),)))
-    said(core, done(20, 5), BoundaryArrived(100, "s1", 6, ((6, 30),)))
-    run = said(core, Tick(1_100))[-1]
+        handle(core, BoundaryArrived(10, stream, 5, ((5, rows),)))
+    handle(core, done(20, 5), BoundaryArrived(100, "s1", 6, ((6, 30),)))
+    run = handle(core, Tick(1_100))[-1]
     assert isinstance(run, RunTentative) and run.partial == Partial(0.5, 0.75)
 
 
@@ -288,7 +288,7 @@ def test_a_decision_costs_the_same_late_in_a_failure_as_at_its_start(policy: Any
                 core.handle(event)
         run = core.paths["p"].consistency.running_upto
         if run is not None:
-            core.handle(guessed(at + 60, run))
+            core.handle(tentative_done(at + 60, run))
     assert abs(costs[0] - costs[1]) <= 0.1 * costs[0]
 
 
@@ -297,9 +297,9 @@ def test_the_first_decision_of_a_correction_costs_the_same_after_a_long_failure(
     for buckets in (600, 20_000):
         core, last = failed(PROCESS), 6 + buckets
         for bucket in range(6, last):
-            said(core, BoundaryArrived(2_000 + bucket, "s1", bucket, ((bucket, 1),)))
-            said(core, guessed(2_000 + bucket, bucket))
+            handle(core, BoundaryArrived(2_000 + bucket, "s1", bucket, ((bucket, 1),)))
+            handle(core, tentative_done(2_000 + bucket, bucket))
         correction = came(90_000, "s2", last - 1)
-        costs.append(lines_run(lambda: said(core, correction)))  # noqa: B023
+        costs.append(lines_run(lambda: handle(core, correction)))  # noqa: B023
         assert core.paths["p"].running_upto == 5 + 256, "one job, however many buckets wait"
     assert costs[0] == costs[1]

@@ -68,7 +68,7 @@ def failed(policy: Policy, **options: object) -> Progress:
     """s2 was missing for longer than `max_delay` (X in Borealis): bucket 5 was given as tentative
     at 1100."""
     core = stable(plan_of(policy), **options)
-    said(core, came(100, "s1", 5), Tick(1_100), guessed(1_110, 5))
+    handle(core, came(100, "s1", 5), Tick(1_100), tentative_done(1_110, 5))
     assert core.paths["p"].consistency.state is OutputState.UP_FAILURE
     return core
 
@@ -77,11 +77,11 @@ def done(at: int, hi: int, path: str = "p") -> StepDone:
     return StepDone(at, path, hi, needs_from=hi + 1, horizon=hi)
 
 
-def guessed(at: int, hi: int | None, line: int = 1) -> TentativeDone:
+def tentative_done(at: int, hi: int | None, line: int = 1) -> TentativeDone:
     return TentativeDone(at, "p", line, hi)
 
 
-def guess(
+def tentative_run(
     lo: int, hi: int, missing: tuple[str, ...] = ("s2",), line: int = 1, partial: Partial = HALF
 ) -> RunTentative:
     return RunTentative("p", line, lo, hi, (("out", hi),), missing, partial)
@@ -91,7 +91,7 @@ def came(at: int, stream: str, upto: int) -> BoundaryArrived:
     return BoundaryArrived(at, stream, upto)
 
 
-def said(core: Progress, *events: Event) -> list[Action]:
+def handle(core: Progress, *events: Event) -> list[Action]:
     """Actions of the last event, without the acknowledgements to producers."""
     actions: list[Action] = []
     for event in events:

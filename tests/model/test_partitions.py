@@ -7,7 +7,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import InputError, NetworkError
 from holdfast.model import operators as ops
-from holdfast.model.fragments import fragments, producers_of, readers_of
+from holdfast.model.fragments import consumers_of, fragments, producers_of
 from holdfast.model.partitions import partitions_of, physical
 
 SCHEMA = "ts timestamp, src string, dst string, bytes long"
@@ -43,10 +43,10 @@ def test_every_partition_becomes_a_fragment() -> None:
     assert len(by_name["stats.2"].inputs) == 2  # one from every upstream partition
     assert by_name["egress"].outputs == ("stats",)
     assert [expanded.protection(f"sessions.{n}").replicas for n in (0, 1)] == [2, 2]
-    producers, readers = producers_of(expanded), readers_of(expanded)
+    producers, consumers = producers_of(expanded), consumers_of(expanded)
     assert producers["packets.to-sessions.0"] == ("ingress",)
-    assert readers["packets.to-sessions.0"] == ["sessions.0", "sessions.0@2"]
-    assert readers["stats"] == ["client-stats"]
+    assert consumers["packets.to-sessions.0"] == ["sessions.0", "sessions.0@2"]
+    assert consumers["stats"] == ["client-stats"]
 
 
 def test_a_network_without_partitions_is_unchanged() -> None:

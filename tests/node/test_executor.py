@@ -158,7 +158,7 @@ class Node:
     def state(self) -> OutputState:
         return self.service.states["merged"]
 
-    def guesses(self) -> list[core.RunTentative]:
+    def tentative_runs(self) -> list[core.RunTentative]:
         return [run for run in self.runs if isinstance(run, core.RunTentative)]
 
 
@@ -217,7 +217,7 @@ def test_a_failed_tentative_step_is_retried_and_the_node_continues(node: Node) -
 def test_tentative_steps_that_fail_for_an_hour_are_retried_rarely(node: Node) -> None:
     node.engine.error = Crash("division by zero")
     node.passes(3_600_000 * MS)
-    assert len(node.guesses()) <= 10 + 3_600_000 * MS // RETRY_US_MAX
+    assert len(node.tentative_runs()) <= 10 + 3_600_000 * MS // RETRY_US_MAX
 
 
 def test_failing_tentative_steps_never_stop_the_stable_line(node: Node) -> None:

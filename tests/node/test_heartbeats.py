@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.config import Options
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.errors import TransportError
-from holdfast.model.fragments import fragments, readers_of
+from holdfast.model.fragments import consumers_of, fragments
 from holdfast.node.node import Node
 from holdfast.storage import Boundary, Log
 from holdfast.storage.disk import OS_DISK, AppendFile, OsDisk
@@ -62,7 +62,7 @@ def test_a_hung_disk_does_not_delay_heartbeats(tmp_path: Path) -> None:
     log.open_stream(output, "ts timestamp, key long, total long", "ts", 0)
     log.append(Boundary(output, 9))
     service.logs[output] = log
-    service.readers[output] = set(readers_of(network)[output])
+    service.consumers[output] = set(consumers_of(network)[output])
     service.acknowledge(output, "upper.0", 9, 9, 1)
     service.acknowledge(output, "upper.0@2", 5, 5, 1)
     engine = EngineTwin(network, OS_DISK, str(tmp_path / "state"))
@@ -70,8 +70,8 @@ def test_a_hung_disk_does_not_delay_heartbeats(tmp_path: Path) -> None:
     node = Node("lower.0", fragment, engine, log, service, upstream, Options())  # type: ignore[arg-type]
     node.start()
     disk.works.clear()
-    standings = {"upper.0@2": Standing(epoch=3, dead=3, released=3)}
-    heartbeat = threading.Thread(target=node.heard, args=(standings,), daemon=True)
+    statuses = {"upper.0@2": InstanceStatus(epoch=3, dead=3, released=3)}
+    heartbeat = threading.Thread(target=node.heard, args=(statuses,), daemon=True)
     try:
         heartbeat.start()
         heartbeat.join(timeout=LIMIT_S / 2)

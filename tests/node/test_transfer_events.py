@@ -11,9 +11,9 @@ from holdfast.errors import LogError, StaleEpoch, StateLost, TransportError
 from holdfast.node.state_transfer import Staging
 from holdfast.node.transfer_events import (
     Broke,
-    Happening,
     HoldReplied,
     InstallEnded,
+    RawEvent,
     StateReplied,
     Translation,
     reason_to_stop,
@@ -24,8 +24,8 @@ from holdfast.verify.sim.simulated_disk import MemoryDisk
 HOLD, ASK, INSTALL = core.Hold(3, "s", "p"), core.AskState(3, "peer"), core.Install(3)
 
 
-def event(happened: Happening) -> core.Event:
-    return Translation("main", (), Staging("/main", MemoryDisk(Random(0)))).event(happened, 7)
+def event(raw: RawEvent) -> core.Event:
+    return Translation("main", (), Staging("/main", MemoryDisk(Random(0)))).event(raw, 7)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,15 @@ def test_replies_of_a_peer_become_peer_answers(
 
 
 @pytest.mark.parametrize(
-    ("happened", "error"),
+    ("raw", "error"),
     [
         (InstallEnded(INSTALL, LogError("odd"), closed=True), TransportError),
         (Broke(ValueError("odd")), ValueError),
     ],
 )
-def test_errors_that_end_the_attempt_are_raised(
-    happened: Happening, error: type[Exception]
-) -> None:
+def test_errors_that_end_the_attempt_are_raised(raw: RawEvent, error: type[Exception]) -> None:
     with pytest.raises(error, match="odd"):
-        event(happened)
+        event(raw)
 
 
 def test_a_replica_stops_with_stale_epoch_or_state_lost() -> None:

@@ -75,8 +75,8 @@ class BrokenRun:
             self.network, storage=str(storage), deployment="processes", options=options, app=app
         )
         self.proxies = Proxies()
-        self.run.route = lambda reader, producer, address: (
-            self.proxies.link(producer, reader, address).address
+        self.run.route = lambda consumer, producer, address: (
+            self.proxies.link(producer, consumer, address).address
         )
         nodes = storage / "nodes"
         self.folder = nodes / bad if bad == host else nodes / host / bad
@@ -161,7 +161,7 @@ class BrokenRun:
     def be_cut_off(self) -> None:
         """Cut all links of the host to producers and consumers."""
         node_names = set(self.run.controller.assigned(self.host))
-        links = [one for one in self.proxies.all() if node_names & {one.producer, one.reader}]
+        links = [one for one in self.proxies.all() if node_names & {one.producer, one.consumer}]
         assert links
         for link in links:
             link.cut()

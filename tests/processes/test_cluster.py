@@ -35,7 +35,7 @@ class Started:
                 stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True,
             )  # fmt: skip
 
-    def said(self, pattern: str) -> str:
+    def logged(self, pattern: str) -> str:
         deadline_s = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline_s:
             match = re.search(pattern, self.log.read_text(errors="replace"))
@@ -60,7 +60,7 @@ def master(tmp_path: Path) -> Iterator[str]:
             "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
         )  # fmt: skip
         started.append(chief)
-        url = chief.said(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
+        url = chief.logged(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
         for number in range(2):
             worker = Started(
                 tmp_path, f"worker{number}", "org.apache.spark.deploy.worker.Worker",
@@ -68,7 +68,7 @@ def master(tmp_path: Path) -> Iterator[str]:
                 "--work-dir", str(tmp_path / f"work{number}"), url,
             )  # fmt: skip
             started.append(worker)
-            worker.said(r"(Successfully registered with master)")
+            worker.logged(r"(Successfully registered with master)")
         yield url
     finally:
         for each in started:

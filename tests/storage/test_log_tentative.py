@@ -24,7 +24,7 @@ def added(bucket: int, stability: Stability = STABLE, version: int = 0) -> Added
     return Added(Segment(identity, stability, str(identity), 1, "", 0, 1, 1))
 
 
-def guess(
+def tentative_span(
     since: int, upto: int, *missing: str, shares: tuple[float, float] = (0.5, 0.5)
 ) -> Tentative:
     return Tentative("tap", since, upto, missing or ("far",), *shares)
@@ -38,7 +38,7 @@ def after(*records: Record) -> LogState:
     return state
 
 
-FAILED = (guess(3, 4), added(4, TENTATIVE), guess(5, 5, "farther"))
+FAILED = (tentative_span(3, 4), added(4, TENTATIVE), tentative_span(5, 5, "farther"))
 
 
 def buckets(segments: list[Segment]) -> list[tuple[int, int]]:
@@ -58,10 +58,10 @@ def test_a_correction_replaces_the_tentative_buckets_of_a_failure() -> None:
 
 
 def test_a_boundary_replaces_only_the_tentative_buckets_up_to_it() -> None:
-    failed = (guess(3, 6), added(3, TENTATIVE), added(4, TENTATIVE), added(6, TENTATIVE))
+    failed = (tentative_span(3, 6), added(3, TENTATIVE), added(4, TENTATIVE), added(6, TENTATIVE))
     tap = after(*failed, added(4, version=1), Boundary("tap", 4)).stream("tap")
     assert (tap.complete_upto, tap.tentative_upto, tap.undos) == (4, 6, 0)
-    assert tap.spans == [guess(5, 6)], "the span starts after the stable buckets"
+    assert tap.spans == [tentative_span(5, 6)], "the span starts after the stable buckets"
     assert buckets(tap.tentative) == [(6, 0)]
     assert buckets(tap.segments) == [(1, 0), (4, 1)]
 
@@ -72,10 +72,13 @@ def test_an_unchanged_boundary_replaces_nothing() -> None:
 
 def test_adjacent_spans_with_equal_inputs_and_shares_are_merged() -> None:
     """A failure of an hour is one span, not one per bucket."""
-    tap = after(*(guess(bucket, bucket) for bucket in range(3, 100))).stream("tap")
-    assert tap.spans == [guess(3, 99)]
-    for other in (guess(6, 6, "near"), guess(6, 6, shares=(0.5, 0.25))):
-        assert after(guess(3, 5), other).stream("tap").spans == [guess(3, 5), other]
+    tap = after(*(tentative_span(bucket, bucket) for bucket in range(3, 100))).stream("tap")
+    assert tap.spans == [tentative_span(3, 99)]
+    for other in (tentative_span(6, 6, "near"), tentative_span(6, 6, shares=(0.5, 0.25))):
+        assert after(tentative_span(3, 5), other).stream("tap").spans == [
+            tentative_span(3, 5),
+            other,
+        ]
 
 
 def test_tentative_segments_are_not_part_of_the_complete_buckets() -> None:
@@ -91,9 +94,9 @@ def test_tentative_segments_are_not_part_of_the_complete_buckets() -> None:
         (Undo("tap", 3, 1), "stable buckets are never undone"),
         (Undo("tap", 2, 0), "the last undo was 0"),
         (Ended("tap"), "tentative buckets are uncorrected"),
-        (guess(5, 6), "is published up to 5"),
-        (guess(2, 6), "is published up to 5"),
-        (guess(7, 6), "is published up to 5"),
+        (tentative_span(5, 6), "is published up to 5"),
+        (tentative_span(2, 6), "is published up to 5"),
+        (tentative_span(7, 6), "is published up to 5"),
         (added(2, TENTATIVE), "already complete"),
         (added(4, TENTATIVE), "the last tentative segment"),
         (Undo("nowhere", 2, 1), "not open"),
@@ -124,13 +127,13 @@ def test_rehearse_refuses_a_tentative_segment_that_is_out_of_order() -> None:
 
 def test_a_boundary_below_the_tentative_buckets_may_rise() -> None:
     """The tentative buckets of an output that was blocked start later."""
-    state = after(guess(5, 6), Boundary("tap", 4))
-    assert state.stream("tap").spans == [guess(5, 6)]
+    state = after(tentative_span(5, 6), Boundary("tap", 4))
+    assert state.stream("tap").spans == [tentative_span(5, 6)]
 
 
 def test_tentative_records_after_the_end_are_refused() -> None:
     state = after(Ended("tap"))
-    for record in (guess(3, 3), added(3, TENTATIVE)):
+    for record in (tentative_span(3, 3), added(3, TENTATIVE)):
         with pytest.raises(ProtocolViolation, match="has ended"):
             fold(state, record)
 
@@ -138,10 +141,10 @@ def test_tentative_records_after_the_end_are_refused() -> None:
 def test_rehearse_applies_the_records_of_an_append_in_order() -> None:
     """Corrections, a boundary and later tentative buckets: each record sees those before it."""
     state = after(*FAILED)
-    corrected = [added(3, version=1), Boundary("tap", 5), guess(6, 6)]
+    corrected = [added(3, version=1), Boundary("tap", 5), tentative_span(6, 6)]
     rehearse(state, corrected)
     with pytest.raises(ProtocolViolation, match="is published up to 6"):
-        rehearse(state, [*corrected, guess(6, 7)])
+        rehearse(state, [*corrected, tentative_span(6, 7)])
     with pytest.raises(ProtocolViolation, match="already complete"):
         rehearse(state, [*corrected, added(3, version=2)])
     assert state == after(*FAILED)
@@ -153,8 +156,8 @@ def test_rehearse_applies_the_records_of_an_append_in_order() -> None:
         FAILED,
         (*FAILED, Undo("tap", 2, 1)),
         (*FAILED, added(3, version=1), Boundary("tap", 3)),
-        (*FAILED, added(3, version=1), Boundary("tap", 4), guess(6, 6)),
-        (*FAILED, Undo("tap", 2, 1), guess(3, 3), added(3, TENTATIVE, 1)),
+        (*FAILED, added(3, version=1), Boundary("tap", 4), tentative_span(6, 6)),
+        (*FAILED, Undo("tap", 2, 1), tentative_span(3, 3), added(3, TENTATIVE, 1)),
         (*FAILED, Boundary("tap", 5), Ended("tap")),
         (Trim("tap", 2), *FAILED, Undo("tap", 2, 4)),
     ],
@@ -178,7 +181,7 @@ def start(root: Path) -> Log:
 
 def put_guess(log: Log, rows: Rows, bucket: int) -> Segment:
     segment = log.write(rows(bucket), SegmentId("tap", 0, bucket), TENTATIVE)
-    log.append(Added(segment), guess(bucket, bucket))
+    log.append(Added(segment), tentative_span(bucket, bucket))
     return segment
 
 
@@ -205,18 +208,18 @@ def test_reopening_a_log_undoes_tentative_buckets(tmp_path: Path, rows: Rows) ->
 def test_tentative_segments_and_spans_are_selected_by_bucket(tmp_path: Path, rows: Rows) -> None:
     """A consumer receives only the spans and segments that are new to it."""
     log = start(tmp_path)
-    log.append(guess(0, 1))
+    log.append(tentative_span(0, 1))
     for bucket in (2, 3):
         segment = log.write(rows(bucket), SegmentId("tap", 0, bucket), TENTATIVE)
-        log.append(Added(segment), guess(bucket, bucket, f"far{bucket}"))
+        log.append(Added(segment), tentative_span(bucket, bucket, f"far{bucket}"))
     segments, spans = log.tentative("tap")
     assert [s.id.bucket for s in segments] == [2, 3] and len(spans) == 3
     segments, spans = log.tentative("tap", 3)
-    assert [s.id.bucket for s in segments] == [3] and spans == [guess(3, 3, "far3")]
+    assert [s.id.bucket for s in segments] == [3] and spans == [tentative_span(3, 3, "far3")]
     segments, spans = log.tentative("tap", upto=2)
     assert [s.id.bucket for s in segments] == [2]
-    assert spans == [guess(0, 1), guess(2, 2, "far2")]
-    assert log.tentative("tap", 1, 1) == ([], [guess(0, 1)])
+    assert spans == [tentative_span(0, 1), tentative_span(2, 2, "far2")]
+    assert log.tentative("tap", 1, 1) == ([], [tentative_span(0, 1)])
     log.close()
 
 

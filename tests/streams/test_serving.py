@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.storage import Boundary, Log
 from holdfast.streams.serving import Service
 
@@ -15,8 +15,8 @@ class Interrupted(Log):
 
     then: Callable[[], object] = staticmethod(lambda: None)
 
-    def position(self, stream: str, reader: str) -> tuple[int, int, int]:
-        position = super().position(stream, reader)
+    def position(self, stream: str, consumer: str) -> tuple[int, int, int]:
+        position = super().position(stream, consumer)
         then, self.then = self.then, lambda: None
         then()
         return position
@@ -30,10 +30,10 @@ def test_a_new_instance_that_holds_during_the_take_over_of_its_predecessor_is_wa
     assert isinstance(log, Interrupted)
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))
-    service = Service(logs={"s": log}, readers={"s": {"r", "r@2"}})
-    for reader in ("r", "r@2"):
-        service.acknowledge("s", reader, 5, 5, 1)
+    service = Service(logs={"s": log}, consumers={"s": {"r", "r@2"}})
+    for consumer in ("r", "r@2"):
+        service.acknowledge("s", consumer, 5, 5, 1)
     log.then = lambda: service.hold("s", "r@2", 2, 0)
-    service.lost({"r@2": Standing(1, 1, 1)}, 0)
+    service.lost({"r@2": InstanceStatus(1, 1, 1)}, 0)
     service.acknowledge("s", "r", 9, 9, 1)
     assert log.trimmable("s") <= 5, "the new instance has not received anything yet"

@@ -151,11 +151,11 @@ def test_a_correction_has_a_higher_version_than_the_tentative_segment_it_replace
     for line, bucket in ((1, 1), (2, 2)):
         soutput.lines["p"] = line
         tentative(soutput, bucket, bucket, rows(bucket, 2), line=line)
-        guess = log.tentative("out")[0][0].id
+        tentative_id = log.tentative("out")[0][0].id
         stable(soutput, bucket, bucket, rows(bucket, 3))
         correction = log.segments("out", bucket, bucket)[0].id
-        assert guess.bucket == correction.bucket == bucket
-        assert guess.version < correction.version
+        assert tentative_id.bucket == correction.bucket == bucket
+        assert tentative_id.version < correction.version
         soutput.leave(PATH)
 
 
@@ -167,12 +167,12 @@ def test_a_correction_differs_in_identity_from_a_tentative_segment_written_concu
     def beside() -> Iterator[tuple[int, pa.Table]]:
         yield rows(0, 1)
         tentative(soutput, 0, 0, rows(0, 9))  # the last, slow run of the tentative line
-        guesses.extend(segment.id for segment in soutput.log.tentative("out")[0])
+        tentative_ids.extend(segment.id for segment in soutput.log.tentative("out")[0])
 
-    guesses: list[object] = []
+    tentative_ids: list[object] = []
     soutput.stable(Run("p", 0, 0), PATH, {"out": beside(), "side": []})  # type: ignore[dict-item]
     assert given(soutput) == ({0: [1]}, {})
-    assert soutput.log.segments("out", 0, 0)[0].id not in guesses
+    assert soutput.log.segments("out", 0, 0)[0].id not in tentative_ids
 
 
 def test_tentative_buckets_after_a_correction_remain_valid_and_the_line_continues(

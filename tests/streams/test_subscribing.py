@@ -68,7 +68,7 @@ class Replica:
             )
             self.log.commit("s", [segment], bucket)
 
-    def guess(self, *buckets: int) -> None:
+    def write_tentative(self, *buckets: int) -> None:
         for bucket in buckets:
             id = SegmentId("s", 0, bucket, self.log.info("s").undos)
             segment = self.log.write(rows(bucket, -bucket), id, Stability.TENTATIVE)
@@ -96,7 +96,7 @@ class Counting(Service):
         return super().next(stream, cursor)
 
 
-class Reader:
+class Consumer:
     """A consumer that takes deliveries in its own thread and records them."""
 
     def __init__(
@@ -105,10 +105,15 @@ class Reader:
         *,
         at: int | None = 0,
         position: Position | None = None,
-        home: str | None = None,
+        local_replica: str | None = None,
     ) -> None:
         self.subscription = Subscription(
-            tuple(replicas), at, True, home=home, heartbeat_us=20_000, ask_us=20_000
+            tuple(replicas),
+            at,
+            True,
+            local_replica=local_replica,
+            heartbeat_us=20_000,
+            ask_us=20_000,
         )
         self.stop = threading.Event()
         self.switches: queue.Queue[str] = queue.Queue()
@@ -174,19 +179,19 @@ def replicas(tmp_path: Path) -> Iterator[dict[str, Replica]]:
 
 
 @contextmanager
-def reading(replicas: dict[str, Replica], **options: object) -> Iterator[Reader]:
-    reader = Reader(replicas, **options)  # type: ignore[arg-type]
+def reading(replicas: dict[str, Replica], **options: object) -> Iterator[Consumer]:
+    consumer = Consumer(replicas, **options)  # type: ignore[arg-type]
     try:
-        yield reader
+        yield consumer
     finally:
-        reader.close()
+        consumer.close()
 
 
 def upto(bucket: int) -> Callable[[Delivery], bool]:
     return lambda delivery: delivery.upto >= bucket
 
 
-def guessed(bucket: int) -> Callable[[Delivery], bool]:
+def tentative_upto(bucket: int) -> Callable[[Delivery], bool]:
     return lambda delivery: (delivery.tentative_upto or -1) >= bucket
 
 
@@ -197,15 +202,15 @@ def test_property_2_1_a_consumer_continues_at_the_other_replica_from_its_positio
     for replica in (a, b):
         replica.put(0, 1, 2)
     b.is_in(STABILIZATION)
-    with reading(replicas) as reader:
-        reader.reads("a")
-        reader.until(upto(2))
+    with reading(replicas) as consumer:
+        consumer.reads("a")
+        consumer.until(upto(2))
         b.is_in(STABLE)
         a.die()
-        reader.reads("b")
+        consumer.reads("b")
         b.put(3)
-        reader.until(upto(3))
-    assert reader.taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
+        consumer.until(upto(3))
+    assert consumer.taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 def test_3_3_a_consumer_switches_from_a_failed_replica_to_a_stable_one(
@@ -215,17 +220,17 @@ def test_3_3_a_consumer_switches_from_a_failed_replica_to_a_stable_one(
     b.is_in(STABILIZATION)
     for replica in (a, b):
         replica.put(0)
-    with reading(replicas) as reader:
-        reader.reads("a")
+    with reading(replicas) as consumer:
+        consumer.reads("a")
         a.is_in(UP_FAILURE)
         b.is_in(STABLE)
-        reader.reads("b")
-        a.guess(1)
+        consumer.reads("b")
+        a.write_tentative(1)
         b.put(1)
-        reader.until(upto(1))
+        consumer.until(upto(1))
         b.put(2)
-        reader.until(upto(2))
-    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+        consumer.until(upto(2))
+    assert consumer.taken == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_property_2_4_one_replica_sends_corrections_while_the_other_sends_tentative_buckets(
@@ -236,19 +241,19 @@ def test_property_2_4_one_replica_sends_corrections_while_the_other_sends_tentat
     b.is_in(STABILIZATION)
     for replica in (a, b):
         replica.put(0)
-    with reading(replicas) as reader:
-        reader.reads("a")
-        a.guess(1, 2)
-        reader.until(guessed(2))
-        b.guess(1)  # not taken: tentative buckets of two replicas are never mixed
+    with reading(replicas) as consumer:
+        consumer.reads("a")
+        a.write_tentative(1, 2)
+        consumer.until(tentative_upto(2))
+        b.write_tentative(1)  # not taken: tentative buckets of two replicas are never mixed
         b.correct(1)
-        correction = reader.until(upto(1))
+        correction = consumer.until(upto(1))
         assert correction.tentative_upto is None
-        a.guess(3)
-        reader.until(guessed(3))
+        a.write_tentative(3)
+        consumer.until(tentative_upto(3))
         b.correct(2)
-        reader.until(upto(2))
-    assert sorted(reader.taken) == sorted([(0, 0), (1, -1), (2, -2), (1, 1), (3, -3), (2, 2)]), (
+        consumer.until(upto(2))
+    assert sorted(consumer.taken) == sorted([(0, 0), (1, -1), (2, -2), (1, 1), (3, -3), (2, 2)]), (
         "every tentative bucket of a and every correction of b, each exactly once"
     )
 
@@ -260,16 +265,16 @@ def test_property_2_2_switching_from_up_failure_to_stable_delivers_the_correctio
     a.is_in(UP_FAILURE)
     b.is_in(STABILIZATION)
     a.put(0)
-    a.guess(1)
-    with reading(replicas) as reader:
-        reader.reads("a")
-        reader.until(guessed(1))
+    a.write_tentative(1)
+    with reading(replicas) as consumer:
+        consumer.reads("a")
+        consumer.until(tentative_upto(1))
         b.put(0, 1, 2)
         b.is_in(STABLE)
-        reader.reads("b")
-        reader.until(upto(2))
-    assert reader.taken[-2:] == [(1, 1), (2, 2)]
-    assert reader.taken.count((0, 0)) == 1
+        consumer.reads("b")
+        consumer.until(upto(2))
+    assert consumer.taken[-2:] == [(1, 1), (2, 2)]
+    assert consumer.taken.count((0, 0)) == 1
 
 
 def test_property_2_3_switching_between_replicas_in_up_failure_repeats_no_tentative_bucket(
@@ -279,31 +284,31 @@ def test_property_2_3_switching_between_replicas_in_up_failure_repeats_no_tentat
     for replica in (a, b):
         replica.is_in(UP_FAILURE)
         replica.put(0)
-        replica.guess(1, 2)
-    with reading(replicas) as reader:
-        first = reader.switches.get(timeout=LIMIT_S)
-        reader.until(guessed(2))
+        replica.write_tentative(1, 2)
+    with reading(replicas) as consumer:
+        first = consumer.switches.get(timeout=LIMIT_S)
+        consumer.until(tentative_upto(2))
         replicas[first].die()
         other = "b" if first == "a" else "a"
-        reader.reads(other)
-        replicas[other].guess(3)
-        reader.until(guessed(3))
-    assert reader.taken == [(0, 0), (1, -1), (2, -2), (3, -3)]
+        consumer.reads(other)
+        replicas[other].write_tentative(3)
+        consumer.until(tentative_upto(3))
+    assert consumer.taken == [(0, 0), (1, -1), (2, -2), (3, -3)]
 
 
 def test_a_consumer_reconnects_to_a_restarted_replica(replicas: dict[str, Replica]) -> None:
     a, b = replicas.values()
     b.die()
     a.put(0)
-    with reading(replicas) as reader:
-        reader.reads("a")
-        reader.until(upto(0))
+    with reading(replicas) as consumer:
+        consumer.reads("a")
+        consumer.until(upto(0))
         a.die()
         b.serve(STABLE)
         b.put(0, 1)
-        reader.reads("b")
-        reader.until(upto(1))
-    assert reader.taken == [(0, 0), (1, 1)]
+        consumer.reads("b")
+        consumer.until(upto(1))
+    assert consumer.taken == [(0, 0), (1, 1)]
 
 
 def test_a_consumer_with_a_local_replica_skips_unchanged_heartbeats(
@@ -315,29 +320,29 @@ def test_a_consumer_with_a_local_replica_skips_unchanged_heartbeats(
     a.service.delivered = threading.Semaphore(0)
     for replica in (a, b):
         replica.put(0)
-    with reading(replicas, home="a") as reader:
-        reader.reads("a")
+    with reading(replicas, local_replica="a") as consumer:
+        consumer.reads("a")
         for _ in range(50):
             assert a.service.delivered.acquire(timeout=LIMIT_S)
         for replica in (a, b):
             replica.put(1)
-        reader.until(upto(1))
-        assert reader.deliveries < 10
+        consumer.until(upto(1))
+        assert consumer.deliveries < 10
         a.is_in(UP_FAILURE)  # a change of state is an event, even without rows
-        reader.reads("b")
+        consumer.reads("b")
         b.put(2)
-        reader.until(upto(2))
-    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+        consumer.until(upto(2))
+    assert consumer.taken == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_acknowledgements_reach_every_replica(replicas: dict[str, Replica]) -> None:
     """Also a replica without consumers, which would otherwise retain everything forever."""
     for replica in replicas.values():
         replica.put(0, 1, 2, 3)
-    with reading(replicas, at=4, position=Position(2, 1, 7)) as reader:
+    with reading(replicas, at=4, position=Position(2, 1, 7)) as consumer:
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (1, 2)
-        reader.subscriber.advanced(Position(3, 3, 7))
+        consumer.subscriber.advanced(Position(3, 3, 7))
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (3, 3)
 
@@ -348,10 +353,10 @@ def test_any_replica_refuses_a_replaced_consumer(replicas: dict[str, Replica]) -
         replica.put(0)
     b.log.acknowledge("s", "reader", 0, 0, epoch=8)
     with (
-        reading(replicas, position=Position(0, 0, 7)) as reader,
+        reading(replicas, position=Position(0, 0, 7)) as consumer,
         pytest.raises(StaleEpoch, match="epoch 7"),
     ):
-        reader.until(upto(99))
+        consumer.until(upto(99))
 
 
 def test_a_consumer_reads_buckets_that_one_replica_has_trimmed_from_the_other(
@@ -361,9 +366,9 @@ def test_a_consumer_reads_buckets_that_one_replica_has_trimmed_from_the_other(
     for replica in (a, b):
         replica.put(0, 1, 2)
     a.log.trim("s", 1)
-    with reading(replicas) as reader:
-        reader.until(upto(2))
-    assert reader.taken == [(0, 0), (1, 1), (2, 2)]
+    with reading(replicas) as consumer:
+        consumer.until(upto(2))
+    assert consumer.taken == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_buckets_that_all_replicas_have_trimmed_are_unobtainable(
@@ -372,8 +377,11 @@ def test_buckets_that_all_replicas_have_trimmed_are_unobtainable(
     for replica in replicas.values():
         replica.put(0, 1, 2)
         replica.log.trim("s", 1)
-    with reading(replicas) as reader, pytest.raises(Trimmed, match="released the buckets before 2"):
-        reader.until(upto(2))
+    with (
+        reading(replicas) as consumer,
+        pytest.raises(Trimmed, match="released the buckets before 2"),
+    ):
+        consumer.until(upto(2))
 
 
 def test_a_subscription_tracks_the_epoch_of_each_replica_separately(tmp_path: Path) -> None:
@@ -383,14 +391,14 @@ def test_a_subscription_tracks_the_epoch_of_each_replica_separately(tmp_path: Pa
     for replica in (a, b):
         replica.put(0)
     b.is_in(STABILIZATION)
-    with reading(replicas) as reader:
-        reader.reads("a")
-        reader.until(upto(0))
+    with reading(replicas) as consumer:
+        consumer.reads("a")
+        consumer.until(upto(0))
         b.is_in(STABLE)
         a.die()
         b.put(1)
-        reader.until(upto(1))
-        assert reader.subscription.epochs == {"a": 5, "b": 1}
+        consumer.until(upto(1))
+        assert consumer.subscription.epochs == {"a": 5, "b": 1}
     for replica in (a, b):
         replica.die()
         replica.log.close()
@@ -401,13 +409,13 @@ def test_the_stream_ends_when_any_replica_reports_its_end(replicas: dict[str, Re
     a.is_in(UP_FAILURE)
     b.is_in(STABILIZATION)
     a.put(0)
-    a.guess(1)
+    a.write_tentative(1)
     b.put(0, 1)
     b.log.append(Ended("s"))
-    with reading(replicas) as reader:
-        assert reader.until(lambda delivery: delivery.ended).upto == 1
-        reader.ends()
-    assert (1, 1) in reader.taken
+    with reading(replicas) as consumer:
+        assert consumer.until(lambda delivery: delivery.ended).upto == 1
+        consumer.ends()
+    assert (1, 1) in consumer.taken
 
 
 def test_the_final_position_reaches_every_replica_after_the_end_of_the_stream(
@@ -418,8 +426,8 @@ def test_the_final_position_reaches_every_replica_after_the_end_of_the_stream(
     for replica in replicas.values():
         replica.put(0, 1)
         replica.log.append(Ended("s"))
-    with reading(replicas, position=Position(1, -1, 7)) as reader:
-        reader.ends()
+    with reading(replicas, position=Position(1, -1, 7)) as consumer:
+        consumer.ends()
         for replica in replicas.values():
             assert replica.acks.get(timeout=LIMIT_S) == (-1, 1)
 
@@ -429,15 +437,15 @@ def test_a_consumer_of_a_single_producer_takes_everything_in_every_state(tmp_pat
     only = Replica(tmp_path, "only")
     only.is_in(UP_FAILURE)
     only.put(0)
-    only.guess(1)
-    with reading({"only": only}) as reader:
-        reader.until(guessed(1))
+    only.write_tentative(1)
+    with reading({"only": only}) as consumer:
+        consumer.until(tentative_upto(1))
         only.correct(1)
-        reader.until(upto(1))
+        consumer.until(upto(1))
         only.die()
         only.serve(STABLE)
         only.put(2)
-        reader.until(upto(2))
-    assert reader.taken == [(0, 0), (1, -1), (1, 1), (2, 2)]
+        consumer.until(upto(2))
+    assert consumer.taken == [(0, 0), (1, -1), (1, 1), (2, 2)]
     only.die()
     only.log.close()

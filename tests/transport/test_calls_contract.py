@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 import pytest
 
 from holdfast.core.divergence import Window
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import HoldfastError, InputError, StorageFull, TransportError
 from holdfast.storage import Log
@@ -75,7 +75,7 @@ REPLIES: list[Any] = [
     calls.NodeStatus({"paths": {"out": {"position": 3}}, "kind": "any", "v": None}),
     calls.Epoch(7),
     calls.Assignment(("main", "main@2")),
-    calls.Registration(True, ("a",), ("b",), {"s": ("r", "r@2")}, {"a": Standing(2, 1)}),
+    calls.Registration(True, ("a",), ("b",), {"s": ("r", "r@2")}, {"a": InstanceStatus(2, 1)}),
     calls.Location(None),
     calls.Producers(()),
     calls.RunStatus({"failures": []}),
@@ -260,8 +260,8 @@ def raw(tmp_path: Path) -> Iterator[Callable[[str, bytes], None]]:
             match way:
                 case "follow":
                     command = flight.FlightDescriptor.for_command(data)
-                    writer, reader = client.do_exchange(command, limit)
-                    reader.read_chunk()
+                    writer, consumer = client.do_exchange(command, limit)
+                    consumer.read_chunk()
                 case "push":
                     command = flight.FlightDescriptor.for_command(data)
                     writer, _ = client.do_put(command, pa.schema([("a", pa.int64())]), limit)

@@ -131,7 +131,7 @@ def test_following_trimmed_buckets_is_refused_with_the_oldest_available_bucket(
 def test_nothing_is_trimmed_before_every_expected_consumer_has_acknowledged(
     log: Log, service: Service, peer: Peer
 ) -> None:
-    service.readers["s"] = {"one", "two"}
+    service.consumers["s"] = {"one", "two"}
     put(log, 0)
     peer.acknowledge("s", "one", received=0, needed=0, epoch=1)
     assert log.info("s").trimmed_upto == -1
@@ -151,7 +151,7 @@ def test_a_zombie_consumer_is_refused(log: Log, peer: Peer) -> None:
 EVERYTHING = -(2**62)
 
 
-def guess(
+def write_tentative(
     log: Log, since: int, upto: int, *with_rows: int, missing: str = "far",
     shares: tuple[float, float] = (0.5, 0.25),
 ) -> None:  # fmt: skip
@@ -204,7 +204,7 @@ def test_3_1_tentative_buckets_follow_the_stable_ones_and_name_their_missing_inp
     log: Log, peer: Peer
 ) -> None:
     put(log, 0)
-    guess(log, 1, 2, 2)
+    write_tentative(log, 1, 2, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         first = reading.news()
         assert buckets(first) == [(0, "STABLE"), (2, "TENTATIVE")]
@@ -213,7 +213,9 @@ def test_3_1_tentative_buckets_follow_the_stable_ones_and_name_their_missing_inp
         assert [t.num_rows for t in tables(first)] == [3, 2]
         assert tables(first)[1].to_pydict() == rows(2, 2).to_pydict()
         assert first.info is not None and first.info.tentative_upto == 2
-        guess(log, 3, 3, missing="farther", shares=(1.0, 0.9))  # a tentative bucket without rows
+        write_tentative(
+            log, 3, 3, missing="farther", shares=(1.0, 0.9)
+        )  # a tentative bucket without rows
         then = reading.news()
         assert (buckets(then), then.tentative_upto, then.missing) == ([], 3, ("farther",))
         assert (then.since, then.upto, then.partial) == (1, 0, (1.0, 0.9))
@@ -224,8 +226,8 @@ def test_3_1_tentative_buckets_that_are_not_equally_partial_are_delivered_separa
 ) -> None:
     """Each delivery names its own missing inputs, also for a consumer that connects late."""
     for bucket in (0, 1):
-        guess(log, bucket, bucket, shares=(0.5, 0.9))
-    guess(log, 2, 2, missing="farther", shares=(0.75, 0.1))
+        write_tentative(log, bucket, bucket, shares=(0.5, 0.9))
+    write_tentative(log, 2, 2, missing="farther", shares=(0.75, 0.1))
     with Reading(peer, 0, EVERYTHING) as reading:
         deliveries = [reading.news() for _ in range(2)]
     assert [
@@ -250,7 +252,7 @@ def test_stable_buckets_carry_the_delay_that_was_spent_upstream(
 
 def test_3_4_2_corrections_replace_tentative_buckets(log: Log, peer: Peer) -> None:
     put(log, 0)
-    guess(log, 1, 2, 2)
+    write_tentative(log, 1, 2, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         reading.news()
         correct(log, 1, 2)
@@ -262,13 +264,13 @@ def test_3_4_2_corrections_replace_tentative_buckets(log: Log, peer: Peer) -> No
 
 
 def test_tentative_buckets_after_a_correction_are_not_delivered_twice(log: Log, peer: Peer) -> None:
-    guess(log, 0, 2, 1, 2)
+    write_tentative(log, 0, 2, 1, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         reading.news()
         correct(log, 0)
         then = reading.news()
         assert (buckets(then), then.tentative_upto) == ([(0, "STABLE")], None)
-        guess(log, 3, 3, 3)
+        write_tentative(log, 3, 3, 3)
         then = reading.news()
         assert (buckets(then), then.tentative_upto) == ([(3, "TENTATIVE")], 3)
 
@@ -276,7 +278,7 @@ def test_tentative_buckets_after_a_correction_are_not_delivered_twice(log: Log, 
 def test_a_consumer_that_connects_during_a_correction_gets_corrected_and_tentative_buckets(
     log: Log, peer: Peer
 ) -> None:
-    guess(log, 0, 2, 1, 2)
+    write_tentative(log, 0, 2, 1, 2)
     correct(log, 0, 1)
     with Reading(peer, 0, EVERYTHING) as reading:
         first = reading.news()
@@ -288,14 +290,14 @@ def test_property_2_3_a_new_consumer_gets_only_newer_tentative_buckets(
     log: Log, peer: Peer
 ) -> None:
     put(log, 0)
-    guess(log, 1, 2, 1, 2)
-    guess(log, 3, 4, 3, 4, missing="farther")
+    write_tentative(log, 1, 2, 1, 2)
+    write_tentative(log, 3, 4, 3, 4, missing="farther")
     with Reading(peer, 1, 2) as reading:
         first = reading.news()
         assert buckets(first) == [(3, "TENTATIVE"), (4, "TENTATIVE")]
         assert (first.tentative_upto, first.missing) == (4, ("farther",))
     with Reading(peer, 1, 4) as reading:
-        guess(log, 5, 5)
+        write_tentative(log, 5, 5)
         assert reading.news().tentative_upto == 5
 
 
@@ -303,11 +305,11 @@ def test_3_1_a_consumer_that_tolerates_no_inconsistency_gets_no_tentative_bucket
     log: Log, peer: Peer
 ) -> None:
     put(log, 0)
-    guess(log, 1, 2, 2)
+    write_tentative(log, 1, 2, 2)
     deliveries: list[Delivery] = []
     with Reading(peer, 0, None) as reading:
         deliveries.append(reading.news())
-        guess(log, 3, 3, 3)
+        write_tentative(log, 3, 3, 3)
         correct(log, 1, 2, 3)
         while deliveries[-1].upto < 3:
             deliveries.append(reading.news())
@@ -326,7 +328,7 @@ def test_3_3_a_replica_reports_its_status_with_each_delivery_and_on_request(
     put(log, 0)
     assert status() == ("STABLE", 0, None)
     service.states["s"] = OutputState.UP_FAILURE
-    guess(log, 1, 2)
+    write_tentative(log, 1, 2)
     assert status() == ("UP_FAILURE", 0, 2)
     with Reading(peer, 0, EVERYTHING) as reading:
         assert reading.news().state is OutputState.UP_FAILURE
@@ -355,7 +357,7 @@ def test_a_stream_that_is_not_open_yet_has_an_empty_status(
 
 
 def test_rows_replaced_before_they_are_read_raise_transport_error(log: Log, peer: Peer) -> None:
-    guess(log, 0, 0, 0)
+    write_tentative(log, 0, 0, 0)
     with Reading(peer, 0, EVERYTHING) as reading:
         delivery = reading.news()
         correct(log, 0)
@@ -367,7 +369,7 @@ def test_rows_replaced_before_they_are_read_raise_transport_error(log: Log, peer
 
 
 def test_the_end_of_a_stream_is_delivered_after_the_corrections(log: Log, peer: Peer) -> None:
-    guess(log, 0, 1, 1)
+    write_tentative(log, 0, 1, 1)
     correct(log, 0, 1)
     log.append(Ended("s"))
     *_, last = peer.follow("s", 0, threading.Event(), EVERYTHING)

@@ -110,7 +110,7 @@ def given_as(bucket: int, to: Iterable[Row], output: str = "out") -> Callable[[E
     )
 
 
-def guess_of(at: int, bucket: int, rows: tuple[Row, ...]) -> Given:
+def tentative_of(at: int, bucket: int, rows: tuple[Row, ...]) -> Given:
     """A tentative bucket without the second of two inputs."""
     missing = ("two",)
     return Given(at, "c", "out", bucket, rows, "TENTATIVE", missing=missing, inputs_share=0.5)

@@ -32,10 +32,10 @@ from tests.verify.histories import (
     end_us,
     failed,
     given_as,
-    guess_of,
     of_bucket,
     rows,
     story,
+    tentative_of,
     unsettled,
     verdict,
 )
@@ -214,7 +214,7 @@ def test_a_stable_bucket_must_not_arrive_again_with_different_rows() -> None:
 
 def tentatively(*correction: Event) -> History:
     """Bucket 7 arrives as tentative, and afterwards only as the given events say."""
-    wrong = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
+    wrong = tentative_of(end_us(7) + 2_000, 7, rows(7)[2:])
     later = of_bucket(Given, 7)
     return story(
         replace(BROKE, at=end_us(7)),
@@ -238,11 +238,11 @@ def test_a_tentative_bucket_must_be_corrected() -> None:
 
 def test_a_tentative_bucket_may_be_corrected_to_an_empty_one() -> None:
     """The application must receive the stable bucket without rows; a position is not enough."""
-    wrong = guess_of(end_us(EMPTY) + 2_000, EMPTY, rows(7))
+    wrong = tentative_of(end_us(EMPTY) + 2_000, EMPTY, rows(7))
     empty = Given(end_us(EMPTY) + 5_000, "c", "out", EMPTY, (), replaces=True)
     assert failed(story(wrong, empty)) == {}
     assert failed(story(wrong)).keys() == {"corrected"}
-    last = guess_of(END_US - 9, BUCKETS, rows(7))
+    last = tentative_of(END_US - 9, BUCKETS, rows(7))
     position = Told(END_US - 7, "c", "out", BUCKETS)
     stays = {"corrected": "output out at client c: bucket 20 stays tentative"}
     assert failed(story(last)) == failed(story(last, position)) == stays
@@ -256,7 +256,7 @@ def announced(*extra: Event) -> str | None:
     def announcing(event: Event) -> Event:
         return replace(event, announces=True) if isinstance(event, Began) else event
 
-    tentative = guess_of(end_us(7) + 2_000, 7, rows(7)[2:])
+    tentative = tentative_of(end_us(7) + 2_000, 7, rows(7)[2:])
     history = story(tentative, *extra, without=of_bucket(Given, 7), change=announcing)
     return failed(history).get("corrected")
 
@@ -285,7 +285,7 @@ def test_a_client_reports_replacements_and_rec_done() -> None:
 
 
 def test_corrected_is_unknown_in_a_run_that_did_not_settle() -> None:
-    last = guess_of(END_US - 9, BUCKETS, rows(7))
+    last = tentative_of(END_US - 9, BUCKETS, rows(7))
     assert verdict(story(last, change=unsettled(END_US)), "corrected").outcome == "unknown"
     assert verdict(story(change=unsettled(END_US)), "corrected").outcome == "ok"
 
@@ -309,7 +309,7 @@ def test_the_stable_position_never_decreases() -> None:
 
 def hint(bucket: int, after_us: int) -> Given:
     """A tentative bucket, `after_us` after its end."""
-    return guess_of(end_us(bucket) + after_us, bucket, rows(bucket)[1:])
+    return tentative_of(end_us(bucket) + after_us, bucket, rows(bucket)[1:])
 
 
 def test_property_2_no_tentative_bucket_is_delivered_twice() -> None:
@@ -344,7 +344,7 @@ def test_no_tentative_bucket_arrives_after_its_stable_version() -> None:
         "output out at client c: tentative bucket 7 arrived, but the output is stable up to 7"
     )
     # The same holds for a complete bucket without rows.
-    empty = guess_of(end_us(EMPTY) + 12_000, EMPTY, rows(7))
+    empty = tentative_of(end_us(EMPTY) + 12_000, EMPTY, rows(7))
     violations = failed(story(empty))
     assert "order" in violations
 

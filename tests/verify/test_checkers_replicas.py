@@ -96,8 +96,8 @@ def test_replicas_must_not_all_correct_at_the_same_time() -> None:
 # -- detected -----------------------------------------------------------------------------------
 
 
-def reading(at: int, replica: str = "n1", bad: str = "", reader: str = "c") -> Reading:
-    return Reading(at, reader, "out", replica, bad, DETECT_US if bad else 0)
+def reading(at: int, replica: str = "n1", bad: str = "", consumer: str = "c") -> Reading:
+    return Reading(at, consumer, "out", replica, bad, DETECT_US if bad else 0)
 
 
 def test_a_consumer_leaves_an_unusable_replica_in_time() -> None:
@@ -136,8 +136,8 @@ def test_a_consumer_that_reads_no_replica_is_detected() -> None:
 
 
 def test_every_consumer_must_leave_an_unusable_replica() -> None:
-    dead = [reading(AT, bad="it is dead", reader=client) for client in ("c", "d")]
-    switched = [reading(AT + 40_000, "n2", reader="c")]
+    dead = [reading(AT, bad="it is dead", consumer=client) for client in ("c", "d")]
+    switched = [reading(AT + 40_000, "n2", consumer="c")]
     assert "d reads" in (judged("detected", *dead, *switched) or "")
     assert verdict(story(), "detected").outcome == "ok"
 

@@ -58,12 +58,12 @@ def in_failure(*extra: Event, age_us: int | None = AGE_US, stable_from: int = 15
     )
 
 
-def guess(bucket: int, after_us: int = 20_000, version: int = 0) -> Given:
+def tentative_of(bucket: int, after_us: int = 20_000, version: int = 0) -> Given:
     at = end_us(bucket) + after_us
     return Given(at, "c", "out", bucket, rows(bucket)[2:], "TENTATIVE", version)
 
 
-GUESSES = [guess(bucket) for bucket in range(8, 15)]
+TENTATIVE = [tentative_of(bucket) for bucket in range(8, 15)]
 
 
 def too_old(history: History) -> str | None:
@@ -71,7 +71,7 @@ def too_old(history: History) -> str | None:
 
 
 def test_tentative_results_during_a_failure_are_recent_enough() -> None:
-    assert too_old(in_failure(*GUESSES)) is None
+    assert too_old(in_failure(*TENTATIVE)) is None
 
 
 def test_without_results_the_newest_result_becomes_too_old() -> None:
@@ -85,29 +85,29 @@ def test_without_results_the_newest_result_becomes_too_old() -> None:
 
 @pytest.mark.parametrize(("after_us", "old"), [(50_000, False), (50_001, True)])
 def test_one_late_bucket_makes_the_previous_bucket_too_old(after_us: int, old: bool) -> None:
-    late = [g if g.bucket != 10 else guess(10, after_us) for g in GUESSES]
+    late = [g if g.bucket != 10 else tentative_of(10, after_us) for g in TENTATIVE]
     assert bool(too_old(in_failure(*late))) is old
 
 
 def test_an_older_stable_position_does_not_raise_the_age() -> None:
     position = Told(end_us(13) + 40_000, "c", "out", 8)
-    assert too_old(in_failure(*GUESSES, position)) is None
+    assert too_old(in_failure(*TENTATIVE, position)) is None
 
 
 @pytest.mark.parametrize("stability", ["TENTATIVE", "STABLE"])
 def test_an_empty_replacement_does_not_raise_the_age(stability: str) -> None:
     at = end_us(13) + 40_000
     again = Given(at, "c", "out", 13, (), stability, 1, replaces=True)
-    assert too_old(in_failure(*GUESSES, again)) is None
+    assert too_old(in_failure(*TENTATIVE, again)) is None
 
 
 def test_a_newer_version_of_an_older_bucket_does_not_raise_the_age() -> None:
-    assert too_old(in_failure(*GUESSES, guess(9, 220_000, version=1))) is None
+    assert too_old(in_failure(*TENTATIVE, tentative_of(9, 220_000, version=1))) is None
 
 
 def test_tentative_buckets_without_rows_are_valid_results() -> None:
     """For such buckets, the client only receives a position."""
-    tentative = [g for g in GUESSES if g.bucket != 10]
+    tentative = [g for g in TENTATIVE if g.bucket != 10]
     assert too_old(in_failure(*tentative)) is not None
     position = Hinted(end_us(10) + 20_000, "c", "out", 10)
     assert too_old(in_failure(*tentative, position)) is None
@@ -143,7 +143,7 @@ def test_each_client_has_its_own_bound() -> None:
 
 def test_newest_age_us_returns_the_maximum_age_of_an_interval() -> None:
     index = Story(in_failure())
-    reader = index.readers["c", "out"]
-    assert newest_age_us(index, reader, 0, end_us(6)) == BEST_US
-    assert newest_age_us(index, reader, end_us(7), end_us(9)) == 200_000
-    assert newest_age_us(index, reader, 0, END_US) == 800_000
+    consumer = index.consumers["c", "out"]
+    assert newest_age_us(index, consumer, 0, end_us(6)) == BEST_US
+    assert newest_age_us(index, consumer, end_us(7), end_us(9)) == 200_000
+    assert newest_age_us(index, consumer, 0, END_US) == 800_000

@@ -37,10 +37,10 @@ from tests.verify.histories import (
     WIDTH_US,
     end_us,
     failed,
-    guess_of,
     of_bucket,
     rows,
     story,
+    tentative_of,
     verdict,
 )
 
@@ -124,7 +124,7 @@ def test_property_1_applies_to_each_client_by_its_own_tree() -> None:
 
 
 def test_property_1_with_a_stable_tree_no_bucket_is_tentative() -> None:
-    tentative = guess_of(end_us(10) + 15_000, 10, rows(10))
+    tentative = tentative_of(end_us(10) + 15_000, 10, rows(10))
 
     def available(kind: str, *extra: Event) -> str | None:
         history = hinted(kind)
@@ -221,7 +221,7 @@ def test_two_faults_of_one_kind_heal_one_after_the_other() -> None:
 
 def test_a_delivered_bucket_is_known_without_a_position() -> None:
     assert failed(story(without=of_bucket(Told, BUCKETS - 1))) == {}
-    early = guess_of(5_000, 0, rows(0)[:3])
+    early = tentative_of(5_000, 0, rows(0)[:3])
     complete = Given(end_us(0) + 5_000, "c", "out", 0, rows(0))
     assert failed(story(early, complete, without=of_bucket(Given, 0))) == {}
 

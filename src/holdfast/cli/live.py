@@ -168,7 +168,7 @@ def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer
         + (f", metrics on {run.metrics.url}" if run.metrics.url else "")
     )
     outputs = run.network.outputs
-    threads = [_reader(run, op, None if args.quiet else printer) for op in outputs]
+    threads = [_consumer(run, op, None if args.quiet else printer) for op in outputs]
     deadline_s = None if args.seconds is None else time.monotonic() + args.seconds
     while any(thread.is_alive() for thread in threads):
         printer.failures(run.failures.all())
@@ -191,7 +191,7 @@ def loaded(app: str, options: Options) -> Network:
     return load(app)
 
 
-def _reader(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
+def _consumer(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
     protected = run.network.protections.values()
     client = run.client(
         op.name, durable=True, tentative=any(one.on_failure != "block" for one in protected)

@@ -26,12 +26,12 @@ from holdfast.core.membership import (
     Event,
     Heartbeat,
     HostEnded,
+    InstanceStatus,
     Membership,
     Placed,
     Record,
     Registered,
     Released,
-    Standing,
     Tick,
     process_of,
 )
@@ -137,10 +137,10 @@ class Controller:
         moved = {r.node: r.host for r in records if isinstance(r, Placed)}
         return dead, moved
 
-    def standings(self) -> dict[str, Standing]:
+    def statuses(self) -> dict[str, InstanceStatus]:
         """Status of all replicas of pairs."""
         with self._lock:
-            return self._members.standings()
+            return self._members.statuses()
 
     # -- hosts ------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class ControllerService:
         for host in dict.fromkeys(moved.values()):
             node_names = ", ".join(name for name, to in moved.items() if to == host)
             _log.warning("standby host %s takes over nodes %s", host, node_names)
-        self._service.lost(controller.standings(), monotonic_us())
+        self._service.lost(controller.statuses(), monotonic_us())
 
     def _next_epoch(self, ask: NextEpoch) -> Epoch:
         """Assign an epoch. The process of a host must be admitted first; its nodes need no check of
@@ -108,7 +108,7 @@ class ControllerService:
         """Handle the heartbeat of a host. The reply carries the nodes that the host must run, and
         the clients of this process: nodes release no bucket before all of them have
         acknowledged it."""
-        controller, readers, at = self._controller, self._service.readers, self._clock()
+        controller, consumers, at = self._controller, self._service.consumers, self._clock()
         controller.check_known(ask.host, [instance.node for instance in ask.nodes])
         try:
             if not controller.here(ask.host, ask.epoch, at):
@@ -125,8 +125,8 @@ class ControllerService:
             current=True,
             refused=tuple(instance.node for instance in ask.nodes if not self._knows(instance, at)),
             assigned=tuple(controller.assigned(ask.host)),
-            readers={s: tuple(sorted(r)) for s, r in readers.items() if s in self._outputs},
-            standings=controller.standings(),
+            consumers={s: tuple(sorted(r)) for s, r in consumers.items() if s in self._outputs},
+            statuses=controller.statuses(),
         )
 
     def _knows(self, instance: Instance, at: int) -> bool:

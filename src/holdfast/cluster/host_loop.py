@@ -25,7 +25,7 @@ from holdfast.core.hosts import (
     StartNode,
     StopNode,
 )
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import kind_of, reason_of
 from holdfast.errors import HoldfastError
 from holdfast.streams.calls import Instance, Register, Registration
@@ -44,7 +44,7 @@ class Running(Protocol):
     @property
     def error(self) -> BaseException | None: ...
     def told(self) -> Instance | None: ...
-    def heard(self, readers: Any, standings: Mapping[str, Standing]) -> None: ...
+    def heard(self, consumers: Any, statuses: Mapping[str, InstanceStatus]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -100,7 +100,7 @@ class HostLoop:
         if isinstance(event, Answered) and isinstance(reply, Registration):
             for name in instances:
                 if name in self.nodes:
-                    self.nodes[name].heard(reply.readers, reply.standings)
+                    self.nodes[name].heard(reply.consumers, reply.statuses)
 
     def look(self) -> None:
         """Pass progress, failures and stops of the nodes to the core."""

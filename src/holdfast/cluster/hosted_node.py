@@ -16,7 +16,7 @@ from holdfast.clock import monotonic_us, now_us
 from holdfast.cluster.rebuild import Rebuild
 from holdfast.config import Options
 from holdfast.core.hosts import may_try_again
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import damaged_to_delete
 from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
@@ -28,12 +28,12 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.model.fragments import (
+    consumers_of,
     fragment_of,
     fragments,
     is_pair,
     peers_of,
     producers_for,
-    readers_of,
 )
 from holdfast.model.identity import identity_of
 from holdfast.model.network import Network
@@ -130,12 +130,12 @@ class Hosted:
         return None
 
     def heard(
-        self, readers: Mapping[str, Sequence[str]], standings: Mapping[str, Standing]
+        self, consumers: Mapping[str, Sequence[str]], statuses: Mapping[str, InstanceStatus]
     ) -> None:
         outputs = self.fragment.outputs
-        self._service.readers.update({s: set(r) for s, r in readers.items() if s in outputs})
+        self._service.consumers.update({s: set(r) for s, r in consumers.items() if s in outputs})
         if self._node is not None:
-            self._node.heard(standings)
+            self._node.heard(statuses)
 
     def stop(self) -> None:
         self._stop.set()
@@ -167,9 +167,9 @@ class Hosted:
         request = NextEpoch(name, at_least=log.epoch)
         epoch = patiently(lambda: place.chief.call(request).epoch, stop)
         log.raise_epoch(epoch)
-        for stream, consumers in readers_of(network).items():
+        for stream, consumers in consumers_of(network).items():
             if stream in self.fragment.outputs:
-                self._service.readers[stream] = {
+                self._service.consumers[stream] = {
                     consumer
                     for consumer in consumers
                     if name in producers_for(network, stream, consumer)

@@ -21,9 +21,9 @@ from holdfast.node.transfer_events import (
     Began,
     Broke,
     FetchEnded,
-    Happening,
     HoldReplied,
     Rang,
+    RawEvent,
     StateReplied,
     Translation,
     install,
@@ -66,7 +66,7 @@ class Rebuild:
         self._producers, self._peers, self._stop = producers, peers, stop
         names = {stream: tuple(connects) for stream, connects in producers.items()}
         self._core = CatchUp(name, tuple(peers), names, own_paths)
-        self._happened: queue.Queue[Happening] = queue.Queue()
+        self._happened: queue.Queue[RawEvent] = queue.Queue()
         self._wakes: list[int] = []
         self._connections: dict[str, FlightPeer] = {}
         self._workers = ThreadPoolExecutor(8, f"rebuild-{name}")
@@ -103,7 +103,7 @@ class Rebuild:
             self._workers.shutdown(wait=True)
             self._server.stop()
 
-    def _next(self) -> Happening:
+    def _next(self) -> RawEvent:
         while not self._stop.is_set():
             now = self._clock()
             if self._wakes and self._wakes[0] <= now:
@@ -116,9 +116,9 @@ class Rebuild:
 
     # -- events in, actions performed -------------------------------------------------------------
 
-    def step(self, happened: Happening) -> core.ComeUp | None:
+    def step(self, raw: RawEvent) -> core.ComeUp | None:
         """Handle one event and perform its actions. Returns `ComeUp` when the replica can start."""
-        for action in self._core.handle(self._translation.event(happened, self._clock())):
+        for action in self._core.handle(self._translation.event(raw, self._clock())):
             if isinstance(action, core.ComeUp):
                 return action
             self._perform(action)

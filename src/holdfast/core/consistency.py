@@ -43,7 +43,7 @@ MOVES: Mapping[OutputState, tuple[OutputState, ...]] = {
 }
 
 
-class _Lacked(NamedTuple):
+class _Missing(NamedTuple):
     """What was missing for the tentative buckets after the previous entry, up to `upto`."""
 
     upto: int
@@ -80,7 +80,7 @@ class Consistency:
         self.needs_from = 0
         self.running_upto: int | None = None
         #: What was missing so far, as far back as the next buckets of the line depend on it.
-        self._lacked: deque[_Lacked] = deque()
+        self._missing: deque[_Missing] = deque()
         #: The stable state was discarded at the start of the line (undo/redo).
         self.forgotten = False
         #: Consecutive failures of tentative steps, and the time of the next attempt.
@@ -98,7 +98,7 @@ class Consistency:
         self.line += 1
         self.position = self.base = stable
         self.needs_from = needs_from
-        self._lacked.clear()
+        self._missing.clear()
         self.forgotten = forget
         self.failures = 0
 
@@ -174,14 +174,14 @@ class Consistency:
     def _label(self, lo: int, hi: int) -> tuple[tuple[str, ...], Partial]:
         """What is missing for `lo` to `hi`, in these buckets or in earlier ones that windows and
         state still hold."""
-        entries = self._lacked
+        entries = self._missing
         while entries and self.extent is not None and entries[0].upto < lo - self.extent:
             entries.popleft()
         missing, partial = self.sunion.missing(lo, hi)
         if missing:
             if entries and entries[-1][1:] == (missing, partial):
                 entries.pop()
-            entries.append(_Lacked(hi, missing, partial))
+            entries.append(_Missing(hi, missing, partial))
         if not entries:
             return missing, partial
         names = dict.fromkeys(name for entry in entries for name in entry.missing)
@@ -190,5 +190,5 @@ class Consistency:
             min(partial.rows, *(entry.partial.rows for entry in entries)),
         )
         if self.extent is None:
-            self._lacked = deque([_Lacked(hi, tuple(names), least)])
+            self._missing = deque([_Missing(hi, tuple(names), least)])
         return tuple(names), least

@@ -23,7 +23,7 @@ from holdfast.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InstanceStatus:
     """Status of the instances of one name, by epoch."""
 
     #: Epoch of the newest registered instance; 0: none has registered.
@@ -44,9 +44,9 @@ class Standing:
         return self.epoch > self.dead
 
 
-def dead_of(standings: Mapping[str, Standing]) -> dict[str, int]:
+def dead_of(statuses: Mapping[str, InstanceStatus]) -> dict[str, int]:
     """The names whose newest instance is dead, each with the epoch up to which it is dead."""
-    return {name: standing.dead for name, standing in standings.items() if standing.gone}
+    return {name: standing.dead for name, standing in statuses.items() if standing.gone}
 
 
 _PROCESS = "process."
@@ -157,8 +157,8 @@ class Membership:
         self._registered: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._released: dict[str, int] = {}
-        #: Cache of `standings()`; every applied record clears it.
-        self._standings: dict[str, Standing] = {}
+        #: Cache of `statuses()`; every applied record clears it.
+        self._statuses: dict[str, InstanceStatus] = {}
         #: Reason of the last death of each name. The log does not record reasons: after a restart
         #: of the controller the reason only says that the death is older than the restart.
         self.why_dead: dict[str, str] = {}
@@ -179,7 +179,7 @@ class Membership:
                 assert_never(event)
 
     def apply(self, record: Record) -> None:
-        self._standings = {}
+        self._statuses = {}
         match record:
             case Registered():
                 self._registered[record.name] = record.epoch
@@ -207,20 +207,22 @@ class Membership:
 
     def _tick(self, at: int) -> list[Record]:
         self.detector.tick(at)
-        standings = self.standings()
-        lost_now = lost(self._peers, standings, self.detector, at)
-        dead = [Dead(name, standings[name].epoch) for name in lost_now]
-        dead += self._evict(standings, lost_now, at)
-        gone = {*dead_of(standings), *(record.name for record in dead)}
+        statuses = self.statuses()
+        lost_now = lost(self._peers, statuses, self.detector, at)
+        dead = [Dead(name, statuses[name].epoch) for name in lost_now]
+        dead += self._evict(statuses, lost_now, at)
+        gone = {*dead_of(statuses), *(record.name for record in dead)}
         self.detector.found_dead(gone, at)
         moved = stand_ins(self.runs(), self._peers, self.detector, at)
         return [
             *dead,
-            *self._release(standings, at),
+            *self._release(statuses, at),
             *(Placed(node, host) for node, host in moved.items()),
         ]
 
-    def _evict(self, standings: Mapping[str, Standing], lost_now: list[str], at: int) -> list[Dead]:
+    def _evict(
+        self, statuses: Mapping[str, InstanceStatus], lost_now: list[str], at: int
+    ) -> list[Dead]:
         """Declare replicas dead that are alive but make no progress; never both of a pair."""
         if self._lag is None:
             return []
@@ -228,24 +230,24 @@ class Membership:
         evicted: list[Dead] = []
         for name, peer in self._peers.items():
             if gone & {name, peer} or not all(
-                standings[replica].lives and self.detector.speaks(replica, at)
+                statuses[replica].lives and self.detector.speaks(replica, at)
                 for replica in (name, peer)
             ):
                 continue
             if (why := self._lag.stalled(name, peer)) is not None:
                 gone.add(name)
-                evicted.append(Dead(name, standings[name].epoch, why))
+                evicted.append(Dead(name, statuses[name].epoch, why))
         return evicted
 
-    def _release(self, standings: Mapping[str, Standing], at: int) -> list[Released]:
+    def _release(self, statuses: Mapping[str, InstanceStatus], at: int) -> list[Released]:
         """Release replicas that have been dead for `rejoin_us`, if the peer is alive and sends
         heartbeats: retention costs producers storage only while the peer makes progress."""
         return [
-            Released(name, standings[name].dead)
+            Released(name, statuses[name].dead)
             for name, us in self.detector.dead_us(at).items()
             if us >= self._rejoin_us
-            and standings[name].released < standings[name].dead
-            and standings[self._peers[name]].lives
+            and statuses[name].released < statuses[name].dead
+            and statuses[self._peers[name]].lives
             and self.detector.speaks(self._peers[name], at)
         ]
 
@@ -259,14 +261,16 @@ class Membership:
         """Epoch of the newest registered instance; 0 before the first registration."""
         return self._registered.get(name, 0)
 
-    def standings(self) -> dict[str, Standing]:
+    def statuses(self) -> dict[str, InstanceStatus]:
         """Status of all replicas of pairs. All callers see the same values, and no epoch ever
         decreases."""
-        self._standings = self._standings or {
-            name: Standing(self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0))
+        self._statuses = self._statuses or {
+            name: InstanceStatus(
+                self.epoch(name), self._dead.get(name, 0), self._released.get(name, 0)
+            )
             for name in self._peers
         }
-        return dict(self._standings)
+        return dict(self._statuses)
 
     def runs(self) -> dict[str, list[str]]:
         """The current nodes of each host, in the order of the layout."""
@@ -282,7 +286,7 @@ class Membership:
 
 def lost(
     peers: Mapping[str, str],
-    standings: Mapping[str, Standing],
+    statuses: Mapping[str, InstanceStatus],
     detector: FailureDetector,
     at: int,
 ) -> list[str]:
@@ -291,9 +295,9 @@ def lost(
     may be cut off."""
     lost_names: list[str] = []
     for name, peer in peers.items():
-        alive = standings[peer].lives and peer not in lost_names
+        alive = statuses[peer].lives and peer not in lost_names
         if (
-            standings[name].lives
+            statuses[name].lives
             and alive
             and detector.silent(name, at)
             and detector.speaks(peer, at)

@@ -213,7 +213,7 @@ class Progress:
             )  # fmt: skip
             if event.tentative_upto is not None:
                 sunion.tentative(
-                    event.stream, event.tentative_upto, event.at, event.lacked, event.partial
+                    event.stream, event.tentative_upto, event.at, event.missing, event.partial
                 )
             for bucket in event.rows:
                 insort(path.waiting, bucket)

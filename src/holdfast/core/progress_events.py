@@ -41,9 +41,9 @@ class BoundaryArrived:
     #: (bucket, number of rows) of each bucket with rows since the previous boundary.
     rows: tuple[tuple[int, int], ...] = ()
     ended: bool = False
-    #: Last tentative bucket, computed while the inputs `lacked` were missing.
+    #: Last tentative bucket, computed while the inputs `missing` were missing.
     tentative_upto: int | None = None
-    lacked: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     partial: Partial = WHOLE
     #: Delay that the buckets have already spent upstream.
     spent_us: int = 0

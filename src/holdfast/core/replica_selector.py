@@ -9,7 +9,7 @@ from the main replica, so that tentative results of two replicas are never mixed
 The consumer determines how far behind is too far: while its `max_delay` (X in Borealis) allows it
 to wait, stable rows a little later are better than tentative rows now.
 
-In pairs, a consumer prefers its local replica (`home`), the replica in the same dataflow. Two
+In pairs, a consumer prefers its local replica, the replica in the same dataflow. Two
 replicas under load take long steps and finish them at different times, so the consumer does not
 switch to a peer that is ahead by one step. The consumer switches when the peer is ahead by more
 than a step, or stays ahead for longer than `STEP_US`.
@@ -74,12 +74,12 @@ class ReplicaSelector:
     def __init__(
         self,
         replicas: Sequence[str],
-        home: str | None = None,
+        local_replica: str | None = None,
         tolerance_buckets: int = LAG_BUCKETS,
     ) -> None:
         self.replicas = tuple(replicas)
         #: The local replica, in pairs: preferred among replicas of equal rank.
-        self.home = home
+        self.local_replica = local_replica
         #: A STABLE replica that is this many buckets behind loses its rank to a tentative one.
         self.too_far = max(LAG_BUCKETS, tolerance_buckets + 1)
         self._known: dict[str, _Known] = {}
@@ -134,7 +134,7 @@ class ReplicaSelector:
             name = entry.replica
             # A replica that never completes the stream need not be behind by a single bucket.
             return rank[name], rank[name] == 0 and behind, not entry.status.ended, (
-                name != self.home), name != self.choice.main  # fmt: skip
+                name != self.local_replica), name != self.choice.main  # fmt: skip
 
         first = min(entries, key=key, default=None)
         if first is None:
@@ -159,7 +159,7 @@ class ReplicaSelector:
     def _furthest(self, entry: _Known, others: Iterable[_Known], now: int) -> int:
         """Position of the furthest replica. For the local replica: the position that it can be
         expected to have reached as well."""
-        is_local = entry.replica == self.home
+        is_local = entry.replica == self.local_replica
         return max(other.surely(now) if is_local else other.status.reached for other in others)
 
     def _corrector(self, main: str | None) -> str | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.core.catch_up_events import LEASE_US
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.sunion import FOREVER
 
 
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 
 def position_of_gone(
-    standing: Standing, last: Position, trimmed_upto: int, held_at: int | None, at: int
+    standing: InstanceStatus, last: Position, trimmed_upto: int, held_at: int | None, at: int
 ) -> Position | None:
     """The position to record for a dead replica of a pair instead of its `last` one. None: `last`
     remains valid. `held_at`: time of the last `Hold` request of a successor that this producer

@@ -220,7 +220,7 @@ class Subscription:
     #: The newest epoch received from each replica. Never decreases, and outlives a subscription.
     epochs: dict[str, int] = field(default_factory=dict)
     #: The local replica, in pairs: the one in the same dataflow.
-    home: str | None = None
+    local_replica: str | None = None
     tolerance_buckets: int = LAG_BUCKETS
     #: Replicas are polled at the longer of these intervals. With a local replica, the replica that
     #: is read reports its status with its deliveries, and the others are polled rarely (`ask_us`).
@@ -244,7 +244,7 @@ class Subscription:
     _alarm: Alarm = field(default_factory=Alarm)
 
     def __post_init__(self) -> None:
-        self.selector = ReplicaSelector(self.replicas, self.home, self.tolerance_buckets)
+        self.selector = ReplicaSelector(self.replicas, self.local_replica, self.tolerance_buckets)
         self._polling = {replica: _Polling() for replica in self.replicas}
         self.many = len(self.replicas) > 1
 
@@ -335,7 +335,11 @@ class Subscription:
     def _tells(self, replica: str) -> bool:
         """Whether the replica reports its status with its deliveries."""
         connection = self._connections.get(False)
-        return self.home is not None and connection is not None and connection.replica == replica
+        return (
+            self.local_replica is not None
+            and connection is not None
+            and connection.replica == replica
+        )
 
     def _answered(self, at: int, replica: str) -> _Polling:
         polling = self._polling[replica]

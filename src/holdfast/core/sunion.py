@@ -43,12 +43,12 @@ class Partial(NamedTuple):
 WHOLE = Partial(1.0, 1.0)
 
 
-class _Guess(NamedTuple):
+class _TentativeInput(NamedTuple):
     """Tentative buckets after the previous entry, up to `upto`: the inputs that were missing
     upstream, and how partial the buckets are."""
 
     upto: int
-    lacked: tuple[str, ...]
+    missing: tuple[str, ...]
     partial: Partial
 
 
@@ -71,7 +71,7 @@ class SUnion:
         self.ended_at: dict[str, int] = {}
         #: Last tentative bucket of each input, and the tentative buckets that may still be used.
         self.tentative_upto: dict[str, int] = {}
-        self._guesses: dict[str, list[_Guess]] = {stream: [] for stream in inputs}
+        self._guesses: dict[str, list[_TentativeInput]] = {stream: [] for stream in inputs}
         #: Recent rows per bucket of each input; None before the first measurement.
         self.rate: dict[str, float | None] = dict.fromkeys(inputs)
         #: Bucket of the durable version after a restart; boundaries up to this bucket are ignored.
@@ -132,7 +132,7 @@ class SUnion:
         stream: str,
         upto: int,
         at: int,
-        lacked: tuple[str, ...],
+        missing: tuple[str, ...],
         partial: Partial = WHOLE,
     ) -> None:
         complete = self.complete_upto[stream]
@@ -142,9 +142,9 @@ class SUnion:
             entries = self._guesses[stream]
             if entries and entries[-1].upto >= upto:
                 return  # a tentative bucket is taken once
-            if entries and (entries[-1].lacked, entries[-1].partial) == (lacked, partial):
+            if entries and (entries[-1].missing, entries[-1].partial) == (missing, partial):
                 entries.pop()
-            entries.append(_Guess(upto, lacked, partial))
+            entries.append(_TentativeInput(upto, missing, partial))
 
     def _arrived(self, stream: str, upto: int, at: int, spent_us: int | None) -> None:
         if self.patience_us is None or upto >= FOREVER:
@@ -207,7 +207,7 @@ class SUnion:
             share = Partial(0.0, 0.0)
             entries = self._used(stream, lo, hi)
             for entry in entries:
-                missing_upstream += entry.lacked
+                missing_upstream += entry.missing
             if available_upto is None or available_upto < hi:
                 names.append(stream)
             else:
@@ -223,7 +223,7 @@ class SUnion:
         partial = Partial(round(available.inputs / len(self.complete_upto), 4), round(rows, 4))
         return tuple(dict.fromkeys([*names, *missing_upstream])), partial
 
-    def _used(self, stream: str, lo: int, hi: int) -> list[_Guess]:
+    def _used(self, stream: str, lo: int, hi: int) -> list[_TentativeInput]:
         """The tentative entries that cover the buckets `lo` to `hi`."""
         entries = self._guesses[stream]
         first = bisect_left(entries, lo, key=_upto)

@@ -132,8 +132,8 @@ def _measure(
         network, storage=os.path.join(folder, "storage"), deployment="processes", options=options,
         app=f"holdfast.experiments.availability:{name}",
     )  # fmt: skip
-    running.route = lambda reader, producer, address: (
-        proxies.link(producer, reader, address).address
+    running.route = lambda consumer, producer, address: (
+        proxies.link(producer, consumer, address).address
     )
     try:
         with running:
@@ -142,7 +142,7 @@ def _measure(
                 bench.warm_up()
                 return [bench.measure(case) for case in cases]
             finally:
-                bench.reader.close()
+                bench.consumer.close()
     finally:
         proxies.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -212,7 +212,7 @@ class _Bench:
     ) -> None:  # fmt: skip
         self._run, self._proxies, self._made, self._say = running, proxies, generators, say
         self._table = hf.CorrectedTable(folder)
-        self.reader = _Application(
+        self.consumer = _Application(
             lambda: running.client("merged", tentative=True, durable=True), self._table
         )
 
@@ -244,7 +244,7 @@ class _Bench:
     def _cut(self, links: Sequence[tuple[str, str]], seconds: float) -> None:
         affected = [
             link for link in self._proxies.all()
-            if any({link.producer, link.reader} == set(ends) for ends in links)
+            if any({link.producer, link.consumer} == set(ends) for ends in links)
         ]  # fmt: skip
         assert len(affected) >= len(links), (links, affected)
         for link in affected:
@@ -255,10 +255,10 @@ class _Bench:
 
     def _lose(self, lost: str) -> str:
         if lost == RESTARTED:
-            self.reader.close()
-            self.reader.start()
-            return self.reader.client.name
-        name = str(self.reader.reads)
+            self.consumer.close()
+            self.consumer.start()
+            return self.consumer.client.name
+        name = str(self.consumer.reads)
         process = self._run.processes[name]
         match lost:
             case "killed":
@@ -268,7 +268,7 @@ class _Bench:
                 time.sleep(HELD_S)
                 process.resume()
             case _:
-                ends = [(link.producer, link.reader) for link in self._proxies.all()]
+                ends = [(link.producer, link.consumer) for link in self._proxies.all()]
                 self._cut([pair for pair in ends if name in pair], HELD_S)
         return name
 
@@ -276,8 +276,8 @@ class _Bench:
 
     def _wait(self, test: Callable[[], bool], limit_s: float, what: str) -> None:
         def reached() -> bool:
-            if self.reader.failure is not None:
-                raise self.reader.failure
+            if self.consumer.failure is not None:
+                raise self.consumer.failure
             return test()
 
         self._run.wait_for(reached, limit_s, what)
@@ -290,11 +290,11 @@ class _Bench:
 
         self._wait(all_up, BACK_S, "all replicas to catch up")
         self._wait(
-            lambda: self.reader.reads is not None, BACK_S, "the client to read from a replica"
+            lambda: self.consumer.reads is not None, BACK_S, "the client to read from a replica"
         )
 
     def _correcting(self) -> bool:
-        if self.reader.replaced and self.reader.replaced[-1] > now_us() - 1_000_000:
+        if self.consumer.replaced and self.consumer.replaced[-1] > now_us() - 1_000_000:
             return True
         return any(
             status_at(self._run, "merged", name).state is OutputState.STABILIZATION
@@ -302,13 +302,13 @@ class _Bench:
         )
 
     def _corrected(self, healed_us: int) -> bool:
-        client = self.reader.client
+        client = self.consumer.client
         if client.tentative_upto is not None or client.position is None:
             return False
         return client.position > healed_us // (BUCKET_MS * 1_000)
 
     def _has(self, until_us: int) -> bool:
-        position = self.reader.client.position
+        position = self.consumer.client.position
         return position is not None and (position + 1) * BUCKET_MS * 1_000 >= until_us
 
     # -- judging --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class _Bench:
         def between(times: Sequence[int]) -> int:
             return sum(began_us <= at <= over_us for at in times)
 
-        undos = between(self.reader.undos)
+        undos = between(self.consumer.undos)
         table, ideal = self._rows(began_us, over_us), self._ideal(began_us, over_us)
         stable = table.filter(pc.equal(table["_stability"], Stability.STABLE.value))
         row = {
@@ -332,12 +332,12 @@ class _Bench:
             "lost": case.lost,
             "who": faulty,
             "answering_replica_killed": case.lost == KILLED,
-            "newest_standing_age_ms_max": round(self.reader.age_us(began_us, over_us) / 1_000, 1),
+            "newest_standing_age_ms_max": round(self.consumer.age_us(began_us, over_us) / 1_000, 1),
             "bound_ms": round(bound_ms, 1),
             "step_ms": step_ms,
             "undos_per_failure": undos / (1 if case.lost is None else 2),
-            "replacements": between(self.reader.replaced),
-            "tentative_buckets": between(self.reader.tentative),
+            "replacements": between(self.consumer.replaced),
+            "tentative_buckets": between(self.consumer.tentative),
             "corrected_after_s": round((over_us - began_us) / 1e6 - case.failure_s, 1),
             "lossless": bool(np.isin(ideal, _keys(stable)).all()),
             "table_equals_ideal": np.array_equal(np.sort(_keys(table)), ideal),

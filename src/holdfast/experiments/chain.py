@@ -88,8 +88,8 @@ class Chain(Breakable):
     def __init__(self, network: hf.Network, **how: Any) -> None:
         super().__init__(network, deployment="processes", **how)
         self._proxies = Proxies()
-        self.route = lambda reader, producer, address: (
-            self._proxies.link(producer, reader, address).address
+        self.route = lambda consumer, producer, address: (
+            self._proxies.link(producer, consumer, address).address
         )
 
     def _ends(self) -> list[Any]:
@@ -98,15 +98,15 @@ class Chain(Breakable):
     def cut(self, stream: str) -> None:
         for link in self._ends():
             link.cut(CUT)
-            link.cut(link.reader)
+            link.cut(link.consumer)
 
     def heal(self, stream: str) -> None:
         for link in self._ends():
             link.heal()
         self.back_at_us[stream] = now_us()
 
-    def peer_of(self, stream: str, reader: str, producer: str) -> Peer:
-        return Run.peer_of(self, stream, reader, producer)
+    def peer_of(self, stream: str, consumer: str, producer: str) -> Peer:
+        return Run.peer_of(self, stream, consumer, producer)
 
     def stop(self) -> None:
         super().stop()

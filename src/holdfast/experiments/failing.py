@@ -64,7 +64,7 @@ class Breakable(Run):
         if stream in self._cut:
             raise TransportError(f"the connection to {stream!r} is cut")
 
-    def peer_of(self, stream: str, reader: str, producer: str) -> Peer:
+    def peer_of(self, stream: str, consumer: str, producer: str) -> Peer:
         self.through(stream)
         return _Line(self, stream)
 

@@ -80,11 +80,11 @@ class _Load(threading.Thread):
         self.join()
 
 
-class _Reader(threading.Thread):
+class _Recorder(threading.Thread):
     """Application that records the arrival of results."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(name="reader", daemon=True)
+        super().__init__(name="recorder", daemon=True)
         self.client = run.client("stats")
         #: Arrival time (us), number of rows, and delay since the end of the bucket (ms).
         self.came: list[tuple[int, int, float]] = []
@@ -164,13 +164,13 @@ class _Story:
     ) -> None:
         self._run, self._say = run, say
         self._peers = pairs_of(run.network)
-        self._reader, self._load = _Reader(run), _Load(run, keys, rows)
+        self._consumer, self._load = _Recorder(run), _Load(run, keys, rows)
         self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
         self._quick = quick
 
     def told(self) -> dict[str, Any]:
         began_us = now_us()
-        self._reader.start()
+        self._consumer.start()
         self._load.start()
         try:
             self._steady()
@@ -185,7 +185,7 @@ class _Story:
                 rolled = self._roll()
         finally:
             self._load.end()
-        self._reader.join(timeout=BACK_S)
+        self._consumer.join(timeout=BACK_S)
         self._run.raise_failure()
         rows = [*kills, *([rolled] if rolled else [])]
         return {
@@ -199,14 +199,14 @@ class _Story:
             "rows": self._load.rows,
             "series": [
                 [round((at - began_us) / 1e6, 2), rows, round(delay, 1)]
-                for at, rows, delay in self._reader.came
+                for at, rows, delay in self._consumer.came
             ],
             "killed_at_s": [round((row["at_us"] - began_us) / 1e6, 2) for row in rows],
         }
 
     def _steady(self) -> None:
         with suppress(SetupError):  # not steady on a busy machine
-            steady = partial(self._reader.is_steady, self._soon_ms)
+            steady = partial(self._consumer.is_steady, self._soon_ms)
             self._run.wait_for(steady, WARM_S, "results with a short delay")
         self._run.wait_for(self._all_speak, BACK_S, "heartbeats of all hosts")
 
@@ -253,13 +253,13 @@ class _Story:
         ]
         moving_us = min((int(m["at_us"] - 1_000 * m["ms"]) for m in moved), default=at_us)
         # Wait until the client has received a result after the catch-up.
-        self._run.wait_for(lambda: self._reader.came[-1][0] > caught_us, BACK_S, "new results")
+        self._run.wait_for(lambda: self._consumer.came[-1][0] > caught_us, BACK_S, "new results")
         bound_ms = _bound_ms(before.values())
         row = {
             "killed": host, "why": why, "nodes": names, "at_us": at_us,
             "takeover_ms": max(switched, default=0.0),
-            "takeover_gap_ms": self._reader.gap_ms(at_us, moving_us),
-            "move_gap_ms": self._reader.gap_ms(moving_us, caught_us),
+            "takeover_gap_ms": self._consumer.gap_ms(at_us, moving_us),
+            "move_gap_ms": self._consumer.gap_ms(moving_us, caught_us),
             "move_ms": max((m["ms"] for m in moved), default=0.0),
             "state_moved_bytes": sum(m["bytes"] for m in moved),
             "catchup_ms": round((caught_us - at_us) / 1_000, 1),
@@ -280,8 +280,8 @@ class _Story:
         hosts = [host for host in self._run.layout if host != EDGE]
         self._run.rolling.hosts(self._say, hosts)
         done_us = now_us()
-        self._run.wait_for(lambda: self._reader.came[-1][0] > done_us, BACK_S, "new results")
-        gap = self._reader.gap_ms(at_us, done_us)
+        self._run.wait_for(lambda: self._consumer.came[-1][0] > done_us, BACK_S, "new results")
+        gap = self._consumer.gap_ms(at_us, done_us)
         self._say(f"all hosts restarted, longest gap {gap:.0f} ms (bound {bound_ms:.0f})")
         return {
             "hosts": hosts, "at_us": at_us, "seconds": round((done_us - at_us) / 1e6, 1),

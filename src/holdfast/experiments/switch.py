@@ -56,11 +56,11 @@ def network() -> hf.Network:
 net = network()
 
 
-class _Reader(threading.Thread):
+class _Recorder(threading.Thread):
     """Application that records the arrival of results."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(name="reader", daemon=True)
+        super().__init__(name="recorder", daemon=True)
         self.client = run.client("merged", tentative=True)
         self.values: Counter[int] = Counter()
         #: Arrival time of each stable bucket, in microseconds.
@@ -140,8 +140,8 @@ def _measure(
         threading.Thread(target=_push, args=(source, stop, number, pushed), daemon=True)
         for number, source in enumerate(sources)
     ]
-    reader = _Reader(running)
-    reader.start()
+    consumer = _Recorder(running)
+    consumer.start()
     for pusher in pushers:
         pusher.start()
     rows: list[dict[str, Any]] = []
@@ -153,10 +153,10 @@ def _measure(
         for number in range(kills):
             running.wait_for(all_up, BACK_S, "all replicas to catch up")
             running.wait_for(
-                lambda: reader.reads is not None, BACK_S, "the client to read from a replica"
+                lambda: consumer.reads is not None, BACK_S, "the client to read from a replica"
             )
             time.sleep(CALM_S)
-            rows.append(_kill(running, reader, wipe=number % 2 == 1))
+            rows.append(_kill(running, consumer, wipe=number % 2 == 1))
             say(f"killed {rows[-1]['killed']}{' with its storage' if rows[-1]['wiped'] else ''}: "
                 f"switched in {rows[-1]['switch_ms']} ms, gap {rows[-1]['gap_ms']} ms")  # fmt: skip
         running.wait_for(all_up, BACK_S, "all replicas to catch up")
@@ -169,7 +169,7 @@ def _measure(
         pusher.join()
     for source in sources:
         source.end()
-    reader.join(timeout=BACK_S)
+    consumer.join(timeout=BACK_S)
     running.raise_failure()
     wanted = {v for n in range(3) for v in range(n * 10**9, pushed[n])}
     step_ms = max(steps, default=0.0)
@@ -183,16 +183,16 @@ def _measure(
         "client_gap_ms_max": max(gaps),
         "bound_ms": round(bound_ms, 1),
         "step_ms": step_ms,
-        "lossless": not wanted - set(reader.values),
-        "duplicates": sum(reader.values.values()) - len(reader.values),
-        "wrong": len(set(reader.values) - wanted),
-        "tentative_rows": reader.tentative_rows,
+        "lossless": not wanted - set(consumer.values),
+        "duplicates": sum(consumer.values.values()) - len(consumer.values),
+        "wrong": len(set(consumer.values) - wanted),
+        "tentative_rows": consumer.tentative_rows,
         "rows": len(wanted),
     }
 
 
-def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
-    killed, before = str(reader.reads), len(reader.client.switches)
+def _kill(running: Run, consumer: _Recorder, *, wipe: bool) -> dict[str, Any]:
+    killed, before = str(consumer.reads), len(consumer.client.switches)
     process = running.processes[killed]
 
     def lose_storage() -> None:
@@ -203,17 +203,19 @@ def _kill(running: Run, reader: _Reader, *, wipe: bool) -> dict[str, Any]:
 
     def switched() -> list[tuple[str, int, int]]:
         """Switches to another replica than the killed one."""
-        return [one for one in reader.client.switches[before:] if one[0] != killed]
+        return [one for one in consumer.client.switches[before:] if one[0] != killed]
 
     running.wait_for(lambda: bool(switched()), 10.0, "the client to switch to another replica")
     _, first_us, switch_us = switched()[0]
-    running.wait_for(lambda: reader.came[-1] > first_us + 500_000, 10.0, "results after the switch")
+    running.wait_for(
+        lambda: consumer.came[-1] > first_us + 500_000, 10.0, "results after the switch"
+    )
     return {
         "killed": killed,
         "wiped": wipe,
         "detected_ms": round((first_us - switch_us - at_us) / 1_000, 1),
         "switch_ms": round(switch_us / 1_000, 1),
-        "gap_ms": round(reader.gap_ms(at_us, first_us + 3_000_000), 1),
+        "gap_ms": round(consumer.gap_ms(at_us, first_us + 3_000_000), 1),
     }
 
 

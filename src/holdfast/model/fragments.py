@@ -109,21 +109,21 @@ def pairs_of(network: Network) -> dict[str, str]:
     return {name: peers_of(network, name)[0] for name in names}
 
 
-def home_of(reader: str, producers: Sequence[str]) -> str | None:
+def local_replica_of(consumer: str, producers: Sequence[str]) -> str | None:
     """The producer with the same replica number as the consumer: its local replica. None if the
     stream has only one producer, or no producer with that number."""
-    number = reader.partition("@")[2]
+    number = consumer.partition("@")[2]
     same_number = [producer for producer in producers if producer.partition("@")[2] == number]
     return same_number[0] if len(same_number) == 1 and len(producers) > 1 else None
 
 
-def producers_for(network: Network, stream: str, reader: str) -> tuple[str, ...]:
+def producers_for(network: Network, stream: str, consumer: str) -> tuple[str, ...]:
     """The producers from which a consumer may read a stream. With `replication="clusters"`, a
     replica reads only from producers of its own dataflow (Flux section 4.2)."""
     producers = producers_of(network)[stream]
-    local = home_of(reader, producers)
-    clustered = fragment_of(reader) in network.protections and (
-        network.protection(fragment_of(reader)).replication == "clusters"
+    local = local_replica_of(consumer, producers)
+    clustered = fragment_of(consumer) in network.protections and (
+        network.protection(fragment_of(consumer)).replication == "clusters"
     )
     return (local,) if clustered and local is not None else producers
 
@@ -136,7 +136,7 @@ def producers_of(network: Network) -> dict[str, tuple[str, ...]]:
     return producers
 
 
-def readers_of(network: Network) -> dict[str, list[str]]:
+def consumers_of(network: Network) -> dict[str, list[str]]:
     """The consumers of every logged stream: nodes, and one client per output."""
     consumers: dict[str, list[str]] = {}
     for fragment in fragments(network):

@@ -34,7 +34,7 @@ def check(network: Network) -> None:
         raise NetworkError(violations)
 
 
-def readers(network: Network) -> dict[str, list[ops.Operator]]:
+def consumers(network: Network) -> dict[str, list[ops.Operator]]:
     """The downstream operators of each operator, by name."""
     downstream: dict[str, list[ops.Operator]] = {op.name: [] for op in network.operators}
     for op in network.operators:
@@ -142,7 +142,7 @@ def _used(network: Network) -> list[str]:
         f"{op.name}, output port 0: no operator reads it; make it an output with "
         f"net.output('name', stream), or remove it"
         for op in network.operators
-        if not isinstance(op, ops.Output) and not readers(network)[op.name]
+        if not isinstance(op, ops.Output) and not consumers(network)[op.name]
     ]
 
 

@@ -22,7 +22,7 @@ from holdfast.clock import monotonic_us
 from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.divergence import COMPARE_US, Window
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.subscription import Position, Subscription
 from holdfast.engine.engine import Engine
 from holdfast.engine.state import Version
@@ -36,7 +36,7 @@ from holdfast.errors import (
     SegmentLost,
     TransportError,
 )
-from holdfast.model.fragments import Fragment, home_of, is_pair
+from holdfast.model.fragments import Fragment, is_pair, local_replica_of
 from holdfast.model.trees import tolerance_buckets
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
@@ -109,7 +109,7 @@ class Node:
         self._threads: list[threading.Thread] = []
         service.on_damage.append(self._damaged)
         #: Membership as reported by the controller; None stops the thread that handles it.
-        self._standings: queue.Queue[Mapping[str, Standing] | None] = queue.Queue()
+        self._statuses: queue.Queue[Mapping[str, InstanceStatus] | None] = queue.Queue()
         self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
         self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
         #: Calls to peers: a peer that does not answer delays no other call.
@@ -146,7 +146,7 @@ class Node:
     def stop(self) -> None:
         self._stop.set()
         self._events.put(None)
-        self._standings.put(None)
+        self._statuses.put(None)
         for thread in self._threads:
             thread.join(timeout=30)
         self._asking.shutdown(wait=False, cancel_futures=True)
@@ -238,9 +238,10 @@ class Node:
                 self.post(Refused(InputsLost(f"source {stream!r}: {err}")))
 
         producers, options = self.upstream[stream], self._options
-        local = home_of(self.name, tuple(producers)) if self._pair else None
+        local = local_replica_of(self.name, tuple(producers)) if self._pair else None
         subscription = Subscription(
-            tuple(producers), self.performer.wanted(stream), self.performer.tentative, home=local,
+            tuple(producers), self.performer.wanted(stream), self.performer.tentative,
+            local_replica=local,
             tolerance_buckets=tolerance_buckets(self.engine.network, self.fragment.name),
             heartbeat_us=int(1e6 * options.heartbeat_s),
             ask_us=int(1e6 * options.silence_s) if local else 0,
@@ -299,26 +300,26 @@ class Node:
         self.post(event)
         return Done()
 
-    def heard(self, standings: Mapping[str, Standing]) -> None:
+    def heard(self, statuses: Mapping[str, InstanceStatus]) -> None:
         """Membership of the replicas of pairs, as reported by the controller. The calling thread
         also sends the heartbeats, so nothing here may wait for a disk."""
-        self._standings.put(standings)
+        self._statuses.put(statuses)
         for peer in self._peers:
-            standing = standings.get(peer)
+            standing = statuses.get(peer)
             if standing is not None and standing.gone is not self.performer.core.unpaired:
                 self.post(core.Unpaired(self._clock(), standing.gone))
 
     def _give_up(self) -> None:
         """Stop waiting for dead consumers. A failed write is repeated with the next report of the
         controller."""
-        while (standings := self._standings.get()) is not None:
-            while not self._standings.empty():
-                newer = self._standings.get()
+        while (statuses := self._statuses.get()) is not None:
+            while not self._statuses.empty():
+                newer = self._statuses.get()
                 if newer is None:
                     return
-                standings = newer
+                statuses = newer
             with suppress(LogError, TransportError):
-                self._service.lost(standings, monotonic_us())
+                self._service.lost(statuses, monotonic_us())
 
     def _compare(self, peer: str) -> None:
         """Fetch the digests of a peer at regular intervals; the loop compares them."""

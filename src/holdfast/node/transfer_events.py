@@ -71,7 +71,7 @@ class Rang:
     """The timer set for `Wake` has expired."""
 
 
-Happening = Began | HoldReplied | StateReplied | FetchEnded | InstallEnded | Broke | Rang
+RawEvent = Began | HoldReplied | StateReplied | FetchEnded | InstallEnded | Broke | Rang
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Translation:
     paths: Sequence[Path]
     staging: Staging
 
-    def event(self, happened: Happening, at: int) -> core.Event:
+    def event(self, raw: RawEvent, at: int) -> core.Event:
         """The event of `core.catch_up`. Raises errors that end this attempt to start."""
-        match happened:
+        match raw:
             case Began():
                 return core.Begin(at)
             case HoldReplied(ask, reply):
@@ -99,18 +99,18 @@ class Translation:
             case InstallEnded(ask, err):
                 if err is None:
                     return core.Installed(at, ask.round)
-                if happened.closed:
+                if raw.closed:
                     raise TransportError(
                         f"node {self.name!r} could not install the state of its peer, and starts "
                         f"again: {err}"
                     )
                 return core.InstallFailed(at, ask.round, _failure(err))
             case Broke():
-                raise happened.error
+                raise raw.error
             case Rang():
                 return core.Tick(at)
             case _:
-                assert_never(happened)
+                assert_never(raw)
 
     def _peer_answer(self, peer: str, reply: OfferedState | HoldfastError) -> core.PeerAnswer:
         if isinstance(reply, HoldfastError):

@@ -47,7 +47,7 @@ def open_client(
         name=consumer, tentative=tentative,
         tolerance_buckets=client_tolerance_buckets(run.network, output),
     )  # fmt: skip
-    run.service.readers.setdefault(output, set()).add(client.name)
+    run.service.consumers.setdefault(output, set()).add(client.name)
     run.clients.append(client)
     run.failures.tell()
     return client

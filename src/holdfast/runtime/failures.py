@@ -229,13 +229,13 @@ class Failures:
         failure, epoch = self._held[node]
         return None if self._epoch(node) > epoch else failure
 
-    def _gone(self, stream: str, reader: str, tentative: bool, cache: Known) -> Failure | None:
-        """Why no producer of a stream is left for `reader`: the failure of the last producer."""
+    def _gone(self, stream: str, consumer: str, tentative: bool, cache: Known) -> Failure | None:
+        """Why no producer of a stream is left for `consumer`: the failure of the last producer."""
         if not self._held:  # the common case, in the loop of every waiting caller
             return None
         if stream in self._sources:
             return self._ended(member(stream))
-        producers = producers_for(self._network, stream, reader)[: 1 if self._local else None]
+        producers = producers_for(self._network, stream, consumer)[: 1 if self._local else None]
         for producer in producers:
             if producer not in cache:
                 cache[producer] = self._stopped(producer, tentative, cache)

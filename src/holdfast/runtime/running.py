@@ -128,9 +128,9 @@ class Run:
         self.temporary = storage is None
         self.storage = os.path.abspath(storage or tempfile.mkdtemp(prefix="holdfast-"))
         self.service = Service(heartbeat_s=self.options.heartbeat_s)
-        #: The address at which `reader` reaches `producer`, which listens at `address`; fault
+        #: The address at which `consumer` reaches `producer`, which listens at `address`; fault
         #: injection puts proxies here.
-        self.route: Callable[[str, str, str], str] = lambda reader, producer, address: address
+        self.route: Callable[[str, str, str], str] = lambda consumer, producer, address: address
         self.sources: dict[str, Source] = {}
         self.fragments = fragments(network)
         #: Hosts and their initial nodes.
@@ -214,7 +214,7 @@ class Run:
         )
         for fragment in self.fragments:
             for stream in fragment.inputs:
-                self.service.readers.setdefault(stream, set()).update(self._replicas(fragment))
+                self.service.consumers.setdefault(stream, set()).update(self._replicas(fragment))
         for op in self.network.sources:
             log = self.open_log(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(
@@ -302,21 +302,21 @@ class Run:
         self._check_running()
         return open_client(self, output, tentative=tentative, durable=durable, name=name)
 
-    def producers(self, stream: str, reader: str) -> Connections:
-        """Connections of `reader` to each replica that produces a stream."""
+    def producers(self, stream: str, consumer: str) -> Connections:
+        """Connections of `consumer` to each replica that produces a stream."""
         if self.deployment == "local":
-            return {stream: partial(self.peer_of, stream, reader, stream)}
-        producers = producers_for(self.network, stream, reader)
-        return {name: partial(self.peer_of, stream, reader, name) for name in producers}
+            return {stream: partial(self.peer_of, stream, consumer, stream)}
+        producers = producers_for(self.network, stream, consumer)
+        return {name: partial(self.peer_of, stream, consumer, name) for name in producers}
 
-    def peer_of(self, stream: str, reader: str, producer: str) -> Peer:
+    def peer_of(self, stream: str, consumer: str, producer: str) -> Peer:
         if self.deployment == "local" or producer in self.sources:
             return InProcess(self.service)
         address = self.controller.address(producer)
         if address is None:
             raise TransportError(f"node {producer!r} has not reported yet")
         return FlightPeer(
-            self.route(reader, producer, address),
+            self.route(consumer, producer, address),
             silence_s=self.options.silence_s, by_reference=self.options.by_reference,
         )  # fmt: skip
 
@@ -487,6 +487,6 @@ class Run:
         address: str | None = self.server.address
         if self.deployment == "processes" and ask.producer not in self.sources:
             address = self.controller.address(ask.producer, catching_up=ask.catching_up)
-        if address is not None and ask.reader is not None:
-            address = self.route(ask.reader, ask.producer, address)
+        if address is not None and ask.consumer is not None:
+            address = self.route(ask.consumer, ask.producer, address)
         return Location(address)

@@ -95,7 +95,7 @@ class StreamState:
 
     def received(self, without: Collection[str] = ()) -> int:
         """Last bucket that every consumer except `without` has received."""
-        positions = [ack.received for reader, ack in self.acks.items() if reader not in without]
+        positions = [ack.received for consumer, ack in self.acks.items() if consumer not in without]
         return min(positions, default=self.complete_upto if without else self.starts_at - 1)
 
     @property

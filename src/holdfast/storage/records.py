@@ -114,6 +114,7 @@ class Ack:
     """The two positions of a consumer, `received` up to and `needed`: released up to. Only the
     released position allows trimming."""
 
+    #: Name of the consumer. The field is part of the format on disk and keeps its name.
     reader: str
     stream: str
     received: int

@@ -367,41 +367,43 @@ class Log:
 
     # Acknowledging and trimming
 
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+    def acknowledge(
+        self, stream: str, consumer: str, received: int, needed: int, epoch: int
+    ) -> None:
         """Records the positions of a consumer, `received` up to and `needed`: released up to.
 
         Positions wait for the next append, because the consumer repeats them after a crash. A new
         epoch of the consumer is appended at once: the older instance must be refused also after a
         crash of this process.
         """
-        ack = Ack(reader, stream, received, needed, epoch)
+        ack = Ack(consumer, stream, received, needed, epoch)
         with self.changed:
             state = self._stream(stream)
-            last = state.acks.get(reader)
+            last = state.acks.get(consumer)
             if last is not None and epoch < last.epoch:
                 raise StaleEpoch(
-                    f"consumer {reader!r} of stream {stream!r} reported epoch {epoch}, but its "
+                    f"consumer {consumer!r} of stream {stream!r} reported epoch {epoch}, but its "
                     f"instance of epoch {last.epoch} is known; the older one must stop"
                 )
             if last is not None and epoch == last.epoch:
                 fold(self._state, ack)
-                if state.acks[reader] != last:
-                    self._unwritten[stream, reader] = state.acks[reader]
+                if state.acks[consumer] != last:
+                    self._unwritten[stream, consumer] = state.acks[consumer]
                 return
         self.append(ack)
 
-    def readers(self, stream: str) -> list[str]:
+    def consumers(self, stream: str) -> list[str]:
         """All consumers that have ever acknowledged."""
         with self.changed:
             return list(self._stream(stream).acks)
 
-    def position(self, stream: str, reader: str) -> tuple[int, int, int]:
+    def position(self, stream: str, consumer: str) -> tuple[int, int, int]:
         """Last acknowledgement of a consumer: received up to, released up to, and the epoch of the
         instance; the epoch is 0 if the consumer has never acknowledged."""
         with self.changed:
             state = self._stream(stream)
             before = state.starts_at - 1
-            last = state.acks.get(reader)
+            last = state.acks.get(consumer)
             return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:

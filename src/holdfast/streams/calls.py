@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.core.correction_leases import Answer
 from holdfast.core.divergence import Finding, Window
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import PartStatus
 from holdfast.errors import InputError, TransportError
 from holdfast.frozen import dataclass
@@ -60,7 +60,7 @@ class ListStreams(Request[StreamList]):
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Request[Done]):
     stream: str
-    reader: str
+    consumer: str
     received: int
     needed: int
     epoch: Count
@@ -96,7 +96,7 @@ class Hold(Request[Holding]):
     """Retain everything that a new instance of `reader` may need, while it repeats this call."""
 
     stream: str
-    reader: str
+    consumer: str
     epoch: Count
 
 
@@ -272,8 +272,8 @@ class Registration:
     refused: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
     #: By output of this host: its consumers. Trimming starts after all of them have acknowledged.
-    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    consumers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    statuses: Mapping[str, InstanceStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class Locate(Request[Location]):
     """Get the address at which `reader` reaches a source or node."""
 
     producer: str
-    reader: str | None = None
+    consumer: str | None = None
     #: True: also return an instance that is being caught up and cannot be read yet.
     catching_up: bool = False
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.clock import monotonic_us
 from holdfast.core.catch_up_events import Held, NotOpen
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.replica_selector import Status
 from holdfast.core.retention import Position, position_of_gone
 from holdfast.errors import (
@@ -72,7 +72,7 @@ class Service:
     logs: dict[str, Log] = field(default_factory=dict)
     pushes: dict[str, Callable[[pa.Table, str | None, bool], None]] = field(default_factory=dict)
     #: By stream: consumers that must have acknowledged before the stream is trimmed.
-    readers: dict[str, set[str]] = field(default_factory=dict)
+    consumers: dict[str, set[str]] = field(default_factory=dict)
     #: Called after acknowledgements with the stream, the last bucket that all consumers have
     #: released, and the last bucket that all consumers have received.
     on_ack: list[Callable[[str, int, int], None]] = field(default_factory=list)
@@ -103,11 +103,11 @@ class Service:
         self.handle(Hold, lambda ask: self.held(ask, monotonic_us()))
 
     def _acknowledge(self, ask: Acknowledge) -> Done:
-        self.acknowledge(ask.stream, ask.reader, ask.received, ask.needed, ask.epoch)
+        self.acknowledge(ask.stream, ask.consumer, ask.received, ask.needed, ask.epoch)
         return Done()
 
     def held(self, ask: Hold, at: int) -> Holding:
-        reply = self.hold(ask.stream, ask.reader, ask.epoch, at)
+        reply = self.hold(ask.stream, ask.consumer, ask.epoch, at)
         return (
             Holding(open=False)
             if isinstance(reply, NotOpen)
@@ -223,12 +223,14 @@ class Service:
         state = self.states.get(stream, OutputState.STABLE)
         return Status(state, info.complete_upto, info.tentative_upto, info.ended)
 
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
+    def acknowledge(
+        self, stream: str, consumer: str, received: int, needed: int, epoch: int
+    ) -> None:
         log = self._log(stream)
         if not log.has(stream):
             return
-        answered(lambda: log.acknowledge(stream, reader, received, needed, epoch))
-        self._holds.pop((stream, reader), None)
+        answered(lambda: log.acknowledge(stream, consumer, received, needed, epoch))
+        self._holds.pop((stream, consumer), None)
         if self.all_spoke(stream):
             upto, info = log.trimmable(stream), log.info(stream)
             for notify in self.on_ack:
@@ -239,7 +241,7 @@ class Service:
                 with suppress(LogError):  # retried later: retaining for too long does no harm
                     log.trim(stream, upto)
 
-    def hold(self, stream: str, reader: str, epoch: int, at: int) -> Held | NotOpen:
+    def hold(self, stream: str, consumer: str, epoch: int, at: int) -> Held | NotOpen:
         """Fold-in (Flux section 5.3.2): a new instance of a consumer is being caught up. From now
         on the log retains everything that the instance may need. The instance holds up no producer:
         `received` ignores its position until it acknowledges for the first time."""
@@ -248,31 +250,31 @@ class Service:
             return NotOpen()
         info = log.info(stream)
         upto = info.trimmed_upto
-        if epoch > log.position(stream, reader)[2] or (stream, reader) in self._holds:
-            self._holds[stream, reader] = at
-        answered(lambda: log.acknowledge(stream, reader, upto, upto, epoch))
+        if epoch > log.position(stream, consumer)[2] or (stream, consumer) in self._holds:
+            self._holds[stream, consumer] = at
+        answered(lambda: log.acknowledge(stream, consumer, upto, upto, epoch))
         return Held(info.starts_at, upto)
 
-    def lost(self, standings: Mapping[str, Standing], at: int) -> None:
+    def lost(self, statuses: Mapping[str, InstanceStatus], at: int) -> None:
         """Take-over (Flux section 3.2.2): do not wait for dead consumers. `core.retention` decides
         what is still retained for them."""
-        for stream, readers in self.readers.items():
+        for stream, consumers in self.consumers.items():
             log = self.logs.get(stream)
             if log is None or not log.has(stream):
                 continue
-            for reader in sorted(readers & standings.keys()):
-                last = Position(*log.position(stream, reader))
-                held_at = self._holds.get((stream, reader))
-                if held_at is None and last.epoch > standings[reader].dead:
+            for consumer in sorted(consumers & statuses.keys()):
+                last = Position(*log.position(stream, consumer))
+                held_at = self._holds.get((stream, consumer))
+                if held_at is None and last.epoch > statuses[consumer].dead:
                     # An earlier instance of this process received the `Hold`; it may be repeated.
                     held_at = at
-                    if standings[reader].gone:
-                        self._holds[stream, reader] = at
+                    if statuses[consumer].gone:
+                        self._holds[stream, consumer] = at
                 trimmed_upto = log.info(stream).trimmed_upto
-                position = position_of_gone(standings[reader], last, trimmed_upto, held_at, at)
+                position = position_of_gone(statuses[consumer], last, trimmed_upto, held_at, at)
                 if position is not None:
                     with suppress(StaleEpoch):  # a newer instance has just acknowledged
-                        self.acknowledge(stream, reader, *position)
+                        self.acknowledge(stream, consumer, *position)
 
     def received(self, stream: str) -> int:
         """Last bucket that all consumers of the stream have received, except consumers that are
@@ -284,7 +286,7 @@ class Service:
 
     def all_spoke(self, stream: str) -> bool:
         """Whether every consumer has acknowledged. One that has not yet may need everything."""
-        return self.readers.get(stream, set()).issubset(self._log(stream).readers(stream))
+        return self.consumers.get(stream, set()).issubset(self._log(stream).consumers(stream))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         if source not in self.pushes:

@@ -22,10 +22,10 @@ from holdfast.streams.subscription_events import (
     Broke,
     Came,
     Consumed,
-    Happening,
     Moved,
     Polled,
     Rang,
+    RawEvent,
     Translation,
     selected,
 )
@@ -66,7 +66,7 @@ class Subscriber:
         self._translation = Translation(subscription)
         self._producers, self._stop, self._clock = producers, stop, clock
         self._lost, self._switched = lost, switched
-        self._events: queue.Queue[Happening] = queue.Queue()
+        self._events: queue.Queue[RawEvent] = queue.Queue()
         self._lines: dict[int, _Line] = {}
         self._peers: dict[str, Peer] = {}
         self._polling = ThreadPoolExecutor(len(producers), f"{stream}-poll")
@@ -99,8 +99,8 @@ class Subscriber:
         try:
             yield from self.step(Began())
             while not (self._stop.is_set() or self.subscription.ended):
-                if (happened := self._next()) is not None:
-                    yield from self.step(happened)
+                if (raw := self._next()) is not None:
+                    yield from self.step(raw)
         finally:
             for number in list(self._lines):
                 self._close(number)
@@ -115,12 +115,12 @@ class Subscriber:
         """After the end of the stream, report the final position to every replica that can be
         reached."""
         while not self._stop.is_set() and (self._linger or not self._finished):
-            if (happened := self._next()) is not None:
-                for _ in self.step(happened):
+            if (raw := self._next()) is not None:
+                for _ in self.step(raw):
                     pass
         self._polling.shutdown(wait=False, cancel_futures=True)
 
-    def _next(self) -> Happening | None:
+    def _next(self) -> RawEvent | None:
         now = self._clock()
         if self._wakes and self._wakes[0] <= now:
             heapq.heappop(self._wakes)
@@ -133,18 +133,18 @@ class Subscriber:
 
     # -- events in, actions performed -----------------------------------------------------------
 
-    def step(self, happened: Happening) -> Iterator[Delivery]:
+    def step(self, raw: RawEvent) -> Iterator[Delivery]:
         """Handle an event and perform the resulting actions. Yields deliveries to consume."""
-        if isinstance(happened, Came | Broke) and happened.connection not in self._lines:
+        if isinstance(raw, Came | Broke) and raw.connection not in self._lines:
             return
         delivery = None
-        if isinstance(happened, Came):
-            self._lines[happened.connection].room.release()
-            delivery = happened.delivery
-        yield from self._handle(happened, delivery)
+        if isinstance(raw, Came):
+            self._lines[raw.connection].room.release()
+            delivery = raw.delivery
+        yield from self._handle(raw, delivery)
 
-    def _handle(self, happened: Happening, delivery: Delivery | None = None) -> Iterator[Delivery]:
-        event = self._translation.event(happened, self._clock())
+    def _handle(self, raw: RawEvent, delivery: Delivery | None = None) -> Iterator[Delivery]:
+        event = self._translation.event(raw, self._clock())
         if event is not None:
             yield from self._perform(self.subscription.handle(event), delivery)
 

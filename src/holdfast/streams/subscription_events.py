@@ -66,7 +66,7 @@ class Rang:
     """The timer of a `Wake` has expired."""
 
 
-Happening = Began | Polled | Came | Broke | Consumed | Moved | Rang
+RawEvent = Began | Polled | Came | Broke | Consumed | Moved | Rang
 
 
 @dataclass(slots=True)
@@ -79,33 +79,33 @@ class Translation:
     #: By connection: the last delivery if it was a heartbeat. An equal heartbeat is no event.
     _heartbeats: dict[int, Delivery] = field(default_factory=dict)
 
-    def event(self, happened: Happening, at: int) -> core.Event | None:
+    def event(self, raw: RawEvent, at: int) -> core.Event | None:
         """The event for the subscription; None: nothing has changed. Raises errors that terminate
         the consumer."""
-        match happened:
+        match raw:
             case Began():
                 return core.Begin(at)
             case Polled():
-                return self._polled(happened, at)
+                return self._polled(raw, at)
             case Came():
-                return self._came(happened, at)
+                return self._came(raw, at)
             case Broke():
-                if self.subscription.ends_with(happened.error):
-                    raise happened.error
-                self.error = happened.error
-                trimmed = isinstance(happened.error, Trimmed)
-                return core.Disconnected(at, happened.connection, trimmed)
+                if self.subscription.ends_with(raw.error):
+                    raise raw.error
+                self.error = raw.error
+                trimmed = isinstance(raw.error, Trimmed)
+                return core.Disconnected(at, raw.connection, trimmed)
             case Consumed():
-                if happened.full:
+                if raw.full:
                     return core.Full(at)
-                part = happened.part
+                part = raw.part
                 return core.Taken(at, part.upto, part.tentative_upto, part.ended)
             case Moved():
-                return core.Advanced(at, happened.position)
+                return core.Advanced(at, raw.position)
             case Rang():
                 return core.Tick(at)
             case _:
-                assert_never(happened)
+                assert_never(raw)
 
     def closed(self, connection: int) -> None:
         self._heartbeats.pop(connection, None)

@@ -236,8 +236,10 @@ class FlightPeer:
             with suppress(*_GONE):
                 writer.close()
 
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        self.call(Acknowledge(stream, reader, received, needed, epoch))
+    def acknowledge(
+        self, stream: str, consumer: str, received: int, needed: int, epoch: int
+    ) -> None:
+        self.call(Acknowledge(stream, consumer, received, needed, epoch))
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         ask = wire.question("push", wire.Push(source, token, flush))

@@ -39,8 +39,10 @@ class InProcess:
             stream, from_bucket, lambda: stop.is_set() or self._closed, tentative_after
         )
 
-    def acknowledge(self, stream: str, reader: str, received: int, needed: int, epoch: int) -> None:
-        self._open().acknowledge(stream, reader, received, needed, epoch)
+    def acknowledge(
+        self, stream: str, consumer: str, received: int, needed: int, epoch: int
+    ) -> None:
+        self._open().acknowledge(stream, consumer, received, needed, epoch)
 
     def push(self, source: str, table: pa.Table, token: str | None, flush: bool) -> None:
         self._open().push(source, table, token, flush)

@@ -197,7 +197,7 @@ class Reading:
     replica of a pair whose peer is alive, and leaves a replica by declaring the replica dead."""
 
     at: int
-    reader: str
+    consumer: str
     stream: str
     replica: str
     bad: str = ""

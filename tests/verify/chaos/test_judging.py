@@ -70,8 +70,8 @@ def run(folder: Path, kind: type[Client]) -> History:
         client = kind("s", {"s": lambda: InProcess(service)}, WIDTH_US, name="client")
         may_read = threading.Event()
         may_read.set()
-        reader = threading.Thread(target=record, args=(client, recorder, may_read), daemon=True)
-        reader.start()
+        consumer = threading.Thread(target=record, args=(client, recorder, may_read), daemon=True)
+        consumer.start()
         pusher = Pusher({"s": source}, WIDTH_US, recorder)
         first = now_us() // WIDTH_US + 1
         pusher.begin(first, seed=7)
@@ -80,7 +80,7 @@ def run(folder: Path, kind: type[Client]) -> History:
         _until(lambda: client.position is not None and client.position >= upto)
         pusher.close()
         client.close()
-        reader.join()
+        consumer.join()
         events: list[Event] = [
             Began(first * WIDTH_US, "identity", WIDTH_US, 10_000_000, 10_000_000, 100),
             Promised(first * WIDTH_US, "client", "s", ("s",)),

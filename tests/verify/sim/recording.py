@@ -29,10 +29,10 @@ from holdfast.streams.subscription_events import (
     Broke,
     Came,
     Consumed,
-    Happening,
     Moved,
     Polled,
     Rang,
+    RawEvent,
 )
 from holdfast.types import OutputState, StreamInfo
 from holdfast.verify.scenario import Fault, Scenario
@@ -65,7 +65,7 @@ class Line:
     """One event of the transport."""
 
     at: int
-    happened: Any
+    raw: Any
     #: The event of the machine and its actions; None if the driver passed no event to the machine.
     event: str | None = None
     actions: list[str] = field(default_factory=list)
@@ -106,8 +106,8 @@ def error_of(fields: list[str]) -> errors.HoldfastError:
     return error
 
 
-def happening_to_json(happened: Happening) -> dict[str, Any]:
-    match happened:
+def raw_event_to_json(raw: RawEvent) -> dict[str, Any]:
+    match raw:
         case Began():
             return {"began": True}
         case Polled(replica, StreamStatus() as reply):
@@ -125,12 +125,12 @@ def happening_to_json(happened: Happening) -> dict[str, Any]:
         case Broke(connection, err):
             return {"broke": connection, "error": error_to_json(err)}
         case Consumed():
-            return {"consumed": not happened.full}
+            return {"consumed": not raw.full}
         case Moved(position):
             return {"moved": list(position)}
         case Rang():
             return {"rang": True}
-    raise AssertionError(happened)
+    raise AssertionError(raw)
 
 
 def delivery_of(stream: str, recorded: dict[str, Any]) -> Delivery:
@@ -141,8 +141,8 @@ def delivery_of(stream: str, recorded: dict[str, Any]) -> Delivery:
     return Delivery(stream, state=state, info=info, **fields)
 
 
-def happening_of(stream: str, fields: dict[str, Any]) -> Happening | bool:
-    """The inverse of `happening_to_json`; for `Consumed`, whether the rows were consumed."""
+def raw_event_of(stream: str, fields: dict[str, Any]) -> RawEvent | bool:
+    """The inverse of `raw_event_to_json`; for `Consumed`, whether the rows were consumed."""
     match fields:
         case {"polled": replica, "reply": [state, *rest]}:
             state = None if state is None else OutputState(state)
@@ -182,19 +182,21 @@ def subscriptions(sections: list[Section]) -> Iterator[None]:
     recorded: dict[int, tuple[Subscription, Section]] = {}
     step, handle = Follower.step, Subscription.handle
 
-    def watched_step(self: Follower, happened: Happening) -> None:
+    def watched_step(self: Follower, raw: RawEvent) -> None:
         subscription = self.subscription
-        if (self.reader.name, self.stream) in READERS:
-            if isinstance(happened, Began):
+        if (self.consumer.name, self.stream) in READERS:
+            if isinstance(raw, Began):
                 recorded[id(subscription)] = (
                     subscription,
-                    Section("subscription", setup_of(self.reader.name, self.stream, subscription)),
+                    Section(
+                        "subscription", setup_of(self.consumer.name, self.stream, subscription)
+                    ),
                 )
                 sections.append(recorded[id(subscription)][1])
-            if not isinstance(happened, Came | Broke) or happened.connection in self.connections:
-                line = Line(self.reader.monotonic(), happening_to_json(happened))
+            if not isinstance(raw, Came | Broke) or raw.connection in self.connections:
+                line = Line(self.consumer.monotonic(), raw_event_to_json(raw))
                 recorded[id(subscription)][1].lines.append(line)
-        step(self, happened)
+        step(self, raw)
 
     def watched_handle(self: Subscription, event: Any) -> Any:
         actions = handle(self, event)
@@ -213,7 +215,7 @@ def setup_of(consumer: str, stream: str, core: Subscription) -> dict[str, Any]:
     return {
         "consumer": consumer, "stream": stream, "replicas": list(core.replicas), "at": core.at,
         "tentative": core.tentative, "tentative_upto": core.tentative_upto,
-        "epochs": dict(core.epochs), "home": core.home,
+        "epochs": dict(core.epochs), "local_replica": core.local_replica,
         "tolerance_buckets": core.tolerance_buckets, "heartbeat_us": core.heartbeat_us,
         "ask_us": core.ask_us,
     }  # fmt: skip
@@ -243,7 +245,7 @@ def write(path: Path, sections: list[Section]) -> None:
         for section in sections:
             file.write(json.dumps({"machine": section.machine, **section.setup}) + "\n")
             for line in section.lines:
-                fields = {"at": line.at, **line.happened, "event": line.event, "do": line.actions}
+                fields = {"at": line.at, **line.raw, "event": line.event, "do": line.actions}
                 file.write(json.dumps(fields) + "\n")
 
 

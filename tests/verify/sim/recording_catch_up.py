@@ -14,10 +14,10 @@ from holdfast.errors import HoldfastError, LogError, TransportError
 from holdfast.node.transfer_events import (
     Began,
     FetchEnded,
-    Happening,
     HoldReplied,
     InstallEnded,
     Rang,
+    RawEvent,
     StateReplied,
 )
 from holdfast.streams import codec
@@ -67,10 +67,10 @@ def reply_to_json(reply: Holding | OfferedState | HoldfastError) -> dict[str, An
     return {"reply": codec.encode(reply)}
 
 
-def happening_to_json(happened: Happening, received: list[bytes]) -> dict[str, Any]:
+def raw_event_to_json(raw: RawEvent, received: list[bytes]) -> dict[str, Any]:
     """Includes the received bytes of a piece. The results of a fetch and of an installation are
     omitted, because they follow from the disk."""
-    match happened:
+    match raw:
         case Began():
             return {"began": True}
         case HoldReplied(ask, reply):
@@ -86,11 +86,11 @@ def happening_to_json(happened: Happening, received: list[bytes]) -> dict[str, A
             return {"installed": True}
         case Rang():
             return {"rang": True}
-    raise AssertionError(happened)
+    raise AssertionError(raw)
 
 
 def reply_of(fields: dict[str, Any]) -> Any:
-    """The inverse of `happening_to_json`: a reply, the bytes of a piece, or an error."""
+    """The inverse of `raw_event_to_json`: a reply, the bytes of a piece, or an error."""
     match fields:
         case {"error": err}:
             return error_of(err)
@@ -123,19 +123,19 @@ def catch_ups(sections: list[Section]) -> Iterator[None]:
         received.append(data)
         put(path, data, **options)
 
-    def watched_step(self: Rebuild, happened: Happening) -> None:
+    def watched_step(self: Rebuild, raw: RawEvent) -> None:
         node = self._node
         if node.name in COPIES and self.core.phase is not Phase.OVER:
-            if isinstance(happened, Began):
+            if isinstance(raw, Began):
                 section = Section("catch-up", setup_of(self.core, node.log.epoch))
                 recorded[id(self.core)] = self.core, section
                 sections.append(section)
-            fields = happening_to_json(happened, received)
+            fields = raw_event_to_json(raw, received)
             if trouble := trouble_of(node.disk):
                 fields["disk"] = trouble
             recorded[id(self.core)][1].lines.append(Line(node.world.now, fields))
         received.clear()
-        step(self, happened)
+        step(self, raw)
 
     def watched_handle(self: CatchUp, event: core.Event) -> list[core.Action]:
         actions = handle(self, event)

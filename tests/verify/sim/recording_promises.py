@@ -140,7 +140,7 @@ def promises(sections: list[Section]) -> Iterator[None]:
 
     def answering(line: Line, event: Asked) -> Any:
         def reply(postponement: Postponement) -> None:
-            line.happened["reply"] = codec.encode(postponement)
+            line.raw["reply"] = codec.encode(postponement)
             event.reply(postponement)
 
         return reply

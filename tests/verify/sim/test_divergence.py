@@ -39,7 +39,7 @@ class Broken:
         assert isinstance(node, NodeProcess)
         return node
 
-    def said(self, event: str, node: str | None = None) -> list[tuple[int, str, str]]:
+    def events_of(self, event: str, node: str | None = None) -> list[tuple[int, str, str]]:
         return [
             (at, name, " ".join(map(str, more)))
             for at, name, text, more in self.outcome.world.trace
@@ -47,7 +47,9 @@ class Broken:
         ]
 
     def refuted(self) -> list[tuple[int, str, str]]:
-        return [failure for failure in self.said("fails:") if failure[2].startswith("Refuted: ")]
+        return [
+            failure for failure in self.events_of("fails:") if failure[2].startswith("Refuted: ")
+        ]
 
     def failed(self) -> set[str]:
         return {verdict.checker for verdict in self.outcome.failed}
@@ -91,7 +93,7 @@ def flip_state(node: NodeProcess) -> None:
 def test_without_a_fault_replicas_agree() -> None:
     broken = Broken("pairs-2", "lower.0@2", lambda node: None)
     assert broken.failed() == set()
-    assert not broken.said("computed again") and not broken.refuted()
+    assert not broken.events_of("computed again") and not broken.refuted()
 
 
 def test_a_replica_that_computed_wrong_rows_is_refuted_and_rebuilt() -> None:
@@ -99,7 +101,7 @@ def test_a_replica_that_computed_wrong_rows_is_refuted_and_rebuilt() -> None:
     (at, node, why), *_ = broken.refuted()
     assert node == "lower.0@2" and at < 12 * S + 4 * S
     assert "has different digests: here" in why and "recomputation" in why
-    assert broken.said("caught up, state from", "lower.0@2")
+    assert broken.events_of("caught up, state from", "lower.0@2")
     assert broken.node.is_up and not broken.node.performer.comparison.differences
     assert not broken.failed() - GIVEN
 
@@ -126,7 +128,9 @@ def test_the_first_replica_is_refuted_when_the_second_replica_is_confirmed() -> 
     broken = Broken("pairs-1", "lower.0", flip_result)
     ((_, node, _),) = [failure for failure in broken.refuted() if failure[1].startswith("lower")]
     assert node == "lower.0"
-    recomputed = [node for _, node, _ in broken.said("computed again") if node.startswith("lower")]
+    recomputed = [
+        node for _, node, _ in broken.events_of("computed again") if node.startswith("lower")
+    ]
     assert recomputed == ["lower.0@2", "lower.0"], "replicas recompute one after the other"
 
 

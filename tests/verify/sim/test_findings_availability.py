@@ -32,7 +32,7 @@ from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.networks import even, pair, pairs, small
 from holdfast.verify.sim.simulation import Simulation
 from holdfast.verify.sim.tables import Row
-from tests.core.transcripts import PROCESS, came, plan_of, said, stable
+from tests.core.transcripts import PROCESS, came, handle, plan_of, stable
 from tests.verify.sim.lab import (
     Lab,
     S,
@@ -308,8 +308,8 @@ def test_a11_a_clock_stepped_back_does_not_delay_failure_detection(lab: Lab) -> 
 
 def test_a11_a_timer_that_fires_early_is_scheduled_again() -> None:
     core = stable(plan_of(PROCESS))
-    needs(said(core, came(100, "s1", 5)) == [Wake(1_100)], "no timer was scheduled")
-    assert said(core, Tick(1_099)) == [Wake(1_100)]
+    needs(handle(core, came(100, "s1", 5)) == [Wake(1_100)], "no timer was scheduled")
+    assert handle(core, Tick(1_099)) == [Wake(1_100)]
 
 
 def test_a12_a_function_that_fails_on_partial_input_stops_no_node(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import Options
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.engine.engine import Engine
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
@@ -109,18 +109,18 @@ def test_b7_a_new_instance_keeps_its_position_while_its_predecessor_is_released(
     log = Log.open(tmp_path, "producer", fsync="never")
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))
-    service = Service(logs={"s": log}, readers={"s": {"r", "r@2"}}, trim_buckets=1)
-    for reader in ("r", "r@2"):
-        service.acknowledge("s", reader, 5, 5, 1)
+    service = Service(logs={"s": log}, consumers={"s": {"r", "r@2"}}, trim_buckets=1)
+    for consumer in ("r", "r@2"):
+        service.acknowledge("s", consumer, 5, 5, 1)
     read_position = Log.position
 
-    def overtaken(self: Log, stream: str, reader: str) -> tuple[int, int, int]:
-        position = read_position(self, stream, reader)
+    def overtaken(self: Log, stream: str, consumer: str) -> tuple[int, int, int]:
+        position = read_position(self, stream, consumer)
         monkeypatch.setattr(Log, "position", read_position)
         service.hold("s", "r@2", 2, 0)
         return position
 
     monkeypatch.setattr(Log, "position", overtaken)
-    service.lost({"r@2": Standing(epoch=1, dead=1, released=1)}, 0)
+    service.lost({"r@2": InstanceStatus(epoch=1, dead=1, released=1)}, 0)
     assert read_position(log, "s", "r@2")[2] == 2
     log.close()

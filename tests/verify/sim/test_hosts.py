@@ -16,7 +16,7 @@ S = 1_000_000
 SEEDS, OFTEN = 24, 6
 
 
-def said(outcome: Outcome, process: str, event: str) -> list[str]:
+def events_of(outcome: Outcome, process: str, event: str) -> list[str]:
     """The trace lines of a process with this event, with their times, in order."""
     return [
         f"{at / S:.3f} {' '.join(map(str, more))}"
@@ -48,7 +48,7 @@ def test_losing_hosts_breaks_no_promise(seed: int) -> None:
 
 def test_a_standby_takes_over_the_nodes_of_a_lost_host() -> None:
     outcome = run(Fault(4 * S, "wipe", "host-1", 3 * S))
-    assignments = said(outcome, "controller", "assigns")
+    assignments = events_of(outcome, "controller", "assigns")
     assert {line.split(" to ")[1] for line in assignments} == {"host-3"}
     assert {line.split()[1] for line in assignments} == {"lower.0", "lower.1@2", "upper.0"}
 
@@ -57,16 +57,16 @@ def test_a_resumed_host_whose_nodes_were_moved_becomes_a_standby() -> None:
     outcome = run(
         Fault(4 * S, "pause", "host-1", 5 * S), Fault(18 * S, "kill", "host-3", 4 * S), seconds=35
     )
-    assignments = said(outcome, "controller", "assigns")
+    assignments = events_of(outcome, "controller", "assigns")
     assert [line.split(" to ")[1] for line in assignments] == ["host-3"] * 3 + ["host-1"] * 3
 
 
 def test_an_orphaned_host_terminates_itself_and_restarts_when_the_controller_returns() -> None:
     outcome = run(Fault(4 * S, "kill", "controller", 14 * S), seconds=30)
     for host in ("host-1", "host-2", "host-3", "edge"):
-        (ended,) = said(outcome, host, "terminated:")
+        (ended,) = events_of(outcome, host, "terminated:")
         assert "no reply from the controller" in ended and 13 <= float(ended.split()[0]) <= 16
-        assert len(said(outcome, host, "started")) == 2
+        assert len(events_of(outcome, host, "started")) == 2
 
 
 def test_a_node_with_a_damaged_log_is_rebuilt_while_the_other_replica_continues() -> None:
@@ -84,4 +84,4 @@ def test_a_node_with_a_damaged_log_is_rebuilt_while_the_other_replica_continues(
     (condition,) = [text for _, process, text, _ in outcome.world.trace
                     if process == "main@2" and text.startswith("is retried")]  # fmt: skip
     assert "damaged at byte" in condition
-    assert said(outcome, "main@2", "is rebuilt") and said(outcome, "main@2", "is healthy")
+    assert events_of(outcome, "main@2", "is rebuilt") and events_of(outcome, "main@2", "is healthy")

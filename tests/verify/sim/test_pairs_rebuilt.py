@@ -19,7 +19,7 @@ def run(
     return simulate(Scenario("pairs", network, seconds, faults, seed), options)
 
 
-def said(outcome: Outcome, process: str, event: str) -> list[int]:
+def events_of(outcome: Outcome, process: str, event: str) -> list[int]:
     return [at for at, name, text, _ in outcome.world.trace if name == process and text == event]
 
 
@@ -76,7 +76,7 @@ def test_the_loss_of_both_replicas_is_reported_at_once_with_the_reason() -> None
     assert stopped.fault_of == "world" and stopped.at < 44 * S
     assert "StateLost" in stopped.why and "is catching up itself" in stopped.why
     assert "which is retained only from" in stopped.why or "has no checkpoint of" in stopped.why
-    restarts = [at for at in said(outcome, "lower.0", "started") if at > 41 * S]
+    restarts = [at for at in events_of(outcome, "lower.0", "started") if at > 41 * S]
     assert not restarts, "a node whose state is lost is not restarted"
 
 
@@ -91,7 +91,7 @@ def test_results_are_trimmed_while_a_slow_new_replica_fetches_them() -> None:
         Fault(12 * S, "wipe", "lower.0", S),
     )  # fmt: skip
     assert outcome.failed == []
-    (rebuilt,) = said(outcome, "lower.0", "caught up, state from")
+    (rebuilt,) = events_of(outcome, "lower.0", "caught up, state from")
     assert rebuilt > 25 * S
 
 
@@ -108,7 +108,7 @@ def test_a_replica_with_a_full_disk_does_not_stop_the_output() -> None:
         outcome = run("pairs-2", 65, FULL, options=options)
         assert outcome.failed == [], buffer_buckets
         assert longest_wait_us(outcome, 6 * S, 54 * S) < 3 * S
-        assert said(outcome, "lower.0@2", "caught up, state from"), (
+        assert events_of(outcome, "lower.0@2", "caught up, state from"), (
             "the replica is rebuilt when its disk works again"
         )
 

@@ -19,7 +19,7 @@ from holdfast.core.catch_up_events import Action, Event
 from holdfast.errors import HoldfastError, StateLost
 from holdfast.model.fragments import fragment_of, fragments
 from holdfast.node.state_transfer import Staging
-from holdfast.node.transfer_events import Began, Happening
+from holdfast.node.transfer_events import Began, RawEvent
 from holdfast.storage import Log
 from holdfast.storage.files import put_file
 from holdfast.streams.calls import Done, ReleaseState, RenewState
@@ -128,8 +128,8 @@ class Threads:
         self.now = line.at
         self._driver.step(self._happens(line))
 
-    def _happens(self, line: Line) -> Happening:
-        match line.happened:
+    def _happens(self, line: Line) -> RawEvent:
+        match line.raw:
             case {"began": _}:
                 return Began()
             case {"rang": _}:
@@ -223,7 +223,7 @@ class VirtualTime:
 
     def bring(self, line: Line) -> None:
         self._world.now = line.at
-        match line.happened:
+        match line.raw:
             case {"began": _}:
                 self._driver.begin()
             case {"installed": _}:
@@ -258,7 +258,7 @@ def test_both_drivers_of_a_catch_up_match_the_recording(
     replay = driver(section)
     try:
         for line in section.lines:
-            set_trouble(replay.disk, line.happened.get("disk", []))
+            set_trouble(replay.disk, line.raw.get("disk", []))
             if any(action.startswith("GiveUp(") for action in line.actions):
                 with pytest.raises(StateLost):
                     replay.bring(line)

@@ -16,7 +16,7 @@ from holdfast.core.subscription import Action, Connect, Event, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.subscribing import Subscriber
-from holdfast.streams.subscription_events import Broke, Came, Happening, Moved, Polled, Rang
+from holdfast.streams.subscription_events import Broke, Came, Moved, Polled, Rang, RawEvent
 from holdfast.verify.sim.links import Link, Server
 from holdfast.verify.sim.simulated_subscriber import Connection, Follower
 from holdfast.verify.sim.world import Process, World
@@ -24,7 +24,7 @@ from tests.verify.sim.recording import (
     FOLDER,
     Line,
     Section,
-    happening_of,
+    raw_event_of,
     read,
     record,
     subscription_of,
@@ -101,31 +101,31 @@ class Threads:
         lines = iter(section.lines)
         for line in lines:
             self.now = line.at
-            happened = happening_of(section.setup["stream"], line.happened)
-            assert not isinstance(happened, bool)
-            for _ in self._driver.step(self._bring(happened)):
-                consumed = happening_of(section.setup["stream"], next(lines).happened)
+            raw = raw_event_of(section.setup["stream"], line.raw)
+            assert not isinstance(raw, bool)
+            for _ in self._driver.step(self._bring(raw)):
+                consumed = raw_event_of(section.setup["stream"], next(lines).raw)
                 assert isinstance(consumed, bool)
                 self._driver._full = not consumed
             self._open()
 
-    def _bring(self, happened: Happening) -> Happening:
+    def _bring(self, raw: RawEvent) -> RawEvent:
         """Passes the event through the transport and the threads that listen to it."""
-        match happened:
+        match raw:
             case Polled():
-                self._peers[happened.replica].replies.put(happened.reply)
+                self._peers[raw.replica].replies.put(raw.reply)
             case Came():
-                self._lines[happened.connection].put(happened.delivery)
+                self._lines[raw.connection].put(raw.delivery)
             case Broke():
-                self._lines[happened.connection].put(happened.error)
+                self._lines[raw.connection].put(raw.error)
             case Moved():
-                self._driver.advanced(happened.position)
+                self._driver.advanced(raw.position)
             case Rang():
                 rang = self._driver._next()
                 assert rang == Rang(), f"no timer is due at {self.now}"
                 return rang
             case _:
-                return happened
+                return raw
         return self._driver._events.get(timeout=LIMIT_S)
 
     def _open(self) -> None:
@@ -185,15 +185,15 @@ class VirtualTime:
     def __init__(self, section: Section) -> None:
         setup = section.setup
         self._world = World("two drivers")
-        self._reader = Process(self._world, setup["consumer"])
-        self._reader.alive = True
+        self._consumer = Process(self._world, setup["consumer"])
+        self._consumer.alive = True
         self.subscription = subscription_of(Watched, setup)
         assert isinstance(self.subscription, Watched)
         self.subscription.watch(section)
         self._wire = ScriptedWire(self._world)
         self._consumes: Callable[[], None] = lambda: None
         self._driver = Follower(
-            self._reader, self._wire, setup["stream"], self.subscription,  # type: ignore[arg-type]
+            self._consumer, self._wire, setup["stream"], self.subscription,  # type: ignore[arg-type]
             lambda delivery: self._consumes(),
         )  # fmt: skip
         self._failing: dict[int, Callable[[Any], None]] = {}
@@ -203,33 +203,33 @@ class VirtualTime:
         lines = iter(section.lines)
 
         def consumes() -> None:
-            if not next(lines).happened["consumed"]:
+            if not next(lines).raw["consumed"]:
                 raise StorageFull("no space")
 
         self._consumes = consumes
         for line in lines:
             self._world.now = line.at
-            happened = happening_of(section.setup["stream"], line.happened)
-            assert not isinstance(happened, bool)
-            self._bring(line, happened)
+            raw = raw_event_of(section.setup["stream"], line.raw)
+            assert not isinstance(raw, bool)
+            self._bring(line, raw)
             self._open()
 
-    def _bring(self, line: Line, happened: Happening) -> None:
-        match happened:
+    def _bring(self, line: Line, raw: RawEvent) -> None:
+        match raw:
             case Polled(replica, reply):
                 replied, failed = self._wire.polls.pop(replica)
                 (failed if isinstance(reply, HoldfastError) else replied)(reply)
             case Came():
-                self._driver.arrive(self._connections[happened.connection], happened.delivery)
+                self._driver.arrive(self._connections[raw.connection], raw.delivery)
             case Broke():
-                self._failing[happened.connection](happened.error)
+                self._failing[raw.connection](raw.error)
             case Moved():
-                self._driver.advanced(happened.position)
+                self._driver.advanced(raw.position)
                 self._fire(line.at)
             case Rang():
                 self._fire(line.at)
             case _:
-                self._driver.step(happened)
+                self._driver.step(raw)
 
     def _fire(self, at: int) -> None:
         due, _, _, _, fn = heapq.heappop(self._world._heap)

@@ -40,7 +40,7 @@ def reply_of(fields: dict[str, Any]) -> Registration | HoldfastError:
     if "error" in fields:
         return error_of(fields["error"])
     return Registration(
-        current=fields["current"], readers={}, standings={}, assigned=tuple(fields["assigned"]),
+        current=fields["current"], consumers={}, statuses={}, assigned=tuple(fields["assigned"]),
         refused=tuple(fields["refused"]),
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ class Node:
             return None
         return Instance(self.name, "", 1, self.position)
 
-    def heard(self, *standings: object) -> None:
+    def heard(self, *statuses: object) -> None:
         pass
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class Threads:
     def play(self, section: Section) -> None:
         for line in section.lines:
             self.now = line.at
-            match line.happened:
+            match line.raw:
                 case {"progressed": name, "position": position}:
                     self._look(name, position=position)
                 case {"failed": name, "error": err}:
@@ -169,14 +169,12 @@ class VirtualTime:
         lines = section.lines
         for number, line in enumerate(lines):
             self._world.now = line.at
-            match line.happened:
+            match line.raw:
                 case {"progressed": name, "position": _} if self._wire.pending is None:
                     beat = [ln for ln in lines[number:] if ln.at == line.at]
                     for entry in beat:
-                        if "progressed" in entry.happened:
-                            self._node(entry.happened["progressed"]).position = entry.happened[
-                                "position"
-                            ]
+                        if "progressed" in entry.raw:
+                            self._node(entry.raw["progressed"]).position = entry.raw["position"]
                     self._beat()
                 case {"progressed": _}:
                     pass  # reported with the heartbeat
@@ -224,9 +222,9 @@ def stopping_us(section: Section) -> Iterator[int]:
     for number, line in enumerate(section.lines):
         for action in line.actions:
             if action.startswith("StopNode("):
-                later = (ln for ln in section.lines[number:] if "stopped" in ln.happened)
+                later = (ln for ln in section.lines[number:] if "stopped" in ln.raw)
                 name = action.split("'")[1]
-                yield next(ln.at for ln in later if ln.happened["stopped"] == name) - line.at
+                yield next(ln.at for ln in later if ln.raw["stopped"] == name) - line.at
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))

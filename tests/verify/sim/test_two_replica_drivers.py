@@ -103,22 +103,22 @@ class Threads:
         self._node._workers = ThreadPoolExecutor(1)  # the disk supports only one thread
         self._node.answer_calls()
         for stream in FRAGMENT.outputs:
-            self._service.readers[stream] = set(WIRING.readers[stream])
+            self._service.consumers[stream] = set(WIRING.consumers[stream])
         self.core = self._node.performer.core
         #: Events that have arrived but were not taken yet.
         self._told: list[Event] = []
 
     def bring(self, line: Line) -> None:
         self.now, performer = line.at, self._node.performer
-        match line.happened:
+        match line.raw:
             case {"began": _}:
                 performer.take(core.Began(self.now))
             case {"delivered": _}:
-                performer.receive(delivery_of(line.happened))
+                performer.receive(delivery_of(line.raw))
             case {"asked": asks, **more}:
                 self._asked(postpone_of(asks), more["reply"])
             case {"replied": peer, "to": to}:
-                request, reply = postpone_of(to), reply_of(line.happened)
+                request, reply = postpone_of(to), reply_of(line.raw)
                 self._replies.to(peer, request).put(reply)
                 performer.take(self._next(lambda event: is_reply(event, request, peer)))
             case {"acknowledged": output, "upto": [needed, received]}:
@@ -226,24 +226,24 @@ class VirtualTime:
 
     def bring(self, line: Line) -> None:
         node = self._node
-        match line.happened:
+        match line.raw:
             case {"with": _}:
                 return
             case {"took": _}:
                 self._fire(line)
                 return
         self._let_pass(line.at)
-        match line.happened:
+        match line.raw:
             case {"began": _}:
                 node.up()
                 self.core = node.performer.core
             case {"delivered": _}:
-                node.performer.receive(delivery_of(line.happened))
+                node.performer.receive(delivery_of(line.raw))
             case {"asked": asks, "reply": reply}:
                 assert node.postpone(postpone_of(asks)) == reply_of({"reply": reply})
             case {"replied": peer, "to": to}:
                 replied, failed = self._wire.asked[peer, postpone_of(to)].pop(0)
-                reply = reply_of(line.happened)
+                reply = reply_of(line.raw)
                 (failed if isinstance(reply, HoldfastError) else replied)(reply)
             case {"acknowledged": output, "upto": [needed, received]}:
                 for notify in node.service.on_ack:
@@ -308,4 +308,4 @@ def test_the_recording_contains_every_kind_of_event() -> None:
         "answer='away'", "Enter(", "RunTentative(", "Leave(", "STABILIZATION",
     ):  # fmt: skip
         assert fragment in text
-    assert any("error" in line.happened for s in RECORDED for line in s.lines)
+    assert any("error" in line.raw for s in RECORDED for line in s.lines)

@@ -20,10 +20,10 @@ def ran(*faults: Fault, network: str = "pair", seconds: int = 16) -> Outcome:
     return simulate(scenario, Options(checkpoint_buckets=20))
 
 
-def reading(history: History, reader: str, stream: str) -> Iterator[tuple[str, str]]:
+def reading(history: History, consumer: str, stream: str) -> Iterator[tuple[str, str]]:
     """The replica that is read, and why that replica is unusable, at every change."""
     for event in history.of(Reading):
-        if (event.reader, event.stream) == (reader, stream):
+        if (event.consumer, event.stream) == (consumer, stream):
             yield event.replica, event.bad
 
 

@@ -79,7 +79,7 @@ class Deployment:
         self.run.route = self._route
         self.run.on_contract.append(self._reported)
         self.clients: list[Client] = []
-        self._readers: list[threading.Thread] = []
+        self._consumers: list[threading.Thread] = []
         self._reading = threading.Event()
         self._reading.set()
         self._stopped = False
@@ -90,7 +90,7 @@ class Deployment:
             for op in self.network.outputs:
                 client = self.run.client(op.name, tentative=bool(self.network.protections))
                 self.clients.append(client)
-                self._readers.append(
+                self._consumers.append(
                     threading.Thread(
                         target=record,
                         args=(client, self.recorder, self._reading),
@@ -98,7 +98,7 @@ class Deployment:
                         daemon=True,
                     )
                 )
-                self._readers[-1].start()
+                self._consumers[-1].start()
             self.watcher = Watcher(self.run, self.clients, self.recorder)
             self.pusher = Pusher(self.run.sources, self.network.width_us, self.recorder)
             self._warm_up()
@@ -121,8 +121,8 @@ class Deployment:
             self.watcher.close()
         self.run.stop()
         self.proxies.close()
-        for reader in self._readers:
-            reader.join(timeout=GONE_S)
+        for consumer in self._consumers:
+            consumer.join(timeout=GONE_S)
         if not self.keep_storage:
             shutil.rmtree(self.storage, ignore_errors=True)
 
@@ -179,7 +179,7 @@ class Deployment:
         links = []
         for link in self.proxies.all():
             ends = {CLIENT if e.startswith(f"{CLIENT}-") else e: e
-                    for e in (link.producer, link.reader)}  # fmt: skip
+                    for e in (link.producer, link.consumer)}  # fmt: skip
             if set(ends) == {sender, receiver}:
                 links.append((link, ends[sender]))
         return links
@@ -192,8 +192,8 @@ class Deployment:
 
     # -- internals ----------------------------------------------------------------------------
 
-    def _route(self, reader: str, producer: str, address: str) -> str:
-        return self.proxies.link(producer, reader, address).address
+    def _route(self, consumer: str, producer: str, address: str) -> str:
+        return self.proxies.link(producer, consumer, address).address
 
     def _reported(self, action: Action) -> None:
         is_kept = not isinstance(action, Broken)

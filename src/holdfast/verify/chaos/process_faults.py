@@ -75,7 +75,7 @@ def _check_link(fault: Fault, network: Network, where: str) -> None:
     links = links_of(network)
     for one, other in ends_of(fault.on):
         if (one, other) not in links and (other, one) not in links:
-            existing = ", ".join(f"{producer}->{reader}" for producer, reader in links)
+            existing = ", ".join(f"{producer}->{consumer}" for producer, consumer in links)
             raise InputError(
                 f"{where}: there is no link between {one!r} and {other!r} (links: {existing})"
             )

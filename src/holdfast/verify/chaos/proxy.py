@@ -92,15 +92,15 @@ class Gate:
 
 
 class Link:
-    """One proxy. `reader` connects to `address`; the proxy connects to `producer` at `target`."""
+    """One proxy. `consumer` connects to `address`; the proxy connects to `producer` at `target`."""
 
-    def __init__(self, proxies: Proxies, producer: str, reader: str, target: str) -> None:
-        self.producer, self.reader = producer, reader
+    def __init__(self, proxies: Proxies, producer: str, consumer: str, target: str) -> None:
+        self.producer, self.consumer = producer, consumer
         self.address = ""
         self._proxies = proxies
         self._target = target
         #: Gate by sender of the bytes.
-        self._gates = {producer: Gate(), reader: Gate()}
+        self._gates = {producer: Gate(), consumer: Gate()}
         #: Number of active cuts per sender: faults may overlap.
         self._cuts = Counter[str]()
         self._connections: set[asyncio.Task[None]] = set()
@@ -165,14 +165,14 @@ class Link:
         self._proxies.do(apply)
 
     async def _connected(
-        self, from_reader: asyncio.StreamReader, to_reader: asyncio.StreamWriter
+        self, from_consumer: asyncio.StreamReader, to_consumer: asyncio.StreamWriter
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        self._sockets.add(to_reader)
+        self._sockets.add(to_consumer)
         to_producer: asyncio.StreamWriter | None = None
-        forth, back = self._gates[self.reader], self._gates[self.producer]
+        forth, back = self._gates[self.consumer], self._gates[self.producer]
         try:
             # A TCP handshake needs both directions.
             await forth.opened()
@@ -180,7 +180,9 @@ class Link:
             host, _, port = self._target.rpartition(":")
             from_producer, to_producer = await asyncio.open_connection(host, int(port))
             self._sockets.add(to_producer)
-            await _both(forth.carry(from_reader, to_producer), back.carry(from_producer, to_reader))
+            await _both(
+                forth.carry(from_consumer, to_producer), back.carry(from_producer, to_consumer)
+            )
         except OSError:
             # One end is gone: the other end learns that only when both gates are open.
             with suppress(asyncio.CancelledError):
@@ -189,7 +191,7 @@ class Link:
         except asyncio.CancelledError:
             pass
         finally:
-            for writer in (to_reader, to_producer):
+            for writer in (to_consumer, to_producer):
                 if writer is not None:
                     self._sockets.discard(writer)
                     writer.transport.abort()
@@ -216,14 +218,14 @@ class Proxies:
         self._thread = threading.Thread(target=self._run, name="proxies", daemon=True)
         self._thread.start()
 
-    def link(self, producer: str, reader: str, target: str) -> Link:
-        """Return the link between `producer` and `reader`, redirected to `target`."""
+    def link(self, producer: str, consumer: str, target: str) -> Link:
+        """Return the link between `producer` and `consumer`, redirected to `target`."""
         with self._making:
-            link = self._links.get((producer, reader))
+            link = self._links.get((producer, consumer))
             if link is None:
-                link = Link(self, producer, reader, target)
+                link = Link(self, producer, consumer, target)
                 asyncio.run_coroutine_threadsafe(link.listen(), self._loop).result()
-                self._links[producer, reader] = link
+                self._links[producer, consumer] = link
             link.lead_to(target)
             return link
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.model.levels import Matched, evaluate
 from holdfast.types import Stability
-from holdfast.verify.checkers.story import Reader, Story, counted, same, some
+from holdfast.verify.checkers.story import Consumer, Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
 from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told
 
@@ -22,15 +22,16 @@ def lost(story: Story) -> Verdict:
     complete."""
     faults = []
     for promise in story.promises:
-        reader = story.reader(promise)
+        consumer = story.consumer(promise)
         due = story.closed_upto(promise)
         if not story.settled:
-            due = min(due, reader.told_upto)
+            due = min(due, consumer.told_upto)
         faults += [
             Fault(
-                _end_us(story, bucket), f"{reader}: missing in bucket {bucket}: {some(gap.missing)}"
+                _end_us(story, bucket),
+                f"{consumer}: missing in bucket {bucket}: {some(gap.missing)}",
             )
-            for bucket, gap in reader.gaps.items()
+            for bucket, gap in consumer.gaps.items()
             if bucket <= due and gap.missing
         ]
     if faults or story.settled:
@@ -49,45 +50,45 @@ def doubled(story: Story) -> Verdict:
     """No ideal row was delivered more often, over all buckets, than the ideal contains it. Rows
     that the ideal does not contain at all are `wrong`, however often they were delivered."""
     faults = []
-    for reader in story.readers.values():
-        surplus = {at: gap.surplus for at, gap in reader.gaps.items() if gap.surplus}
+    for consumer in story.consumers.values():
+        surplus = {at: gap.surplus for at, gap in consumer.gaps.items() if gap.surplus}
         if not surplus:
             continue
-        ideal = counted(*reader.ideal.values())
-        delivered = counted(*(e.rows for events in reader.stable.values() for e in events))
+        ideal = counted(*consumer.ideal.values())
+        delivered = counted(*(e.rows for events in consumer.stable.values() for e in events))
         too_often = delivered - ideal
         for bucket, rows in surplus.items():
             duplicates = Counter(
                 {row: n for row, n in rows.items() if ideal[row] and too_often[row]}
             )
             if duplicates:
-                why = f"{reader}: duplicate rows in bucket {bucket}: {some(duplicates)}"
-                faults.append(Fault(reader.stable[bucket][-1].at, why))
+                why = f"{consumer}: duplicate rows in bucket {bucket}: {some(duplicates)}"
+                faults.append(Fault(consumer.stable[bucket][-1].at, why))
     return judged("doubled", faults)
 
 
 def wrong(story: Story) -> Verdict:
     """No stable row was delivered that the ideal does not contain in that bucket."""
     faults = []
-    for reader in story.readers.values():
-        for bucket, gap in reader.gaps.items():
+    for consumer in story.consumers.values():
+        for bucket, gap in consumer.gaps.items():
             ideal: Counter[Row] = (
-                counted(reader.ideal.get(bucket, ())) if gap.surplus else Counter()
+                counted(consumer.ideal.get(bucket, ())) if gap.surplus else Counter()
             )
             unexpected = Counter({row: n for row, n in gap.surplus.items() if not ideal[row]})
             if unexpected:
-                why = f"{reader}: wrong rows in bucket {bucket}: {some(unexpected)}"
-                faults.append(Fault(reader.stable[bucket][0].at, why))
+                why = f"{consumer}: wrong rows in bucket {bucket}: {some(unexpected)}"
+                faults.append(Fault(consumer.stable[bucket][0].at, why))
     return judged("wrong", faults)
 
 
 def undone(story: Story) -> Verdict:
     """Stable buckets never change: no stable bucket is delivered again with different rows."""
     faults = []
-    for reader in story.readers.values():
-        for bucket, (first, *again) in reader.stable.items():
+    for consumer in story.consumers.values():
+        for bucket, (first, *again) in consumer.stable.items():
             faults += [
-                Fault(e.at, f"{reader}: stable bucket {bucket} arrived again with different rows")
+                Fault(e.at, f"{consumer}: stable bucket {bucket} arrived again with different rows")
                 for e in again
                 if not same(first.rows, e.rows)
             ]
@@ -100,26 +101,26 @@ def corrected(story: Story) -> Verdict:
     not before."""
     faults = []
     announces = any(began.announces for began in story.of(Began))
-    for reader in story.readers.values():
-        faults += _concluded(reader) if announces else []
+    for consumer in story.consumers.values():
+        faults += _concluded(consumer) if announces else []
         faults += [
-            Fault(at, f"{reader}: bucket {bucket} stays tentative")
-            for bucket, at in _tentative(reader).items()
+            Fault(at, f"{consumer}: bucket {bucket} stays tentative")
+            for bucket, at in _tentative(consumer).items()
         ]
     if faults and not story.settled:
         return Verdict("corrected", "unknown", "the run did not settle", story.end_us)
     return judged("corrected", faults)
 
 
-def _concluded(reader: Reader) -> list[Fault]:
+def _concluded(consumer: Consumer) -> list[Fault]:
     faults = []
     tentative: set[int] = set()
     owed_since: int | None = None
-    for event in reader.readings:
+    for event in consumer.readings:
         if type(event) is Given:
             if event.bucket in tentative and not event.replaces:
                 why = (
-                    f"{reader}: bucket {event.bucket} replaces a tentative bucket, but is not "
+                    f"{consumer}: bucket {event.bucket} replaces a tentative bucket, but is not "
                     "marked as a replacement"
                 )
                 faults.append(Fault(event.at, why))
@@ -131,19 +132,19 @@ def _concluded(reader: Reader) -> list[Fault]:
         elif type(event) is Concluded:
             owed_since = None
             if tentative:
-                why = f"{reader}: REC_DONE while bucket {min(tentative)} stays tentative"
+                why = f"{consumer}: REC_DONE while bucket {min(tentative)} stays tentative"
                 faults.append(Fault(event.at, why))
     if owed_since is not None and not tentative:
         faults.append(
-            Fault(owed_since, f"{reader}: all buckets are stable, but REC_DONE never arrived")
+            Fault(owed_since, f"{consumer}: all buckets are stable, but REC_DONE never arrived")
         )
     return faults
 
 
-def _tentative(reader: Reader) -> dict[int, int]:
+def _tentative(consumer: Consumer) -> dict[int, int]:
     """Buckets that were tentative and never became stable, with the time of the last delivery."""
     tentative: dict[int, int] = {}
-    for event in reader.readings:
+    for event in consumer.readings:
         if type(event) is Given:
             if event.stability == Stability.TENTATIVE:
                 tentative[event.bucket] = event.at
@@ -157,42 +158,42 @@ def order(story: Story) -> Verdict:
     never decreases. A tentative bucket is delivered again only as a newer version, and never after
     its stable version."""
     faults = []
-    for reader in story.readers.values():
-        faults += _guessed_again(reader)
+    for consumer in story.consumers.values():
+        faults += _guessed_again(consumer)
         stable = [
             event
-            for event in reader.readings
+            for event in consumer.readings
             if type(event) is Given and event.stability == Stability.STABLE
         ]
         faults += [
-            Fault(then.at, f"{reader}: bucket {then.bucket} arrived after bucket {first.bucket}")
+            Fault(then.at, f"{consumer}: bucket {then.bucket} arrived after bucket {first.bucket}")
             for first, then in pairwise(stable)
             if then.bucket <= first.bucket
         ]
         faults += [
-            Fault(then.at, f"{reader}: stable position fell from {first.upto} to {then.upto}")
-            for first, then in pairwise(reader.told)
+            Fault(then.at, f"{consumer}: stable position fell from {first.upto} to {then.upto}")
+            for first, then in pairwise(consumer.told)
             if then.upto < first.upto
         ]
     return judged("order", faults)
 
 
-def _guessed_again(reader: Reader) -> list[Fault]:
+def _guessed_again(consumer: Consumer) -> list[Fault]:
     faults = []
     stable_upto: int | None = None
     versions: dict[int, int] = {}
-    for event in reader.readings:
+    for event in consumer.readings:
         if type(event) is Told:
             stable_upto = event.upto if stable_upto is None else max(stable_upto, event.upto)
         elif type(event) is Given and event.stability == Stability.TENTATIVE:
             bucket, version = event.bucket, event.version
             if stable_upto is not None and bucket <= stable_upto:
-                why = (
-                    f"{reader}: tentative bucket {bucket} arrived, but the output is stable up to "
-                )
-                faults.append(Fault(event.at, f"{why}{stable_upto}"))
+                why = f"{consumer}: tentative bucket {bucket} arrived, but the output is stable up"
+                faults.append(Fault(event.at, f"{why} to {stable_upto}"))
             elif versions.get(bucket, -1) >= version:
-                why = f"{reader}: tentative bucket {bucket} arrived again: version {version} after"
+                why = (
+                    f"{consumer}: tentative bucket {bucket} arrived again: version {version} after"
+                )
                 faults.append(Fault(event.at, f"{why} {versions[bucket]}"))
             versions[bucket] = version
     return faults
@@ -204,11 +205,11 @@ def contract(story: Story) -> Verdict:
     if not story.settled:
         return Verdict("contract", "unknown", "the run did not settle", story.end_us)
     faults = []
-    streams = {str(story.reader(p)): _matched(story, p) for p in story.promises}
+    streams = {str(story.consumer(p)): _matched(story, p) for p in story.promises}
     across = any(promise.order == "inter" for promise in story.promises)
     inversions = evaluate(streams).inversions if across else 0
     for promise in story.promises:
-        name = str(story.reader(promise))
+        name = str(story.consumer(promise))
         reached = evaluate({name: streams[name]})
         broken = []
         if reached.loss_share > promise.loss:
@@ -229,16 +230,16 @@ def _matched(story: Story, promise: Promised) -> Matched:
     """Matches delivered rows with ideal rows. The sequence number of a row is its bucket: rows
     within a bucket have no order, and ideally all of them arrive at the end of the bucket. A bucket
     counts if its sources closed it, or if the bucket was delivered."""
-    reader = story.reader(promise)
+    consumer = story.consumer(promise)
     due = story.closed_upto(promise)
     ideal_rows = false_rows = 0
     counts: list[tuple[int, int, int]] = []  # bucket, instant, correct rows
-    for bucket in sorted(reader.ideal.keys() | reader.stable.keys()):
-        ideal, deliveries = reader.ideal.get(bucket, ()), reader.stable.get(bucket, [])
+    for bucket in sorted(consumer.ideal.keys() | consumer.stable.keys()):
+        ideal, deliveries = consumer.ideal.get(bucket, ()), consumer.stable.get(bucket, [])
         if bucket > due and not deliveries:
             continue
         ideal_rows += len(ideal)
-        if bucket not in reader.gaps and len(deliveries) == 1:
+        if bucket not in consumer.gaps and len(deliveries) == 1:
             counts.append((bucket, deliveries[0].at, len(ideal)))
             continue
         unmatched = counted(ideal)

@@ -56,7 +56,7 @@ def detected(story: Story) -> Verdict:
                 f"{reading.stream} from {reading.replica}" if reading.replica else reading.stream
             )
             why = (
-                f"{reading.reader} reads {producer}: {reading.bad} for {lasted_us / 1e6:g}s, "
+                f"{reading.consumer} reads {producer}: {reading.bad} for {lasted_us / 1e6:g}s, "
                 f"allowed: {reading.within_us / 1e6:g}s"
             )
             faults.append(Fault(reading.at + reading.within_us, why))
@@ -98,7 +98,7 @@ def _waiting(event: Relied) -> tuple[object, object]:
 
 
 def _bad(event: Reading) -> tuple[object, object]:
-    return (event.reader, event.stream), (event.replica,) if event.bad else None
+    return (event.consumer, event.stream), (event.replica,) if event.bad else None
 
 
 def _runs(

@@ -53,8 +53,8 @@ class Story:
         for result in self.of(Ideal):
             of_output = ideal[result.output]
             of_output[result.bucket] = of_output.get(result.bucket, ()) + result.rows
-        self.readers = {
-            key: Reader(*key, events, ideal[key[1]]) for key, events in readings.items()
+        self.consumers = {
+            key: Consumer(*key, events, ideal[key[1]]) for key, events in readings.items()
         }
         finished = self.of(Finished)
         self.settled = bool(finished) and finished[-1].settled
@@ -65,8 +65,8 @@ class Story:
     def of(self, kind: type[T]) -> list[T]:
         return self._of[kind]
 
-    def reader(self, promise: Promised) -> Reader:
-        return self.readers[promise.client, promise.output]
+    def consumer(self, promise: Promised) -> Consumer:
+        return self.consumers[promise.client, promise.output]
 
     @property
     def began(self) -> Began:
@@ -157,7 +157,7 @@ def overlaps(spans: list[tuple[int, int]], from_us: int, to_us: int) -> bool:
 
 
 @dataclass
-class Reader:
+class Consumer:
     """The events of one client for one output."""
 
     client: str

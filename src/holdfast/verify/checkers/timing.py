@@ -38,7 +38,7 @@ def delay(story: Story) -> Verdict:
     faults = []
     width_us, delay_us = story.began.width_us, story.began.delay_us
     for promise in story.promises:
-        reader = story.reader(promise)
+        consumer = story.consumer(promise)
         buckets, due_us, known_us = _moments(story, promise)
         start_us = buckets * width_us
         demands = [(due_us, delay_us, "after its end and closing")]
@@ -50,7 +50,7 @@ def delay(story: Story) -> Verdict:
                     continue
                 late_us = int(known_us[at] - since_us[at])
                 why = (
-                    f"{reader}: bucket {buckets[at]} arrived {late_us / 1e6:g}s {since}, "
+                    f"{consumer}: bucket {buckets[at]} arrived {late_us / 1e6:g}s {since}, "
                     f"allowed: {bound_us / 1e6:g}s"
                 )
                 faults.append(Fault(int(since_us[at]) + bound_us, why))
@@ -68,17 +68,17 @@ def available(story: Story) -> Verdict:
     ]
     width_us = story.began.width_us
     for promise in story.promises:
-        reader = story.reader(promise)
-        hinted = [(event.at, event.upto) for event in reader.hinted]
+        consumer = story.consumer(promise)
+        hinted = [(event.at, event.upto) for event in consumer.hinted]
         for since_us, until_us, expected in _stretches(story, promise):
             if expected.kind not in (Kind.STABLE, Kind.TENTATIVE):
                 continue
             first = -(-(since_us + expected.settle_us) // width_us)
             if expected.kind == Kind.STABLE:
                 faults += [
-                    Fault(given.at, f"{reader}: bucket {given.bucket} arrived as tentative, with a "
-                          f"stable tree since {since_us / 1e6:.3f}s")
-                    for given in reader.tentative
+                    Fault(given.at, f"{consumer}: bucket {given.bucket} arrived as tentative, "
+                          f"with a stable tree since {since_us / 1e6:.3f}s")
+                    for given in consumer.tentative
                     if given.bucket >= first and given.at <= until_us
                 ]  # fmt: skip
             last = (until_us - expected.within_us) // width_us - 1
@@ -90,7 +90,7 @@ def available(story: Story) -> Verdict:
             faults += [
                 Fault(
                     int(due_us[at]),
-                    f"{reader}: bucket {buckets[at]} was not available "
+                    f"{consumer}: bucket {buckets[at]} was not available "
                     f"{expected.within_us / 1e6:g}s after its end, with a {expected.kind} tree "
                     f"since {since_us / 1e6:.3f}s",
                 )
@@ -104,15 +104,14 @@ def labelled(story: Story) -> Verdict:
     that were available. If no input is missing, the rows are the ideal rows."""
     faults = []
     for promise in story.promises:
-        reader = story.reader(promise)
-        for given in reader.tentative:
-            label = (
-                f"{reader}: bucket {given.bucket}: missing {', '.join(given.missing) or 'nothing'}"
-            )
+        consumer = story.consumer(promise)
+        for given in consumer.tentative:
+            names = ", ".join(given.missing) or "nothing"
+            label = f"{consumer}: bucket {given.bucket}: missing {names}"
             if not 0 <= given.inputs_share <= 1 or (given.inputs_share < 1) != bool(given.missing):
                 why = f"{label}, but reports {given.inputs_share:g} of its inputs"
                 faults.append(Fault(given.at, why))
-            ideal = reader.ideal.get(given.bucket, ())
+            ideal = consumer.ideal.get(given.bucket, ())
             if not given.missing and counted(given.rows) != counted(ideal):
                 faults.append(Fault(given.at, f"{label}, but its rows are not the ideal rows"))
     return judged("labelled", faults)
@@ -237,7 +236,7 @@ def reported(story: Story) -> Verdict:
         if promise.within_us is None:
             continue
         buckets, _, known_us = _moments(story, promise)
-        hinted = [(event.at, event.upto) for event in story.reader(promise).hinted]
+        hinted = [(event.at, event.upto) for event in story.consumer(promise).hinted]
         known_us = np.minimum(known_us, _first_reaching(hinted, buckets))
         broken_us = (buckets + 1) * width_us + promise.within_us
         report_by_us = broken_us + 2 * width_us
@@ -275,9 +274,11 @@ def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
     for source in promise.sources:
         closings = [(closed.at, closed.upto) for closed in story.closings[source]]
         due_us = np.maximum(due_us, _first_reaching(closings, buckets))
-    reader = story.reader(promise)
-    known_us = _first_reaching([(position.at, position.upto) for position in reader.told], buckets)
-    for bucket, events in reader.stable.items():
+    consumer = story.consumer(promise)
+    known_us = _first_reaching(
+        [(position.at, position.upto) for position in consumer.told], buckets
+    )
+    for bucket, events in consumer.stable.items():
         if len(buckets) and buckets[0] <= bucket <= buckets[-1]:
             place = bucket - buckets[0]
             known_us[place] = min(known_us[place], events[0].at)

@@ -56,29 +56,34 @@ class Condition:
         link = self._cast.wire.link
         return not (link(a.name, b.name).cut or link(b.name, a.name).cut)
 
-    def reaches(self, reader: Server, producer: Server) -> bool:
+    def reaches(self, consumer: Server, producer: Server) -> bool:
         """Rows get from the producer to the consumer. A degraded link may or may not deliver rows
         in time, and therefore does not count."""
         if not (
-            self.there(producer) and self.linked(reader, producer) and self._finds(reader, producer)
+            self.there(producer)
+            and self.linked(consumer, producer)
+            and self._finds(consumer, producer)
         ):
             return False
         wire = self._cast.wire
-        forward, back = wire.link(producer.name, reader.name), wire.link(reader.name, producer.name)
-        return not (self._bad(forward, reader) or self._bad(back, reader))
+        forward, back = (
+            wire.link(producer.name, consumer.name),
+            wire.link(consumer.name, producer.name),
+        )
+        return not (self._bad(forward, consumer) or self._bad(back, consumer))
 
-    def _finds(self, reader: Server, producer: Server) -> bool:
+    def _finds(self, consumer: Server, producer: Server) -> bool:
         """The consumer knows the address of the producer, or can ask the controller
         (docs/pairs.md, The controller)."""
         controller = self._cast.wire.controller
-        if producer is controller or (self.there(controller) and self.linked(reader, controller)):
+        if producer is controller or (self.there(controller) and self.linked(consumer, controller)):
             return True
-        return inspection.knows_address(reader, producer)
+        return inspection.knows_address(consumer, producer)
 
-    def _bad(self, link: Link, reader: Server) -> bool:
+    def _bad(self, link: Link, consumer: Server) -> bool:
         if link.damage or link.row_us:
             return True
-        bears_us = max(0, self._bears_us.get(fragment_of(reader.name), SILENCE_US))
+        bears_us = max(0, self._bears_us.get(fragment_of(consumer.name), SILENCE_US))
         # Messages of one connection arrive in order, also those that are sent after the fault.
         in_flight_us = link.slow_until - self._cast.world.now
         return max(link.delay_us, in_flight_us) > bears_us

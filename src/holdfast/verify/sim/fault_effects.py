@@ -187,7 +187,7 @@ def _apply_to_links(fault: Fault, cast: Cast) -> Heal:
         case "reset":
             for process in cast.by_name.values():
                 for connection in process.connections:
-                    ends = (process.name, connection.follower.reader.name)
+                    ends = (process.name, connection.follower.consumer.name)
                     if ends in pairs or ends[::-1] in pairs:
                         connection.reset()
             return lambda: None

@@ -144,7 +144,7 @@ class HostProcess(Server):
             if isinstance(event, Answered) and isinstance(reply, Registration):
                 for node in self.nodes.values():
                     if node.alive and node.is_up:
-                        node.enter(partial(node.heard, dict(reply.standings)))
+                        node.enter(partial(node.heard, dict(reply.statuses)))
             self._schedule(HEARTBEAT_US)
 
         self.wire.ask_controller(self, lambda c: c.heartbeat(request), replied, replied)

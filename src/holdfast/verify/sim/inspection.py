@@ -56,13 +56,13 @@ def is_at_bound(process: SourceProcess) -> bool:
     return not info.ended and info.complete_upto >= process.source._room_upto()
 
 
-def knows_address(reader: Server, producer: Server) -> bool:
+def knows_address(consumer: Server, producer: Server) -> bool:
     """The consumer knows the address of the producer's current instance."""
-    if isinstance(reader, NodeProcess):
-        followers = list(reader.followers.values()) if reader.is_up else []
+    if isinstance(consumer, NodeProcess):
+        followers = list(consumer.followers.values()) if consumer.is_up else []
     else:
-        assert isinstance(reader, ClientProcess)
-        followers = [reader.follower] if reader.is_up else []
+        assert isinstance(consumer, ClientProcess)
+        followers = [consumer.follower] if consumer.is_up else []
     return any(follower._addresses.get(producer.name) == producer.address for follower in followers)
 
 

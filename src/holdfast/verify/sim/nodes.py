@@ -11,15 +11,15 @@ from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.divergence import COMPARE_US, Window
 from holdfast.core.lag import Positions
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import kind_of
 from holdfast.core.subscription import Position, Subscription
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, NotOffered, TransportError
 from holdfast.model.fragments import (
     Fragment,
-    home_of,
     is_pair,
+    local_replica_of,
     peers_of,
 )
 from holdfast.node.executor import Performer
@@ -89,14 +89,14 @@ class NodeProcess(Member):
         self.rebuild: Rebuild | None = None
         self._staging = Staging(f"/{name}", self.disk, RowSegments())
         #: Number of tentative buckets computed in this life, per path.
-        self.guessed: Counter[str] = Counter()
+        self.tentative_buckets: Counter[str] = Counter()
         #: When the catch-up began, across all of its attempts; None: not catching up.
         self.lost_at: int | None = None
 
     def forget(self) -> None:
         super().forget()
         self.rebuild = None
-        self.guessed.clear()
+        self.tentative_buckets.clear()
 
     # -- called by the host -----------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class NodeProcess(Member):
             peers=self._peers,
         )  # fmt: skip
         for stream in self.fragment.outputs:
-            self.service.readers[stream] = set(self._wiring.readers[stream])
+            self.service.consumers[stream] = set(self._wiring.consumers[stream])
         self.followers = {
             stream: Follower(
                 self, self.wire, stream, self._subscription(stream, self._wiring.producers[stream]),
@@ -290,21 +290,22 @@ class NodeProcess(Member):
                     ask(name, producer)
 
     def _subscription(self, stream: str, producers: tuple[str, ...]) -> Subscription:
-        home = home_of(self.name, producers) if self.pair else None
+        local_replica = local_replica_of(self.name, producers) if self.pair else None
         return Subscription(
-            producers, self.performer.wanted(stream), self.performer.tentative, home=home,
+            producers, self.performer.wanted(stream), self.performer.tentative,
+            local_replica=local_replica,
             tolerance_buckets=self._wiring.tolerances[self.fragment.name],
-            heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if home else 0,
+            heartbeat_us=HEARTBEAT_US, ask_us=SILENCE_US if local_replica else 0,
         )  # fmt: skip
 
     def positions(self) -> Positions:
         return {name: path.position for name, path in self.performer.core.paths.items()}
 
-    def heard(self, standings: dict[str, Standing]) -> None:
-        super().heard(standings)
+    def heard(self, statuses: dict[str, InstanceStatus]) -> None:
+        super().heard(statuses)
         if self.pair and self.is_up:
             (peer,) = self._peers
-            self.performer.take(core.Unpaired(self.monotonic(), standings[peer].gone))
+            self.performer.take(core.Unpaired(self.monotonic(), statuses[peer].gone))
 
     def _watch(self) -> None:
         for follower in self.followers.values():
@@ -340,7 +341,7 @@ class NodeProcess(Member):
         event = event if error is None else "failed"
         self.world.say(self.name, event, work.path, f"{work.lo}..{work.hi}")
         if error is None and isinstance(work, core.RunTentative):
-            self.guessed[work.path] += work.hi - work.lo + 1
+            self.tentative_buckets[work.path] += work.hi - work.lo + 1
         if error is None and stable:
             for stream in self.performer.paths[work.path].outputs:
                 first = max(work.lo, self._first(stream))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from holdfast.core.lag import AHEAD_BUCKETS
 from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US
-from holdfast.model.fragments import Path, home_of, pairs_of, peers_of, producers_of
+from holdfast.model.fragments import Path, local_replica_of, pairs_of, peers_of, producers_of
 from holdfast.types import OutputState
 from holdfast.verify.history import AtBound, Event, Held, Pending, Reading, Relied
 from holdfast.verify.sim import inspection
@@ -69,24 +69,26 @@ class Observer:
 
     def _read(self, now: int) -> Iterator[Reading]:
         subscriptions = {("controller", name) for name in self._pairs}
-        for reader, stream, follower in self._followers():
-            subscriptions.add((reader.name, stream))
+        for consumer, stream, follower in self._followers():
+            subscriptions.add((consumer.name, stream))
             replica = inspection.read_from(follower) or ""
-            home = reader.name in self._pairs and replica == home_of(
-                reader.name, self._producers[stream]
+            local_replica = consumer.name in self._pairs and replica == local_replica_of(
+                consumer.name, self._producers[stream]
             )
             instance = inspection.instance_read(follower) or self._cast.by_name.get(replica)
-            bad, within_us = self._bad(reader, stream, instance, home=bool(home))
-            yield from self._reads(now, reader.name, stream, replica, bad, within_us)
-        for reader_name, stream in [key for key in self._readings if key not in subscriptions]:
-            yield from self._reads(now, reader_name, stream, "", "", 0)
+            bad, within_us = self._bad(
+                consumer, stream, instance, local_replica=bool(local_replica)
+            )
+            yield from self._reads(now, consumer.name, stream, replica, bad, within_us)
+        for consumer_name, stream in [key for key in self._readings if key not in subscriptions]:
+            yield from self._reads(now, consumer_name, stream, "", "", 0)
 
     def _reads(
-        self, now: int, reader: str, stream: str, replica: str, bad: str, within_us: int
+        self, now: int, consumer: str, stream: str, replica: str, bad: str, within_us: int
     ) -> Iterator[Reading]:
-        if self._readings.get((reader, stream)) != (replica, bad):
-            self._readings[reader, stream] = replica, bad
-            yield Reading(now, reader, stream, replica, bad, within_us)
+        if self._readings.get((consumer, stream)) != (replica, bad):
+            self._readings[consumer, stream] = replica, bad
+            yield Reading(now, consumer, stream, replica, bad, within_us)
 
     def _followers(self) -> Iterator[tuple[Member, str, Follower]]:
         """The subscriptions of all consumers that are up and could read from another replica."""
@@ -104,7 +106,7 @@ class Observer:
         return up and client.output in self._producers and not client.ended
 
     def _bad(
-        self, reader: Member, stream: str, instance: Server | None, *, home: bool
+        self, consumer: Member, stream: str, instance: Server | None, *, local_replica: bool
     ) -> tuple[str, int]:
         """Why a replica is unusable for its consumer while another replica is usable, and the time
         within which the consumer must leave the replica."""
@@ -112,19 +114,19 @@ class Observer:
             (node, status)
             for name in self._producers[stream]
             if (instance is None or name != instance.name)
-            and self._serves(node := self._node(name), reader)
+            and self._serves(node := self._node(name), consumer)
             if (status := inspection.stands(node, stream)) is not None
         ]
         if not others:
             return "", 0
         if instance is None:  # the consumer asks the controller for the addresses of the others
-            asks = self._condition.reaches(reader, self._cast.wire.controller)
+            asks = self._condition.reaches(consumer, self._cast.wire.controller)
             return ("nothing is read", self._detect_us) if asks else ("", 0)
         if not instance.alive:
             return "it is dead", self._detect_us
         if instance.paused:
             return "it is paused", self._detect_us
-        if not self._condition.linked(reader, instance):
+        if not self._condition.linked(consumer, instance):
             return "it is cut off", self._detect_us
         mine = inspection.stands(instance, stream)
         if mine is None:
@@ -136,10 +138,10 @@ class Observer:
             as_far = any(upto >= mine[1] for upto in ahead)
             tentative = as_far and mine[0] is OutputState.UP_FAILURE
             return (TENTATIVE, self._detect_us) if tentative else ("", 0)
-        return NO_PROGRESS, self._detect_us + (STEP_US if home else 0)
+        return NO_PROGRESS, self._detect_us + (STEP_US if local_replica else 0)
 
-    def _serves(self, node: NodeProcess, reader: Member) -> bool:
-        return node.is_up and self._condition.reaches(reader, node)
+    def _serves(self, node: NodeProcess, consumer: Member) -> bool:
+        return node.is_up and self._condition.reaches(consumer, node)
 
     def _node(self, name: str) -> NodeProcess:
         node = self._cast.by_name[name]
@@ -152,13 +154,13 @@ class Observer:
         """The controller leaves a replica of a pair by declaring the replica dead."""
         process = self._cast.wire.controller
         controller = process.controller
-        standings = {} if controller is None else controller.standings()
+        statuses = {} if controller is None else controller.statuses()
         if process.life != self._controller_life:
             # A new controller counts the time without heartbeats from its start (docs/pairs.md).
-            self._controller_life, standings = process.life, {}
+            self._controller_life, statuses = process.life, {}
         self._compare(now)
         for name, peer in self._pairs.items():
-            standing, other = standings.get(name), self._node(peer)
+            standing, other = statuses.get(name), self._node(peer)
             bad, within_us = "", 0
             if standing is not None and standing.lives and self._heard(other, process):
                 bad, within_us = self._gone(self._node(name), other, process)
@@ -252,7 +254,7 @@ class Observer:
             for what, entries, waiting in inspection.to_go_through(node):
                 most = (self._held_buckets + waiting) * len(node.fragment.inputs)
                 yield Pending(now, node.name, what, entries, most)
-            for path, buckets in node.guessed.items():
+            for path, buckets in node.tentative_buckets.items():
                 # A tentative line restarts only after as many buckets were corrected as the line
                 # repeats (docs/design/0008), so that no bucket is computed more than twice.
                 most = 2 * inspection.came_upto(node, path) + self._held_buckets

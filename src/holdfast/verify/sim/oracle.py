@@ -15,11 +15,11 @@ from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.model.fragments import (
     Fragment,
     Path,
+    consumers_of,
     fragment_of,
     fragments,
     pairs_of,
     producers_of,
-    readers_of,
     replicas_of,
 )
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
@@ -46,8 +46,8 @@ class Oracle:
         self._settle_us: dict[str, int] = {Kind.TENTATIVE: NOTICED_US, Kind.STABLE: recovery_us}
         self._network = cast.network
         self._producers = producers_of(cast.network)
-        self._readers = {
-            name: set(consumers) for name, consumers in readers_of(cast.network).items()
+        self._consumers = {
+            name: set(consumers) for name, consumers in consumers_of(cast.network).items()
         }
         self._paired = set(pairs_of(cast.network))
         self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
@@ -119,7 +119,7 @@ class Oracle:
         # At its buffer bound a source stops because of one consumer, and all other consumers wait
         # (docs/availability.md, Retention).
         bounded = self._cast.options.buffer_buckets is not None
-        clear = not (bounded and self._stopped_by_a_reader())
+        clear = not (bounded and self._stopped_by_a_consumer())
         self._look_at_trees(now)
         if bounded and self._is_held_up():
             self._held_up_at = now
@@ -229,7 +229,7 @@ class Oracle:
         late = late or self._cast.wire.throttled
         return len(lags) * self._behind_us, self._cast.wire.delays_us, late
 
-    def _stopped_by_a_reader(self) -> bool:
+    def _stopped_by_a_consumer(self) -> bool:
         """A source or node is at its buffer bound because of a consumer that cannot be replaced. A
         replica of a pair can be replaced, and must be declared dead before the bound is reached."""
         bound = self._cast.options.buffer_buckets
@@ -243,7 +243,7 @@ class Oracle:
                     continue
                 received = inspection.received_by(process, stream)
                 waited_for = [
-                    received.get(consumer, 0) for consumer in self._readers[stream] - self._paired
+                    received.get(consumer, 0) for consumer in self._consumers[stream] - self._paired
                 ]
                 if waited_for and now - min(waited_for) >= bound - LAG_BUCKETS:
                     return True
@@ -273,12 +273,12 @@ class Oracle:
         return str(self._best(client, client.output, {}, now if ready else None))
 
     def _best(
-        self, reader: Server, stream: str, memo: dict[str, Kind], ready_at: int | None
+        self, consumer: Server, stream: str, memo: dict[str, Kind], ready_at: int | None
     ) -> Kind:
         kinds = [
             self._made(producer, stream, memo, ready_at)
             for name in self._producers[stream]
-            if self.condition.reaches(reader, producer := self._cast.by_name[name])
+            if self.condition.reaches(consumer, producer := self._cast.by_name[name])
         ]
         return next((kind for kind in Kind if kind in kinds), Kind.BLOCKING)
 

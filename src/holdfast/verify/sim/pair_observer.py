@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from holdfast.core.membership import Standing, dead_of
+from holdfast.core.membership import InstanceStatus, dead_of
 from holdfast.core.progress import PAIR_CHECKPOINT_BUCKETS
 from holdfast.model.fragments import fragment_of, fragments, pairs_of, producers_of
 from holdfast.types import OutputState
@@ -68,10 +68,10 @@ class Vigil:
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
                 node.lost_at = None
         controller = self._cast.wire.controller.controller
-        standings = controller.standings() if controller is not None else {}
-        dead = dead_of(standings)
+        statuses = controller.statuses() if controller is not None else {}
+        dead = dead_of(statuses)
         calm = not broken and not self._recovering(now, broken)
-        yield from self._wronged(now, standings, calm)
+        yield from self._wronged(now, statuses, calm)
         # While no other component is broken, the controller must count down `rejoin`, too
         # (docs/pairs.md).
         counts = broken <= dead.keys() and not self._recovering(now, broken)
@@ -79,7 +79,7 @@ class Vigil:
         released = [
             name
             for name, epoch in dead.items()
-            if standings[name].released >= epoch
+            if statuses[name].released >= epoch
             or now - self._dead_since.get(name, now) > self._cast.options.rejoin_us + HEARD_US
         ]
         self._released_since = {n: self._released_since.get(n, now) for n in released}
@@ -94,13 +94,13 @@ class Vigil:
                 yield Restored(now, node.name, node.lost_at, self._calm(node))
 
     def _wronged(
-        self, now: int, standings: Mapping[str, Standing], calm: bool
+        self, now: int, statuses: Mapping[str, InstanceStatus], calm: bool
     ) -> Iterator[Stopped]:
         """Detects wrong declarations of death. A replica may be declared dead only after a recent
         fault of its own or of another replica or host. Lost heartbeats without a fault, an idle
         replica, or a fault of its peer are no reason. A dead instance stays dead, and stops."""
         why = ""
-        for name, standing in standings.items():
+        for name, standing in statuses.items():
             before, self._dead[name] = self._dead.get(name, standing.dead), standing.dead
             node = self._cast.by_name[name]
             runs_on = (

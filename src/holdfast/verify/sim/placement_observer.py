@@ -73,7 +73,7 @@ class Placement:
         controller = process.controller
         if controller is None or process.paused:
             return []
-        dead = dead_of(controller.standings())
+        dead = dead_of(controller.statuses())
         if not dead:
             return []
         free = [

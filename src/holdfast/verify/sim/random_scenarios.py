@@ -28,8 +28,8 @@ PAIRS = "pairs"
 SHARED = 0.3
 #: The network whose nodes are never idle, and its share of the seeds.
 SHORT, NEVER_IDLE = "short", 0.01
-LOT = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
-LOT = sorted([*LOT, *[PAIRS] * (len(LOT) // 2)])
+NETWORK_CHOICES = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
+NETWORK_CHOICES = sorted([*NETWORK_CHOICES, *[PAIRS] * (len(NETWORK_CHOICES) // 2)])
 #: Share of seeds with rare faults, and among those the share with a failure of one hour.
 HARDSHIPS, AN_HOUR = 0.5, 0.012
 
@@ -48,7 +48,7 @@ def scenario_of(seed: int) -> Scenario:
 
 def _scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"scenario/{seed}")
-    network = chance.choice(LOT)
+    network = chance.choice(NETWORK_CHOICES)
     if random.Random(f"short/{seed}").random() < NEVER_IDLE:
         network = SHORT
     if network == PAIRS and random.Random(f"shared/{seed}").random() < SHARED:

@@ -17,9 +17,9 @@ from holdfast.node.state_transfer import Staging, own_paths
 from holdfast.node.transfer_events import (
     Began,
     FetchEnded,
-    Happening,
     HoldReplied,
     Rang,
+    RawEvent,
     StateReplied,
     Translation,
     install,
@@ -58,8 +58,8 @@ class Rebuild:
     def _now(self) -> int:
         return self._node.world.now
 
-    def step(self, happened: Happening) -> None:
-        for action in self.core.handle(self._translation.event(happened, self._now)):
+    def step(self, raw: RawEvent) -> None:
+        for action in self.core.handle(self._translation.event(raw, self._now)):
             self._perform(action)
 
     def _perform(self, action: core.Action) -> None:

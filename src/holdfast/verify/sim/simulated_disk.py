@@ -200,7 +200,7 @@ class MemoryDisk:
         dies = self._change()
         if node is None and self.full and not dies:
             raise _error(errno.ENOSPC, path)
-        if node is None and not (dies and (self.full or self.lot())):
+        if node is None and not (dies and (self.full or self.by_chance())):
             parent.before.setdefault(path, None)
             self._nodes[path] = _Folder()
         if dies:
@@ -213,7 +213,7 @@ class MemoryDisk:
         self._file(path)
         folder = self._parent(path)
         dies = self._change()
-        if not (dies and self.lot()):
+        if not (dies and self.by_chance()):
             self._name(folder, path, None)
         if dies:
             raise Crashed
@@ -225,7 +225,7 @@ class MemoryDisk:
         if self.exists(to):
             raise _error(errno.ENOTEMPTY, to)
         dies = self._change()
-        if not (dies and self.lot()):
+        if not (dies and self.by_chance()):
             for name in [n for n in self._nodes if n == path or n.startswith(f"{path}/")]:
                 node = self._nodes.pop(name)
                 if isinstance(node, _Folder):
@@ -264,7 +264,7 @@ class MemoryDisk:
         dies = self._change()
         if self.full and not dies:
             raise _error(errno.ENOSPC, path)
-        if not (dies and (self.full or self.lot())):
+        if not (dies and (self.full or self.by_chance())):
             self._name(parent, path, _File(bytearray(b"1\n")))
         if dies:
             raise Crashed
@@ -319,7 +319,7 @@ class MemoryDisk:
         if self.unsyncable:
             raise _error(errno.EIO, path)
 
-    def lot(self) -> bool:
+    def by_chance(self) -> bool:
         return self._rng.random() < 0.5
 
     def _part(self, length: int) -> int:
@@ -397,7 +397,7 @@ class _MemoryAppendFile:
         self._usable()
         disk, file = self._disk, self._file
         dies = disk._change()
-        if not (dies and disk.lot()):
+        if not (dies and disk.by_chance()):
             if file.uncut is None and length < len(file.data):
                 file.uncut = file.data[:]
             file.data[length:] = bytes(max(0, length - len(file.data)))

@@ -52,7 +52,7 @@ class MemoryInputs(InputIndex):
         return self._there(file.path)
 
     def _put(self, table: Any, path: str, time: str) -> None:
-        if self._disk.full and self._disk.lot():
+        if self._disk.full and self._disk.by_chance():
             raise StorageFull(f"{path}: no space left")
         self.tables[path] = table
 

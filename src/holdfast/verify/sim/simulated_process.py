@@ -12,9 +12,9 @@ from holdfast.cluster.controller import Controller
 from holdfast.cluster.controller_service import ControllerService
 from holdfast.config import Options
 from holdfast.core.lag import Positions
-from holdfast.core.membership import Standing
+from holdfast.core.membership import InstanceStatus
 from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportError
-from holdfast.model.fragments import producers_of, readers_of, recovery_of
+from holdfast.model.fragments import consumers_of, producers_of, recovery_of
 from holdfast.model.layout import Layout
 from holdfast.model.network import Network
 from holdfast.model.trees import tolerances
@@ -63,7 +63,9 @@ class Wiring:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.producers = producers_of(network)
-        self.readers = {stream: frozenset(names) for stream, names in readers_of(network).items()}
+        self.consumers = {
+            stream: frozenset(names) for stream, names in consumers_of(network).items()
+        }
         self.tolerances = tolerances(network)
 
 
@@ -122,11 +124,11 @@ class ControllerProcess(Server):
 
     def register(
         self, name: str, address: str, epoch: int, positions: Positions
-    ) -> dict[str, Standing] | None:
+    ) -> dict[str, InstanceStatus] | None:
         """The status of all replicas of pairs; None if the caller was replaced."""
         at, controller = self.world.now, self._up()
         current = answered(lambda: controller.register(name, address, epoch, at, positions))
-        return controller.standings() if current else None
+        return controller.statuses() if current else None
 
     def heartbeat(self, asked: Register) -> Registration:
         """Handles the heartbeat of a host."""
@@ -205,12 +207,12 @@ class Member(Server):
         restarted controller knows no addresses, and because a replaced process learns of its
         replacement this way."""
 
-        def registered(standings: dict[str, Standing] | None) -> None:
-            if standings is None:
+        def registered(statuses: dict[str, InstanceStatus] | None) -> None:
+            if statuses is None:
                 raise StaleEpoch(
                     f"{self.name}: its instance of epoch {self.log.epoch} was replaced; it stops"
                 )
-            self.heard(standings)
+            self.heard(statuses)
             if self.serves:
                 self.after(REGISTER_US, self._register)
 
@@ -228,10 +230,10 @@ class Member(Server):
         """The position of each path; empty unless the process is a node."""
         return {}
 
-    def heard(self, standings: dict[str, Standing]) -> None:
+    def heard(self, statuses: dict[str, InstanceStatus]) -> None:
         """Applies the status from the controller, so that dead replicas are not waited for."""
         with suppress(StorageFull, TransportError):
-            self.service.lost(standings, self.world.now)
+            self.service.lost(statuses, self.world.now)
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
         """Records how many buckets of each stream the log holds, where a bound is promised."""

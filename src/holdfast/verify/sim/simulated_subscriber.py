@@ -17,10 +17,10 @@ from holdfast.streams.subscription_events import (
     Broke,
     Came,
     Consumed,
-    Happening,
     Moved,
     Polled,
     Rang,
+    RawEvent,
     Translation,
     selected,
 )
@@ -40,9 +40,9 @@ class Connection:
         number: int,
     ) -> None:
         self.follower, self.server, self.stream, self.number = follower, server, stream, number
-        self.heard_at = follower.reader.world.now
-        self.reader_life = follower.life
-        self.link = server.wire.link(server.name, follower.reader.name)
+        self.heard_at = follower.consumer.world.now
+        self.consumer_life = follower.life
+        self.link = server.wire.link(server.name, follower.consumer.name)
         self.cursor = Cursor(0)
         self.sent_at = 0
         self.arrives_at = 0
@@ -60,12 +60,12 @@ class Connection:
                 return
 
     def send(self, delivery: Delivery) -> None:
-        server, reader, link = self.server, self.follower.reader, self.link
+        server, consumer, link = self.server, self.follower.consumer, self.link
         wire, world = server.wire, server.world
         self.sent_at = world.now
         if delivery.ended:
             server.connections = [c for c in server.connections if c is not self]
-        if link.cut or self.broken or reader.life != self.reader_life:
+        if link.cut or self.broken or consumer.life != self.consumer_life:
             self.broken = True
             return
         tables: tuple[Any, ...] = ()
@@ -79,16 +79,16 @@ class Connection:
             delivery = delivery.carrying(tables)
             due += link.row_us * sum(table.num_rows for table in tables)
         self.arrives_at = due = max(due, self.arrives_at + 1)
-        world.at(due, partial(self.follower.arrive, self, delivery), reader)
+        world.at(due, partial(self.follower.arrive, self, delivery), consumer)
 
     def reset(self) -> None:
         """The other end closed the connection or died; the consumer is notified if the link
         works."""
-        server, reader = self.server, self.follower.reader
+        server, consumer = self.server, self.follower.consumer
         link = self.link
-        if not (self.broken or link.cut or reader.life != self.reader_life):
+        if not (self.broken or link.cut or consumer.life != self.consumer_life):
             due = max(server.world.now + server.wire.delay(link), self.arrives_at + 1)
-            server.world.at(due, lambda: self.follower.lost(self, "connection reset"), reader)
+            server.world.at(due, lambda: self.follower.lost(self, "connection reset"), consumer)
         self.broken = True
 
 
@@ -98,15 +98,15 @@ class Follower:
 
     def __init__(
         self,
-        reader: Process,
+        consumer: Process,
         wire: Wire,
         stream: str,
         subscription: Subscription,
         take: Callable[[Delivery], None],
     ) -> None:
-        self.reader, self.wire, self.stream = reader, wire, stream
+        self.consumer, self.wire, self.stream = consumer, wire, stream
         self.subscription, self._take = subscription, take
-        self.life = reader.life
+        self.life = consumer.life
         #: Requested connections by number; None until they are established.
         self.connections: dict[int, Connection | None] = {}
         self._addresses: dict[str, str | None] = {}
@@ -121,22 +121,22 @@ class Follower:
 
     def advanced(self, position: Position) -> None:
         """Takes effect after the current event, as with a thread and a queue."""
-        self.reader.after(0, lambda: self.step(Moved(position)))
+        self.consumer.after(0, lambda: self.step(Moved(position)))
 
     @property
     def _now(self) -> int:
-        return self.reader.world.now
+        return self.consumer.world.now
 
-    def step(self, happened: Happening) -> None:
+    def step(self, raw: RawEvent) -> None:
         """Handles an event and performs the resulting actions."""
         delivery = None
-        if isinstance(happened, Came):
-            if happened.connection not in self.connections:
+        if isinstance(raw, Came):
+            if raw.connection not in self.connections:
                 return
-            delivery = happened.delivery
-        elif isinstance(happened, Broke) and happened.connection not in self.connections:
+            delivery = raw.delivery
+        elif isinstance(raw, Broke) and raw.connection not in self.connections:
             return
-        event = self._translation.event(happened, self.reader.world.now)
+        event = self._translation.event(raw, self.consumer.world.now)
         if event is not None:
             self._perform(self.subscription.handle(event), delivery)
 
@@ -153,15 +153,15 @@ class Follower:
                     assert delivery is not None
                     self._hand_on(action, delivery)
                 case core.Lost():
-                    self.reader.world.say(
-                        self.reader.name,
+                    self.consumer.world.say(
+                        self.consumer.name,
                         "stopped reading",
                         self.stream,
                         action.replica,
                         f"({action.why})",
                     )
                 case core.Wake():
-                    self.reader.after(max(0, action.at - self._now), lambda: self.step(Rang()))
+                    self.consumer.after(max(0, action.at - self._now), lambda: self.step(Rang()))
                 case core.Unobtainable():
                     assert self._translation.error is not None
                     raise self._translation.error
@@ -180,7 +180,7 @@ class Follower:
 
         def request_status(server: Server) -> None:
             self.wire.request(
-                self.reader, server, lambda at: self._say(at, poll.position), answered, failed,
+                self.consumer, server, lambda at: self._say(at, poll.position), answered, failed,
                 repeatable=True,
             )  # fmt: skip
 
@@ -188,7 +188,7 @@ class Follower:
 
     def _say(self, server: Server, position: Position | None) -> StreamStatus:
         if position is not None:
-            server.service.acknowledge(self.stream, self.reader.name, *position)
+            server.service.acknowledge(self.stream, self.consumer.name, *position)
         return StreamStatus(*server.service.stands(self.stream) or ())
 
     def _reach(
@@ -214,7 +214,7 @@ class Follower:
             proceed()
         else:
             ask = self.wire.ask_controller
-            ask(self.reader, lambda c: c.locate(self.stream), located, failed)
+            ask(self.consumer, lambda c: c.locate(self.stream), located, failed)
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Follower:
 
         def begin(server: Server) -> None:
             self.wire.request(
-                self.reader, server, lambda at: self._begin(at, action), self._begun, failed
+                self.consumer, server, lambda at: self._begin(at, action), self._begun, failed
             )
 
         def failed(err: HoldfastError) -> None:
@@ -251,9 +251,9 @@ class Follower:
             connection.broken = True
         elif self.connections[connection.number] is None:
             self.connections[connection.number] = connection
-            connection.heard_at = self.reader.world.now
-            self.reader.world.say(
-                self.reader.name, "reads", self.stream, connection.server.address, "from bucket",
+            connection.heard_at = self.consumer.world.now
+            self.consumer.world.say(
+                self.consumer.name, "reads", self.stream, connection.server.address, "from bucket",
                 self.subscription.at,
             )  # fmt: skip
 
@@ -266,13 +266,13 @@ class Follower:
     # -- deliveries -----------------------------------------------------------------------------
 
     def arrive(self, connection: Connection, delivery: Delivery) -> None:
-        if connection.reader_life != self.reader.life:
+        if connection.consumer_life != self.consumer.life:
             return
         self._begun(connection)
         if self.connections.get(connection.number) is not connection:
             connection.broken = True
             return
-        connection.heard_at = self.reader.world.now
+        connection.heard_at = self.consumer.world.now
         try:
             for number, table in enumerate(delivery.tables):
                 verified(table, delivery.segments[number], rows_digest)
@@ -297,5 +297,5 @@ class Follower:
         for connection in list(self.connections.values()):
             if connection is None:
                 continue
-            if not self.ended and self.reader.world.now - connection.heard_at > SILENCE_US:
+            if not self.ended and self.consumer.world.now - connection.heard_at > SILENCE_US:
                 self.step(Broke(connection.number, TransportError("no heartbeat")))

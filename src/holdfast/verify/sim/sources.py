@@ -49,7 +49,7 @@ class SourceProcess(Member):
     ) -> None:
         super().__init__(world, op.name, wire)
         self.network, self.op, self.history = wiring.network, op, history
-        self._readers = wiring.readers[op.name]
+        self._consumers = wiring.consumers[op.name]
         self._kept_for_ever = kept_for_ever(self.network, options)
         self._buffer_buckets = options.buffer_buckets
         self._retired = False
@@ -75,7 +75,7 @@ class SourceProcess(Member):
         )  # fmt: skip
         self.source.start(EPOCH_US)
         self.service.logs[self.name] = self.log
-        self.service.readers[self.name] = set(self._readers)
+        self.service.consumers[self.name] = set(self._consumers)
         self._next = int(self.source.token or 0) + 1
         self._note()
         self._plan_push()

@@ -212,7 +212,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "pairs_released",
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    def unheld(self: Service, stream: str, reader: str, epoch: int, at: int) -> Held:
+    def unheld(self: Service, stream: str, consumer: str, epoch: int, at: int) -> Held:
         info = self.logs[stream].info(stream)
         return Held(info.starts_at, info.trimmed_upto)
 
@@ -230,9 +230,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     seen: dict[int, list[Any]] = {}
 
-    def stale(self: Service, standings: Any, at: int) -> None:
+    def stale(self: Service, statuses: Any, at: int) -> None:
         views = seen.setdefault(id(self), [])
-        views.append(standings)
+        views.append(statuses)
         original(self, views.pop(0) if len(views) > 6 else views[0], at)
 
     patch.setattr(Service, "lost", stale)

@@ -126,7 +126,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Service.acknowledge
 
     def hasty(self: Service, stream: str, *rest: Any) -> None:
-        self.readers.pop(stream, None)
+        self.consumers.pop(stream, None)
         original(self, stream, *rest)
 
     patch.setattr(Service, "acknowledge", hasty)
@@ -137,10 +137,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
     acknowledge, register = Log.acknowledge, Controller.register
 
     def gullible(
-        self: Log, stream: str, reader: str, received: int, needed: int, epoch: int
+        self: Log, stream: str, consumer: str, received: int, needed: int, epoch: int
     ) -> None:
-        last = self._stream(stream).acks.get(reader)
-        acknowledge(self, stream, reader, received, needed, max(epoch, last.epoch if last else 0))
+        last = self._stream(stream).acks.get(consumer)
+        acknowledge(self, stream, consumer, received, needed, max(epoch, last.epoch if last else 0))
 
     def welcoming(self: Controller, name: str, address: str, epoch: int, at: int = 0) -> bool:
         return register(self, name, address, 2**31, at)

@@ -25,7 +25,7 @@ from tests.verify.sim.mutations.planting import S, mutation
     faults=(Fault(3 * S, "wipe", "lower.0@2", 35 * S),), on="pairs-2",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Service, "lost", lambda self, standings, at: None)
+    patch.setattr(Service, "lost", lambda self, statuses, at: None)
 
 
 @mutation(
@@ -58,7 +58,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._furthest
 
     def faithful(self: ReplicaSelector, status: Any, *rest: Any) -> int:
-        return NOTHING if status.replica == self.home else original(self, status, *rest)
+        return NOTHING if status.replica == self.local_replica else original(self, status, *rest)
 
     patch.setattr(ReplicaSelector, "_furthest", faithful)
 
@@ -99,9 +99,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(5 * S, "cut", "controller<->lower.0,lower.0@2", 5 * S),), on="pairs-1",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    def harsh(peers: Any, standings: Any, detector: Any, at: int) -> list[str]:
+    def harsh(peers: Any, statuses: Any, detector: Any, at: int) -> list[str]:
         silent = [name for name in peers if detector.silent(name, at)]
-        return [name for name in silent if standings[name].lives]
+        return [name for name in silent if statuses[name].lives]
 
     patch.setattr(membership, "lost", harsh)
 
@@ -116,7 +116,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def faithful(self: ReplicaSelector, *args: Any) -> str | None:
         best = original(self, *args)
-        return best if self.home is None or best == self.home else None
+        return best if self.local_replica is None or best == self.local_replica else None
 
     patch.setattr(ReplicaSelector, "_best", faithful)
 

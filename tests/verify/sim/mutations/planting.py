@@ -17,7 +17,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 S = 1_000_000
 #: Default seed of the options; its options have no checkpoints.
-LOT = 1
+OPTIONS_SEED = 1
 MUTATIONS: list[Mutation] = []
 
 
@@ -46,12 +46,12 @@ class Mutation:
 
 def mutation(
     name: str, *caught_by: str, scene: str = "", seed: int = 0, faults: tuple[Fault, ...] = (),
-    on: str = "pair", lot: int = LOT, slow: bool = False,
+    on: str = "pair", options_seed: int = OPTIONS_SEED, slow: bool = False,
 ) -> Callable[[Patch], Patch]:  # fmt: skip
     """`scene` names a shared scene; if no scene shows the mistake, `faults` are given instead."""
 
     def add(plant: Patch) -> Patch:
-        run_scene = SCENES[scene] if scene else Scene(on, 20, faults, lot=lot)
+        run_scene = SCENES[scene] if scene else Scene(on, 20, faults, options_seed=options_seed)
         MUTATIONS.append(
             Mutation(name, caught_by, plant, run_scene, seed, slow or run_scene.is_long)
         )
@@ -60,6 +60,6 @@ def mutation(
     return add
 
 
-def lot_with(wanted: Callable[[Options], bool]) -> int:
+def options_seed_with(wanted: Callable[[Options], bool]) -> int:
     """The first seed with the wanted options."""
     return next(seed for seed in range(1, 10_000) if wanted(options_of(seed)))

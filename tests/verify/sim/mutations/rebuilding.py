@@ -11,9 +11,9 @@ import holdfast.streams.serving
 from holdfast.core.retention import position_of_gone
 from holdfast.node.state_transfer import Staging
 from holdfast.verify.scenario import Fault
-from tests.verify.sim.mutations.planting import S, lot_with, mutation
+from tests.verify.sim.mutations.planting import S, mutation, options_seed_with
 
-CHECKPOINTS = lot_with(
+CHECKPOINTS = options_seed_with(
     lambda o: o.checkpoint_buckets == 7 and o.rejoin == "1min" and o.buffer_buckets is None
 )
 
@@ -23,7 +23,7 @@ ONE_DISK = (Fault(10 * S, "kill", "lower.0", 4 * S), Fault(11_500_000, "wipe", "
 
 @mutation(
     "retain nothing for the disk of a dead replica", "lost", "paired", "alive",
-    faults=ONE_DISK, on="pairs-2", lot=CHECKPOINTS,
+    faults=ONE_DISK, on="pairs-2", options_seed=CHECKPOINTS,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = position_of_gone
@@ -38,7 +38,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "delete the old storage before the new one is complete", "lost", "paired", "alive",
     faults=(
         Fault(10 * S, "kill", "lower.0", 4 * S), Fault(14_060_000, "wipe", "lower.0@2", 3 * S),
-    ), on="pairs-1", lot=CHECKPOINTS,
+    ), on="pairs-1", options_seed=CHECKPOINTS,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Staging.expect

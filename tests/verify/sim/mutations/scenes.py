@@ -52,7 +52,7 @@ class Scene:
     faults: tuple[Fault, ...]
     options: Options | None = None
     #: Seed of random values, and of the options if none are given.
-    lot: int = 0
+    options_seed: int = 0
     #: Changes that no fault of a scenario can make.
     tweak: Tweak | None = None
     #: Checkers that fail without any mistake, because rows are damaged on purpose.
@@ -69,7 +69,7 @@ class Scene:
             patch.setitem(NETWORKS, "lab", name)
             name = "lab"
         sim = Simulation(
-            Scenario("planted", name, self.seconds, self.faults, self.lot), self.options
+            Scenario("planted", name, self.seconds, self.faults, self.options_seed), self.options
         )
         if self.tweak is not None:
             self.tweak(sim)
@@ -293,21 +293,28 @@ SCENES = {
         ),
         Options(checkpoint_buckets=3),
     ),
-    "torn_client": Scene("diamond", 5.5, (at(2.28, "torn", "client-bottom", 2.25, 3.0),), lot=386),
+    "torn_client": Scene(
+        "diamond", 5.5, (at(2.28, "torn", "client-bottom", 2.25, 3.0),), options_seed=386
+    ),
     "torn_client_first": Scene(
-        "fan", 8.2, (at(4.921, "torn", "client-windows", 2.25, 1.0),), lot=342
+        "fan", 8.2, (at(4.921, "torn", "client-windows", 2.25, 1.0),), options_seed=342
     ),
     "torn_after_kill": Scene(
-        "pair", 10, (at(4.47, "kill", "s2", 0.75), at(7.877, "torn", "s2", 2.25, 3.0)), lot=72
+        "pair",
+        10,
+        (at(4.47, "kill", "s2", 0.75), at(7.877, "torn", "s2", 2.25, 3.0)),
+        options_seed=72,
     ),
-    "cut_off_replica": Scene("fan", 16.5, (at(6.453, "cut", "first@2<->s1,middle@2", 9),), lot=411),
+    "cut_off_replica": Scene(
+        "fan", 16.5, (at(6.453, "cut", "first@2<->s1,middle@2", 9),), options_seed=411
+    ),
     "both_lines": Scene(
         "single",
         18.6,
         (at(1, "skew", "s1", 13, -8_000), at(4.619, "cut", "main<->s2,s1", 13)),
-        lot=3156,
+        options_seed=3156,
     ),
-    "short_silence": Scene("tree", 2.6, (at(1.429, "silent", "s1", 0.175),), lot=40),
+    "short_silence": Scene("tree", 2.6, (at(1.429, "silent", "s1", 0.175),), options_seed=40),
     "failing": Scene(
         failing,
         16,

@@ -57,7 +57,7 @@ def condition(actions: list[Action]) -> Condition:
     return report.condition
 
 
-def told(component: Quarantine, *events: Event) -> list[Action]:
+def handle(component: Quarantine, *events: Event) -> list[Action]:
     actions: list[Action] = []
     for event in events:
         actions = component.handle(event)
@@ -89,7 +89,7 @@ def test_a_component_with_a_read_only_disk_is_restarted_until_it_makes_progress(
     assert component.due is not None and component.condition is not None
     now = component.due
     assert component.handle(Tick(now)) == [Start()], "restarts never stop"
-    told(component, Progressed(now + 1, 100))
+    handle(component, Progressed(now + 1, 100))
     assert component.handle(Progressed(now + 2, 101)) == [Report(None)]
 
 
@@ -101,7 +101,7 @@ def test_the_pause_before_a_restart_doubles_up_to_a_limit() -> None:
         assert component.due is not None
         pauses.append((component.due - at) / S)
         at = component.due
-        told(component, Tick(at), Failed(at, "storage", "EIO"))
+        handle(component, Tick(at), Failed(at, "storage", "EIO"))
     assert pauses == [0.5, 1, 2, 4, 5, 5, 5, 5]
 
 
@@ -119,7 +119,7 @@ def test_damaged_storage_is_rebuilt_if_that_is_safe() -> None:
     state = condition(component.handle(Failed(S, "damaged", "manifest: damaged at byte 7")))
     assert not state.quarantined and "damaged-N" in state.remedy
     assert component.handle(Tick(2 * S)) == [Start(rebuild=True)]
-    told(component, Failed(3 * S, "crash", "something else"))
+    handle(component, Failed(3 * S, "crash", "something else"))
     assert component.handle(Tick(9 * S)) == [Start(rebuild=False)], (
         "the storage is moved aside once"
     )
@@ -141,7 +141,7 @@ def test_computing_the_same_buckets_again_is_no_progress() -> None:
     for _ in range(POLICIES["inputs"].limit):
         assert component.runs_since is not None
         at = component.runs_since
-        told(component, Progressed(at + 1, 100), Progressed(at + 2, 110))
+        handle(component, Progressed(at + 1, 100), Progressed(at + 2, 110))
         state = (
             condition(actions)
             if (actions := component.handle(Failed(at + 3, "inputs", "segments/s1/7 is gone")))
@@ -176,7 +176,7 @@ def test_a_crash_is_followed_by_a_restart_and_a_crash_loop_by_quarantine() -> No
     assert component.handle(Tick(at)) == [Start()]
     works = condition(component.handle(Progressed(at + S, 1_000)))
     assert not works.out, "the component runs; only its earlier crashes are reported"
-    told(component, Tick(at + LOOP_US), Tick(at + LOOP_US + STEADY_US))
+    handle(component, Tick(at + LOOP_US), Tick(at + LOOP_US + STEADY_US))
     assert component.condition is None
 
 
@@ -191,7 +191,7 @@ def test_crashes_without_progress_lead_to_longer_pauses_and_quarantine() -> None
 
 def test_an_idle_component_is_healthy_after_it_has_run_for_a_while() -> None:
     component = started()
-    told(component, Failed(S, "crash", "exit code 1"), Tick(2 * S))
+    handle(component, Failed(S, "crash", "exit code 1"), Tick(2 * S))
     assert component.handle(Tick(2 * S + STEADY_US)) == [Report(None)]
 
 

@@ -48,7 +48,7 @@ def full() -> Iterator[None]:
 STATE = "/storage/nodes/main/state"
 
 
-def told(text: str) -> Exception:
+def error_of(text: str) -> Exception:
     return error_of_step(PySparkException(text), PATH, 3, 4, STATE)
 
 
@@ -80,7 +80,7 @@ def test_an_export_of_state_to_a_full_disk_raises_storage_full(tmp_path: Path) -
     ids=["Spark's own files", "our files"],
 )
 def test_a_full_disk_at_an_executor_raises_storage_full(text: str) -> None:
-    err = told(text)
+    err = error_of(text)
     assert isinstance(err, StorageFull)
     assert "path 'top', buckets 3 to 4" in str(err)
 
@@ -91,7 +91,7 @@ def test_a_full_disk_on_the_driver_is_recognized_by_its_errno() -> None:
 
 
 def test_other_spark_errors_raise_input_error() -> None:
-    err = told("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
+    err = error_of("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
     assert type(err) is InputError
     assert str(err) == "path 'top', buckets 3 to 4: Division by zero."
 
@@ -113,14 +113,14 @@ def test_other_spark_errors_raise_input_error() -> None:
     ],
 )  # fmt: skip
 def test_lost_storage_raises_a_storage_error(text: str, kind: type) -> None:
-    err = told(text)
+    err = error_of(text)
     assert type(err) is kind
     assert "path 'top', buckets 3 to 4" in str(err)
 
 
 def test_a_user_function_that_cannot_read_its_file_raises_user_function_error() -> None:
     trace = 'Traceback (most recent call last):\n  File "/app/mine.py", line 3, in price\n'
-    err = told(f"Python worker failed\n{trace}FileNotFoundError: {STATE}/../prices.csv")
+    err = error_of(f"Python worker failed\n{trace}FileNotFoundError: {STATE}/../prices.csv")
     assert isinstance(err, UserFunctionError) and err.location == "/app/mine.py:3 in price"
 
 

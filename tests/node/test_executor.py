@@ -80,7 +80,7 @@ class Node:
             "main", fragment, self.engine, self.log, self.service, self, self._options,
             inputs=MemoryInputs(self.disk), clock=lambda: self.now,
         )  # fmt: skip
-        self._told: dict[str, int] = {}
+        self._received: dict[str, int] = {}
         self.performer.take(core.Began(self.now))
 
     def restarts(self) -> None:
@@ -108,8 +108,8 @@ class Node:
         """Deliver one row per bucket; its value is the bucket. The first delivery describes the
         stream, and starts at the bucket that the performer needs."""
         wanted = self.performer.wanted(stream)
-        first = stream not in self._told
-        since = (0 if wanted is None else wanted) if first else self._told[stream] + 1
+        first = stream not in self._received
+        since = (0 if wanted is None else wanted) if first else self._received[stream] + 1
         info = StreamInfo(stream, SCHEMA, "ts", 0, upto, since - 1, 1) if first else None
         buckets = range(since, upto + 1)
         tables = [Rows([(bucket * 100 * MS, 1, bucket)]) for bucket in buckets]
@@ -117,7 +117,7 @@ class Node:
             Segment(SegmentId(stream, 0, bucket), Stability.STABLE, "", 1, "", 0, 1, 1)
             for bucket in buckets
         )
-        self._told[stream] = upto
+        self._received[stream] = upto
         self.performer.receive(
             Delivery(stream, since, upto, 1, segments, tables=tuple(tables), info=info,
                      spent_us=spent_us)

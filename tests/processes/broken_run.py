@@ -111,10 +111,12 @@ class BrokenRun:
     def until(self, event: str, test: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         deadline_s = time.monotonic() + limit_s
         while not test():
-            assert time.monotonic() < deadline_s, f"{event}: not within {limit_s} s; {self.told()}"
+            assert time.monotonic() < deadline_s, (
+                f"{event}: not within {limit_s} s; {self.reported()}"
+            )
             time.sleep(0.05)
 
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         """Status of the unhealthy components, as reported by the run."""
         self.run.raise_failure()
         assert self.run.status()["stopped"] == {}
@@ -132,7 +134,7 @@ class BrokenRun:
         def named() -> bool:
             return any(
                 one["part"] == self.bad and all(one[key] == value for key, value in wanted.items())
-                for one in self.told()
+                for one in self.reported()
             )
 
         return named
@@ -143,7 +145,9 @@ class BrokenRun:
 
     def heals(self) -> None:
         at = self.given()
-        self.until("the node to recover", lambda: not self.told() and self.position(self.bad) > at)
+        self.until(
+            "the node to recover", lambda: not self.reported() and self.position(self.bad) > at
+        )
 
     def stop(self) -> None:
         self.run.stop()
@@ -243,7 +247,7 @@ class BrokenRun:
 
     def lacks_space(self) -> bool:
         """Whether the run reports the full disk of the node, as a failure or as a status."""
-        reports = [*self.run.status()["failures"], *self.told()]
+        reports = [*self.run.status()["failures"], *self.reported()]
         return any("No space left" in str(one) and self.bad in str(one) for one in reports)
 
     def kill(self, before_restart: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ def test_outputs_continue_while_a_host_is_cut_off(story: BrokenRun) -> None:
 
 def test_deleted_storage_of_a_host_is_rebuilt_from_the_peers(story: BrokenRun) -> None:
     delete(story.folder.parent)
-    story.until("the node to be reported", lambda: bool(story.told()))
+    story.until("the node to be reported", lambda: bool(story.reported()))
     story.goes_on()
     story.heals()
 
@@ -67,7 +67,9 @@ def test_a_node_waits_for_unwritable_storage_while_the_other_node_of_its_host_wo
     story.folder.touch()
     story.until("the node to be quarantined", story.is_named(kind="storage", state="quarantined"))
     story.goes_on()
-    assert [status["part"] for status in story.told()] == [BAD], "the other node of the host works"
+    assert [status["part"] for status in story.reported()] == [BAD], (
+        "the other node of the host works"
+    )
     story.folder.unlink()
     shutil.rmtree(away)
     story.heals()

@@ -40,7 +40,7 @@ def test_outputs_continue_while_a_replica_is_cut_off(story: BrokenRun) -> None:
 
 def test_deleted_storage_is_rebuilt(story: BrokenRun) -> None:
     delete(story.folder)
-    story.until("the node to be reported", lambda: bool(story.told()))
+    story.until("the node to be reported", lambda: bool(story.reported()))
     story.goes_on()
     story.heals()
     assert (story.folder / "manifest").exists()
@@ -95,7 +95,7 @@ def test_a_refused_plan_waits_for_an_operator_and_the_other_replica_continues(
 
     story.kill(poison)
     story.until("the node to be refused", story.is_named(kind="refused", final=True))
-    (status,) = story.told()
+    (status,) = story.reported()
     assert "another query" in status["reason"] and "holdfast restart" in status["remedy"]
     story.goes_on()
     shutil.rmtree(story.folder)
@@ -116,7 +116,7 @@ def test_a_lost_source_segment_stops_only_the_replica_that_still_needs_it(story:
     assert lost, "this bucket has rows"
     process.resume()
     story.until("the node to be quarantined", story.is_named(kind="inputs", state="quarantined"))
-    (status,) = story.told()
+    (status,) = story.reported()
     assert lost[0].name in status["reason"] and "s1" in status["reason"]
     assert "backup" in status["remedy"]
     story.goes_on()

@@ -40,7 +40,7 @@ class Story:
     """Every node on its own host, with the health that the host reports."""
 
     def __init__(self, folder: Path) -> None:
-        self.net, self.told = network(), dict[str, dict[str, PartStatus]]()
+        self.net, self.reported = network(), dict[str, dict[str, PartStatus]]()
         hosts = ("first", "first@2", "second")
         processes = {
             host: HostProcess("app.py", host, str(folder), "", Options(), lambda host: None)
@@ -48,14 +48,14 @@ class Story:
         }
         self.differs: dict[str, list[str]] = {}
         self.parts = Parts(
-            self.net, processes, lambda host: [host], lambda host: self.told.get(host, {}),
+            self.net, processes, lambda host: [host], lambda host: self.reported.get(host, {}),
             lambda: self.differs,
         )  # fmt: skip
         monitor = Monitor(self.net, fragments(self.net), {}, {}, [], [])
         self.metrics = Metrics(monitor, {}, {}, {}, self.parts)
 
     def is_out(self, node: str, kind: Kind = "refused") -> None:
-        self.told[node] = {node: status(kind, f"{node} holds another query", failures=20)}
+        self.reported[node] = {node: status(kind, f"{node} holds another query", failures=20)}
 
 
 def test_an_unhealthy_replica_is_reported_with_its_remedy_and_stops_no_output(

@@ -34,7 +34,7 @@ def chain(**second: object) -> hf.Network:
     return net
 
 
-def told(failures: Failures, output: str, **options: bool) -> str:
+def reason_of(failures: Failures, output: str, **options: bool) -> str:
     return str(failures.lost(output, **options) or "")
 
 
@@ -43,7 +43,7 @@ def test_an_output_stops_with_the_last_replica_of_a_fragment_that_it_needs() -> 
     failures.report("first", InputError("a refused plan"))
     assert failures.lost("deep") is None
     failures.report("first@2", InputError("a full disk"))
-    assert "node 'first@2' failed: a full disk. Resolve this problem" in told(failures, "deep")
+    assert "node 'first@2' failed: a full disk. Resolve this problem" in reason_of(failures, "deep")
     assert failures.lost("apart") is None
     assert [(f.node, f.outputs) for f in failures.all()] == [
         ("first", ("deep",)), ("first@2", ("deep",))
@@ -53,7 +53,9 @@ def test_an_output_stops_with_the_last_replica_of_a_fragment_that_it_needs() -> 
 def test_in_one_process_there_are_no_replicas() -> None:
     failures = Failures(chain(), local=True)
     failures.report("first", InputError("gone"))
-    assert told(failures, "deep").startswith("output 'deep' gives no more results: node 'first' f")
+    assert reason_of(failures, "deep").startswith(
+        "output 'deep' gives no more results: node 'first' f"
+    )
 
 
 def test_a_failure_that_is_retried_stops_no_output() -> None:
@@ -108,7 +110,9 @@ def test_a_source_refuses_rows_that_no_consumer_would_read() -> None:
 def test_a_failed_feed_stops_the_outputs_that_depend_on_it() -> None:
     failures = Failures(chain(), local=False)
     failures.report("source a", ValueError("no such file"))
-    assert "source 'a' failed: ValueError: no such file. Report this bug" in told(failures, "deep")
+    assert "source 'a' failed: ValueError: no such file. Report this bug" in reason_of(
+        failures, "deep"
+    )
     assert failures.lost("apart") is None
 
 

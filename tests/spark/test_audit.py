@@ -124,7 +124,7 @@ def storage(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shutil.rmtree(folder)
 
 
-def told(report: Report) -> dict[str, str]:
+def outcomes(report: Report) -> dict[str, str]:
     return {output.name: output.verdict for output in report.outputs}
 
 
@@ -187,7 +187,7 @@ def test_the_audit_detects_lost_duplicated_and_changed_rows(
     rewrite(client_folder(copy, "sums"), "sums", bend)
     shutil.rmtree(client_folder(copy, "sessions"))
     report = audit(network(), copy, sessions.large)
-    assert told(report) == {
+    assert outcomes(report) == {
         "windows": "ok", "sums": "failed", "pairs": "failed", "fives": "failed",
         "sessions": "unknown",
     }  # fmt: skip
@@ -212,7 +212,7 @@ def test_trimmed_sources_shorten_or_prevent_the_audit(
     log.trim("one", starts + 3)
     log.close()
     report = audit(network(), copy, sessions.large)
-    assert told(report) == {
+    assert outcomes(report) == {
         "windows": "ok", "sums": "ok", "pairs": "ok", "fives": "unknown", "sessions": "unknown",
     }  # fmt: skip
     first = {output.name: output.from_bucket for output in report.outputs}
@@ -284,5 +284,5 @@ def test_a_damaged_source_makes_every_verdict_unknown(
     segment = log.state.streams["one"].segments[2]
     os.truncate(log.absolute(segment), segment.size_bytes - 5)
     report = audit(network(), copy, sessions.large)
-    assert set(told(report).values()) == {"unknown"}
+    assert set(outcomes(report).values()) == {"unknown"}
     assert "not readable" in report.text()

@@ -57,12 +57,12 @@ class Hearing:
 
     def __init__(self, run: hf.Run) -> None:
         self._run = run
-        self.told: queue.Queue[tuple[int, Action]] = queue.Queue()
-        run.on_contract.append(lambda action: self.told.put((now_us(), action)))
+        self.reports: queue.Queue[tuple[int, Action]] = queue.Queue()
+        run.on_contract.append(lambda action: self.reports.put((now_us(), action)))
 
     def next(self) -> tuple[int, Action]:
         try:
-            return self.told.get(timeout=LIMIT_S)
+            return self.reports.get(timeout=LIMIT_S)
         except queue.Empty:
             self._run.raise_failure()
             raise AssertionError(f"the monitor reported nothing: {self._run.status()}") from None
@@ -158,7 +158,7 @@ def test_ecoc_2_5_lide_a_stopped_source_breaks_the_contract_and_is_reported(
     assert metrics_after['holdfast_contract_kept{output="rows"}'] == 1
     assert metrics_after['holdfast_contract_breaks_total{output="rows",promise="within"}'] == 1
     assert "within 3s is kept again after" in line_after
-    assert hearing.told.empty()
+    assert hearing.reports.empty()
 
 
 def test_the_monitor_is_silent_without_failures(
@@ -171,7 +171,7 @@ def test_the_monitor_is_silent_without_failures(
         reading.wait_buckets(20)
         contract = run.status()["contracts"]["rows"]
         reading.close()
-    assert hearing.told.empty()
+    assert hearing.reports.empty()
     assert caplog.messages == []
     assert (contract["kept"], contract["breaks"], contract["worst_ms"]) == (True, 0, 0)
     assert contract["not_judged"] is None
@@ -221,7 +221,7 @@ def test_ecoc_2_5_lilo_buckets_deleted_before_delivery_are_a_loss(
     assert (lost.promise, lost.bucket) == ("loss", 1)
     assert lost.why == f"buckets 1 to {lost_upto} were deleted before the client received them"
     assert contract_word(contract) == f"BROKEN {lost_upto} buckets lost"
-    assert hearing.told.empty()
+    assert hearing.reports.empty()
 
 
 def test_a_used_port_is_refused_before_the_run_starts(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def is_tentative(info: BucketInfo) -> bool:
     return info.stability is Stability.TENTATIVE
 
 
-def told(infos: list[BucketInfo]) -> list[str]:
+def kinds(infos: list[BucketInfo]) -> list[str]:
     """The kinds of results of an output in order, without repetitions."""
     kinds = ["REC_DONE" if info.rec_done else str(info.stability) for info in infos]
     return [kind for number, kind in enumerate(kinds) if kinds[number - 1 : number] != [kind]]
@@ -137,7 +137,7 @@ def test_tentative_results_remain_valid_until_stable_ones_replace_them(
                 LIMIT_S,
             )
             infos = [info for _, info in rows_watch.given[received_before:]]
-            assert told(infos)[:3] == ["TENTATIVE", "STABLE", "REC_DONE"]
+            assert kinds(infos)[:3] == ["TENTATIVE", "STABLE", "REC_DONE"]
             replaced = [info.bucket for info in infos if info.replaces]
             assert replaced == list(range(cut_at, cut_at + 5))
             push(run, cut_at + 5, cut_at + 10)
@@ -163,5 +163,5 @@ def test_a_failure_shorter_than_max_delay_causes_no_tentative_results(sessions: 
         run.heal("right")
         stable_upto(watches, 9)
         final = to_the_end(run, watches)
-    assert [told(watch.infos()) for watch in watches.values()] == [["STABLE"]] * 3
+    assert [kinds(watch.infos()) for watch in watches.values()] == [["STABLE"]] * 3
     assert final == undisturbed(net, 10, sessions)

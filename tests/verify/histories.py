@@ -20,9 +20,9 @@ from holdfast.verify.history import (
     Ideal,
     Logged,
     Made,
+    Progressed,
     Promised,
     Row,
-    Told,
 )
 
 WIDTH_US = 100_000
@@ -79,7 +79,7 @@ def story(
             events.append(Ideal(ended_us, output, bucket, rows(bucket)))
             if rows(bucket):
                 events.append(Given(at, client, output, bucket, rows(bucket)))
-            events.append(Told(at + 1, client, output, bucket))
+            events.append(Progressed(at + 1, client, output, bucket))
     changed = [change(event) for event in events if not without(event)]
     return History(sorted([*changed, *extra], key=lambda event: event.at))
 

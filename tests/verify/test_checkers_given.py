@@ -17,8 +17,8 @@ from holdfast.verify.history import (
     History,
     Ideal,
     Made,
+    Progressed,
     Promised,
-    Told,
 )
 from tests.verify.histories import (
     BROKE,
@@ -61,7 +61,7 @@ def test_a_lost_bucket_is_reported_with_three_of_its_rows() -> None:
 
 def test_a_client_that_received_nothing_lost_all_rows() -> None:
     def for_d(event: Event) -> bool:
-        return isinstance(event, Given | Told) and event.client == "d"
+        return isinstance(event, Given | Progressed) and event.client == "d"
 
     violations = failed(story(without=for_d))
     assert violations.keys() == {"lost", "delay", "contract"}
@@ -70,7 +70,7 @@ def test_a_client_that_received_nothing_lost_all_rows() -> None:
 
 def test_rows_of_open_buckets_are_not_lost() -> None:
     def late(event: Event) -> bool:
-        return isinstance(event, Closed | Given | Told) and (
+        return isinstance(event, Closed | Given | Progressed) and (
             getattr(event, "bucket", getattr(event, "upto", 0)) >= 15
         )
 
@@ -79,7 +79,7 @@ def test_rows_of_open_buckets_are_not_lost() -> None:
 
 def test_the_last_closed_bucket_must_be_delivered() -> None:
     last = BUCKETS - 1
-    history = story(without=lambda e: of_bucket(Given, last)(e) or of_bucket(Told, last)(e))
+    history = story(without=lambda e: of_bucket(Given, last)(e) or of_bucket(Progressed, last)(e))
     assert failed(history).keys() == {"lost", "delay", "contract"}
 
 
@@ -97,7 +97,7 @@ def test_a_bucket_is_closed_when_all_sources_have_closed_it() -> None:
 
     def waits(event: Event) -> bool:
         of_two = isinstance(event, Closed) and event.source == "two"
-        of_out = isinstance(event, Given | Told) and event.output == "out"
+        of_out = isinstance(event, Given | Progressed) and event.output == "out"
         at = getattr(event, "bucket", getattr(event, "upto", 0))
         return (of_two or of_out) and at >= 15
 
@@ -112,7 +112,7 @@ def test_a_run_that_did_not_settle_in_time_fails_lost() -> None:
 
     def in_transit(event: Event) -> bool:
         """Everything after bucket 6 is still in transit at the end."""
-        late = isinstance(event, Given | Told | Accepted | Made)
+        late = isinstance(event, Given | Progressed | Accepted | Made)
         return event.at > HEALED_US + RECOVERY_US or (late and event.at > 7 * WIDTH_US + 50_000)
 
     for settled_by_us, outcome in ((0, "unknown"), (1, "failed")):
@@ -243,7 +243,7 @@ def test_a_tentative_bucket_may_be_corrected_to_an_empty_one() -> None:
     assert failed(story(wrong, empty)) == {}
     assert failed(story(wrong)).keys() == {"corrected"}
     last = tentative_of(END_US - 9, BUCKETS, rows(7))
-    position = Told(END_US - 7, "c", "out", BUCKETS)
+    position = Progressed(END_US - 7, "c", "out", BUCKETS)
     stays = {"corrected": "output out at client c: bucket 20 stays tentative"}
     assert failed(story(last)) == failed(story(last, position)) == stays
     stable = Given(END_US - 8, "c", "out", BUCKETS, (), replaces=True)
@@ -302,9 +302,9 @@ def test_stable_bucket_numbers_increase() -> None:
 
 
 def test_the_stable_position_never_decreases() -> None:
-    violations = failed(story(Told(END_US, "c", "out", 12)))
+    violations = failed(story(Progressed(END_US, "c", "out", 12)))
     assert violations == {"order": "output out at client c: stable position fell from 19 to 12"}
-    assert failed(story(Told(END_US, "c", "out", 19))) == {}
+    assert failed(story(Progressed(END_US, "c", "out", 19))) == {}
 
 
 def hint(bucket: int, after_us: int) -> Given:
@@ -331,7 +331,7 @@ def test_a_newer_version_may_arrive_for_any_unstable_bucket() -> None:
         replace(hint(6, 1_000), at=end_us(7) - 5_000),
         replace(hint(7, 0), at=end_us(7) - 4_000),
         replace(hint(6, 0), at=end_us(7) - 3_000, version=1),
-        without=lambda e: of_bucket(Told, 6)(e) or of_bucket(Given, 6)(e),
+        without=lambda e: of_bucket(Progressed, 6)(e) or of_bucket(Given, 6)(e),
     )
     assert "order" not in failed(late)
 
@@ -356,11 +356,11 @@ def test_order_across_outputs_is_judged_over_all_outputs() -> None:
     """`other` promises this order, and receives bucket 8 before `out` receives bucket 7."""
 
     def late(event: Event) -> Event:
-        affected = of_bucket(Given, 7)(event) or of_bucket(Told, 7)(event)
+        affected = of_bucket(Given, 7)(event) or of_bucket(Progressed, 7)(event)
         return replace(event, at=end_us(8) + 5_000) if affected else event
 
     def early(event: Event) -> Event:
-        affected = of_bucket(Given, 8, "other")(event) or of_bucket(Told, 8, "other")(event)
+        affected = of_bucket(Given, 8, "other")(event) or of_bucket(Progressed, 8, "other")(event)
         return replace(event, at=end_us(8) + 3_000) if affected else event
 
     trouble = (replace(BROKE, at=end_us(7)), replace(HEALED, at=end_us(7)))

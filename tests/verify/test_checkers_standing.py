@@ -14,7 +14,7 @@ from holdfast.verify.history import (
     Hinted,
     History,
     Owed,
-    Told,
+    Progressed,
 )
 from tests.verify.histories import (
     BROKE_US,
@@ -38,14 +38,14 @@ def in_failure(*extra: Event, age_us: int | None = AGE_US, stable_from: int = 15
     """A result is owed from bucket 5 on. Buckets 8 to 14 become stable only at 1.6 s."""
 
     def missing(event: Event) -> bool:
-        late = isinstance(event, Given | Told) and event.client == "c"
+        late = isinstance(event, Given | Progressed) and event.client == "c"
         return late and 8 <= getattr(event, "bucket", getattr(event, "upto", 0)) < stable_from
 
     corrections = [
         Given(end_us(stable_from), "c", "out", bucket, rows(bucket))
         for bucket in range(8, stable_from)
     ]
-    position = Told(end_us(stable_from), "c", "out", stable_from - 1)
+    position = Progressed(end_us(stable_from), "c", "out", stable_from - 1)
     return story(
         Owed(end_us(4), "c", "out", age_us),
         Owed(end_us(BUCKETS - 2), "c", "out", None),
@@ -90,7 +90,7 @@ def test_one_late_bucket_makes_the_previous_bucket_too_old(after_us: int, old: b
 
 
 def test_an_older_stable_position_does_not_raise_the_age() -> None:
-    position = Told(end_us(13) + 40_000, "c", "out", 8)
+    position = Progressed(end_us(13) + 40_000, "c", "out", 8)
     assert too_old(in_failure(*TENTATIVE, position)) is None
 
 

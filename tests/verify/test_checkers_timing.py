@@ -19,10 +19,10 @@ from holdfast.verify.history import (
     Hinted,
     History,
     Outlived,
+    Progressed,
     Promised,
     Reported,
     Restored,
-    Told,
 )
 from tests.verify.histories import (
     BROKE,
@@ -164,7 +164,7 @@ def known_late(by_us: int, client: str = "d") -> Callable[[Event], Event]:
     at = end_us(7) + 1_000 + by_us
     return lambda event: (
         replace(event, at=at)
-        if isinstance(event, Given | Told) and event.client == client
+        if isinstance(event, Given | Progressed) and event.client == client
         and getattr(event, "bucket", getattr(event, "upto", 0)) == 7
         else event
     )  # fmt: skip
@@ -220,7 +220,7 @@ def test_two_faults_of_one_kind_heal_one_after_the_other() -> None:
 
 
 def test_a_delivered_bucket_is_known_without_a_position() -> None:
-    assert failed(story(without=of_bucket(Told, BUCKETS - 1))) == {}
+    assert failed(story(without=of_bucket(Progressed, BUCKETS - 1))) == {}
     early = tentative_of(5_000, 0, rows(0)[:3])
     complete = Given(end_us(0) + 5_000, "c", "out", 0, rows(0))
     assert failed(story(early, complete, without=of_bucket(Given, 0))) == {}
@@ -228,7 +228,7 @@ def test_a_delivered_bucket_is_known_without_a_position() -> None:
 
 def test_an_empty_bucket_is_known_by_its_position() -> None:
     def silent(event: Event) -> bool:
-        return isinstance(event, Told) and event.output == "out" and 3 <= event.upto <= 5
+        return isinstance(event, Progressed) and event.output == "out" and 3 <= event.upto <= 5
 
     violations = failed(story(without=silent))
     assert violations.keys() == {"delay"}
@@ -253,7 +253,7 @@ def test_a_source_that_closes_late_breaks_only_within() -> None:
     def late(event: Event) -> Event:
         """Delays bucket 7 of source `two`, and of the output that depends on it, by 45 ms."""
         of_two = isinstance(event, Closed) and event.source == "two" and event.upto == 7
-        of_out = of_bucket(Given, 7)(event) or of_bucket(Told, 7)(event)
+        of_out = of_bucket(Given, 7)(event) or of_bucket(Progressed, 7)(event)
         return replace(event, at=event.at + 45_000) if of_two or of_out else event
 
     violations = failed(story(change=late))
@@ -274,7 +274,7 @@ def broken_promise(*reports: Event, until_us: int = END_US) -> History:
     """No bucket arrives for half a second, then all of them arrive at once."""
 
     def held_up(event: Event) -> Event:
-        if isinstance(event, Given | Told) and 750_000 < event.at <= 1_200_000:
+        if isinstance(event, Given | Progressed) and 750_000 < event.at <= 1_200_000:
             return replace(event, at=1_200_000 + event.at // 1_000)
         return event
 
@@ -311,7 +311,7 @@ def test_a_promise_breaks_after_its_last_instant_and_no_report_is_due_after_the_
     def known_at(us: int) -> History:
         """The client knows bucket 19, the last one, at `us`."""
         trouble = (Broke(end_us(19), "cut", "n1->c"), Healed(end_us(19) + 1, "cut", "n1->c"))
-        affected = (of_bucket(Given, 19), of_bucket(Told, 19))
+        affected = (of_bucket(Given, 19), of_bucket(Progressed, 19))
         return story(
             *trouble, change=lambda e: replace(e, at=us) if affected[0](e) or affected[1](e) else e
         )

@@ -53,7 +53,7 @@ class Printer:
         with self._lock:
             at = datetime.fromtimestamp(info.received_at_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
             self._console.print(
-                f"[dim]{at}[/dim] [bold]{info.output}[/bold] {told(info)}", highlight=False
+                f"[dim]{at}[/dim] [bold]{info.output}[/bold] {description(info)}", highlight=False
             )
             if info.stability is Stability.STABLE and not info.rec_done:
                 self.buckets += 1
@@ -86,7 +86,7 @@ class Printer:
             )
 
 
-def told(info: BucketInfo) -> str:
+def description(info: BucketInfo) -> str:
     """A summary of a bucket in one line."""
     if info.rec_done:
         return f"[green]REC_DONE[/green] corrected up to bucket {info.bucket}"

@@ -116,7 +116,7 @@ class Hosted:
         """The last bucket of the slowest path; None before all paths have begun."""
         return None if self._node is None else self._node.position
 
-    def told(self) -> Instance | None:
+    def instance(self) -> Instance | None:
         """The report of this node to the controller; None before the node listens."""
         node, server, caught_up = self._node, self._server, self._caught_up
         if node is not None and server is not None:

@@ -182,7 +182,7 @@ class Host:
             case NodeProgressed():
                 node = self._nodes[event.node]
                 progressed = q.Progressed(event.at, event.position)
-                return self._told(event.node, node.quarantine.handle(progressed))
+                return self._node_actions(event.node, node.quarantine.handle(progressed))
             case NodeStopped():
                 node = self._nodes[event.node]
                 node.state = "waits"
@@ -213,7 +213,7 @@ class Host:
         node = self._nodes[event.node]
         if node.state != "runs":
             return []  # the node is already being stopped
-        actions = self._told(
+        actions = self._node_actions(
             event.node, node.quarantine.handle(q.Failed(event.at, event.kind, event.reason))
         )
         actions += self._stop(event.node)
@@ -232,10 +232,10 @@ class Host:
         actions: list[Action] = []
         for name, node in self._nodes.items():
             if node.ours and node.state != "stops":
-                actions += self._told(name, node.quarantine.handle(q.Tick(at)))
+                actions += self._node_actions(name, node.quarantine.handle(q.Tick(at)))
         return actions
 
-    def _told(self, name: str, decided: list[q.Action]) -> list[Action]:
+    def _node_actions(self, name: str, decided: list[q.Action]) -> list[Action]:
         actions: list[Action] = []
         for action in decided:
             match action:

@@ -94,7 +94,7 @@ class Progress:
         }
         self.received: dict[str, int] = {}
         #: Last acknowledgement of each input: received, released.
-        self._told: dict[str, tuple[int, int]] = {}
+        self._acknowledged: dict[str, tuple[int, int]] = {}
         #: Per output: the last bucket that all consumers have released, and have received.
         self._delivered: dict[str, int] = {}
         self._had: dict[str, int] = {}
@@ -472,8 +472,8 @@ class Progress:
                 continue
             received = min(other.position for other in paths if other.position is not None)
             needed = min(self._needed(other) for other in paths)
-            if self._told.get(stream) != (received, needed):
-                self._told[stream] = (received, needed)
+            if self._acknowledged.get(stream) != (received, needed):
+                self._acknowledged[stream] = (received, needed)
                 actions.append(Acknowledge(stream, received, needed))
         return actions
 

@@ -194,9 +194,9 @@ class _Polling:
     due: int = 0
     #: A poll is under way, and reports the position `telling`.
     under_way: bool = False
-    telling: Position | None = None
+    reporting: Position | None = None
     #: Last position that the replica confirmed.
-    told: Position | None = None
+    confirmed: Position | None = None
     #: Remaining attempts to report the last position.
     tries: int = LAST_WORDS
 
@@ -273,7 +273,7 @@ class Subscription:
             case Reported():
                 return self._reported(event)
             case Unreachable():
-                self._polling[event.replica].told = None
+                self._polling[event.replica].confirmed = None
                 self._answered(at, event.replica)
                 return self._gone(at, event.replica, "does not answer") if self.many else []
             case Delivered():
@@ -305,7 +305,7 @@ class Subscription:
         for replica, polling in self._polling.items():
             if polling.under_way or at < max(polling.due, self._paused_until):
                 continue
-            news = self._position is not None and self._position != polling.told
+            news = self._position is not None and self._position != polling.confirmed
             if self.ended:
                 if not news or not polling.tries:
                     continue
@@ -313,8 +313,8 @@ class Subscription:
             elif not news and (not self.many or self._tells(replica)):
                 polling.due = at + self._every_us if self.many else 0
                 continue
-            polling.under_way, polling.telling = True, self._position if news else None
-            actions.append(Poll(replica, polling.telling))
+            polling.under_way, polling.reporting = True, self._position if news else None
+            actions.append(Poll(replica, polling.reporting))
         if self.ended and not actions and not self._owed:
             actions.append(Finished())
         return actions
@@ -323,7 +323,7 @@ class Subscription:
     def _owed(self) -> bool:
         """Some replica has not been notified yet that the stream was read to its end."""
         return any(
-            polling.under_way or (polling.tries and polling.told != self._position)
+            polling.under_way or (polling.tries and polling.confirmed != self._position)
             for polling in self._polling.values()
             if self._position is not None
         )
@@ -344,13 +344,13 @@ class Subscription:
     def _answered(self, at: int, replica: str) -> _Polling:
         polling = self._polling[replica]
         polling.under_way = False
-        polling.due = at + self._every_us if self.many or self.ended or not polling.told else 0
+        polling.due = at + self._every_us if self.many or self.ended or not polling.confirmed else 0
         return polling
 
     def _reported(self, event: Reported) -> list[Action]:
         polling = self._polling[event.replica]
-        if event.status is not None and polling.telling is not None:
-            polling.told = polling.telling
+        if event.status is not None and polling.reporting is not None:
+            polling.confirmed = polling.reporting
         self._answered(event.at, event.replica)
         if not self.many or self.ended:
             return []
@@ -379,7 +379,7 @@ class Subscription:
         self._number += 1
         self._connections[correcting] = _Connection(self._number, replica, correcting)
         # The replica may be a new instance that does not know the position of the consumer.
-        self._polling[replica].told = None
+        self._polling[replica].confirmed = None
         if not correcting and self._wanted_at is None:
             self._wanted_at = at
         after = self.tentative_upto if self.tentative and not correcting else None
@@ -492,7 +492,7 @@ class Subscription:
                 continue
             time = max(polling.due, self._paused_until)
             if time > at and (due is None or time < due) and (
-                many or self._position != polling.told
+                many or self._position != polling.confirmed
             ):  # fmt: skip
                 due = time
         return [Wake(due)] if due is not None and self._alarm.needs(at, due) else []

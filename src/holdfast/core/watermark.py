@@ -125,7 +125,7 @@ Action = ClockAction | Close | Idled | Report
 
 
 @dataclass(slots=True)
-class _Told:
+class _Excluded:
     """Excluded rows with one reason, and the last report of them."""
 
     last_at: int | None = None
@@ -144,7 +144,7 @@ class Watermark:
     #: Time at which rows last arrived, or the feed last announced rows.
     _active_at: int | None = None
     _idle: bool = False
-    _told: dict[Reason, _Told] = field(default_factory=dict)
+    _excluded: dict[Reason, _Excluded] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         follows = self.plan.clock in ("wall", "live") and self.open_us is not None
@@ -170,7 +170,7 @@ class Watermark:
                 self.open_us = event.open_us
                 return self._reports(event.at)
             case Excluded():
-                excluded = self._told.setdefault(event.reason, _Told())
+                excluded = self._excluded.setdefault(event.reason, _Excluded())
                 excluded.rows, excluded.total = (
                     excluded.rows + event.rows,
                     excluded.total + event.rows,
@@ -236,7 +236,7 @@ class Watermark:
 
     def _reports(self, at: int) -> list[Action]:
         actions: list[Action] = []
-        for reason, excluded in self._told.items():
+        for reason, excluded in self._excluded.items():
             due = excluded.last_at is None or at - excluded.last_at >= SUMMARY_US
             if excluded.rows and due:
                 actions.append(

@@ -138,7 +138,7 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
             flux, storage=storage, deployment="processes", options=OPTIONS, app=app
         ) as running:
             say("all hosts are running")
-            measured = _Story(running, keys, rows, quick, say).told()
+            measured = _Story(running, keys, rows, quick, say).measure()
         say("auditing the results")
         sessions = session.start(hf.Options(memory="1g"))
         report = audit(flux, storage, sessions.large)
@@ -168,7 +168,7 @@ class _Story:
         self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
         self._quick = quick
 
-    def told(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         began_us = now_us()
         self._consumer.start()
         self._load.start()

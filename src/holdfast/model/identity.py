@@ -32,7 +32,7 @@ from holdfast.model.schema import arrow_schema, schema_ddl
 #: Libraries of every run. Other libraries are added if functions of the query use them.
 LIBRARIES = ("holdfast", "numpy", "pandas", "pyarrow", "pyspark")
 #: Most differences that a message lists.
-TOLD = 8
+LINES_SHOWN = 8
 
 #: Options that are part of the identity, for operators of which not all options are.
 _SETTINGS: dict[type[ops.Operator], tuple[str, ...]] = {
@@ -120,9 +120,9 @@ def differences(expected: Identity, found: Identity) -> list[str]:
     ]
 
 
-def listed(told: list[str], before: str = "\n  - ") -> str:
-    overflow = [f"and {len(told) - TOLD} more"] if len(told) > TOLD else []
-    return before + before.join([*told[:TOLD], *overflow])
+def listed(lines: list[str], before: str = "\n  - ") -> str:
+    overflow = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
+    return before + before.join([*lines[:LINES_SHOWN], *overflow])
 
 
 class _Described:

@@ -74,7 +74,7 @@ class Comparison:
         """The digests and findings that peers receive."""
         return Digests(dict(self._made), self._core.found())
 
-    def told(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
+    def compare(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
         for stream, theirs in event.digests.windows.items():
             if (own := self._made.get(stream)) is not None:
                 finding = event.digests.found.get(stream)

@@ -19,8 +19,8 @@ def asked(asks: Postpone, at: int, ticket: int) -> core.Asked:
     )
 
 
-def reply(told: core.Reply) -> Postponement:
-    return Postponement(told.answer, told.reached)
+def reply(answer: core.Reply) -> Postponement:
+    return Postponement(answer.answer, answer.reached)
 
 
 def answered(replied: Replied, at: int) -> core.Answered | None:

@@ -296,7 +296,7 @@ class Performer:
                 self.lender.handle(event, at, self.versions, self._forgotten)
                 return []
             case DigestsTold():
-                self.comparison.told(event, at, self._to_recompute_from())
+                self.comparison.compare(event, at, self._to_recompute_from())
                 return []
             case InputDigestsTold():
                 self.comparison.inputs_told(event, at, self._to_recompute_from())

@@ -32,14 +32,14 @@ class Parts:
         network: Network,
         processes: Mapping[str, HostProcess],
         assigned: Callable[[str], list[str]],
-        told: Callable[[str], Mapping[str, PartStatus]],
+        reported: Callable[[str], Mapping[str, PartStatus]],
         differs: Callable[[], Mapping[str, Sequence[str]]] = dict,
         failures: Failures | None = None,
     ) -> None:
-        """`assigned` and `told`: the nodes of a host, and the unhealthy nodes that it reported.
+        """`assigned` and `reported`: the nodes of a host, and the unhealthy nodes that it reported.
         `differs`: differences between the results of replicas. `failures`: set for a run without
         hosts, whose nodes run in its own process."""
-        self._processes, self._assigned, self._told = processes, assigned, told
+        self._processes, self._assigned, self._reported = processes, assigned, reported
         self._failures = failures
         self.differs = differs
         self._needs = {op.name: _needs(network, op.name) for op in network.outputs}
@@ -53,7 +53,7 @@ class Parts:
         return {
             name: status
             for host in list(self._processes)
-            for name, status in self._told(host).items()
+            for name, status in self._reported(host).items()
         }
 
     def status(self) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ class Parts:
         nodes = [
             _body("node", name, host, one)
             for host in list(self._processes)
-            for name, one in self._told(host).items()
+            for name, one in self._reported(host).items()
         ]
         return hosts + nodes + self._failed_here()
 
@@ -106,7 +106,7 @@ class Parts:
         """Whether waiting for the host is useless: the host, or each of its nodes, is out of
         service."""
         host_status = self.hosts().get(host)
-        node_statuses = self._told(host)
+        node_statuses = self._reported(host)
         nodes = self._assigned(host)
         return (host_status is not None and host_status.out) or (
             bool(nodes) and all(name in node_statuses and node_statuses[name].out for name in nodes)

@@ -60,10 +60,15 @@ class Monitor:
         sources: Mapping[str, Source],
         nodes: Mapping[str, Node],
         clients: Sequence[Client],
-        told: Sequence[Callable[[core.Action], None]],
+        listeners: Sequence[Callable[[core.Action], None]],
     ) -> None:
         self._width_us = network.width_us
-        self._sources, self._nodes, self._clients, self._told = sources, nodes, clients, told
+        self._sources, self._nodes, self._clients, self._listeners = (
+            sources,
+            nodes,
+            clients,
+            listeners,
+        )
         producers = {
             stream: (fragment.name, path.name)
             for fragment in fragments
@@ -179,7 +184,7 @@ class Monitor:
             action = replace(action, why=f"{action.why}, waiting for {waiting}")
         # The same level for broken and kept promises, so that a log shows both or neither.
         _log.warning("%s", self.text(action))
-        for callback in list(self._told):
+        for callback in list(self._listeners):
             try:
                 callback(action)
             except Exception:

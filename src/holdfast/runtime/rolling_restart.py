@@ -98,7 +98,7 @@ class Rolling:
         return Done()
 
 
-def position(told: dict[str, Any]) -> int | None:
+def position(status: dict[str, Any]) -> int | None:
     """The position of the slowest path of a node."""
-    positions = [path["position"] for path in told.get("paths", {}).values()]
+    positions = [path["position"] for path in status.get("paths", {}).values()]
     return None if not positions or None in positions else min(positions)

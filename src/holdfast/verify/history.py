@@ -142,7 +142,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Progressed:
     """A client knows that an output is stable and complete up to here, including empty buckets."""
 
     at: int
@@ -345,15 +345,15 @@ class Finished:
 
 
 Event = (
-    Began | Promised | Accepted | Logged | PutAside | Closed | AtBound | Made | Given | Told
+    Began | Promised | Accepted | Logged | PutAside | Closed | AtBound | Made | Given | Progressed
     | Hinted | Expected | Owed | Reading | Relied | Deserted | Restored | Outlived
     | Concluded | Held | Pending | Broke | Healed | Stopped | Reported | Ideal | Finished
 )  # fmt: skip
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, AtBound, Made, Given, Told,
-                 Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived,
+    for kind in (Began, Promised, Accepted, Logged, PutAside, Closed, AtBound, Made, Given,
+                 Progressed, Hinted, Expected, Owed, Reading, Relied, Deserted, Restored, Outlived,
                  Concluded, Held, Pending, Broke, Healed, Stopped, Reported, Ideal, Finished)
 }  # fmt: skip
 

@@ -38,9 +38,9 @@ from holdfast.verify.history import (
     Ideal,
     Logged,
     Made,
+    Progressed,
     Promised,
     Stopped,
-    Told,
 )
 from holdfast.verify.scenario import parse_scenario
 
@@ -85,7 +85,7 @@ def run(folder: Path, kind: type[Client]) -> History:
             Began(first * WIDTH_US, "identity", WIDTH_US, 10_000_000, 10_000_000, 100),
             Promised(first * WIDTH_US, "client", "s", ("s",)),
             *recorder.take(),
-            Told(now_us(), "client", "s", upto),
+            Progressed(now_us(), "client", "s", upto),
         ]
         for segment in log.segments("s", first, upto):
             rows, bucket = rows_of(log.read(segment)), segment.id.bucket
@@ -135,7 +135,7 @@ def _without(history: History, event: Event) -> list[Event]:
         (lambda h: [replace(e, rows=((0, 0, 0, 0), *e.rows[1:])) if e is _given(h) else e
                     for e in h.events], "wrong"),
         (lambda h: [*h.events, replace(_given(h), rows=())], "undone"),
-        (lambda h: [*h.events, Told(h.events[-1].at, "client", "s", 0)], "order"),
+        (lambda h: [*h.events, Progressed(h.events[-1].at, "client", "s", 0)], "order"),
         (lambda h: [*h.events, Accepted(h.events[-1].at, "s", ((1, 2, 3, 4),))], "accepted"),
         (lambda h: [*h.events, Stopped(h.events[-1].at, "node", "ours", "a bug")], "alive"),
         (lambda h: [*h.events, *(Made(h.events[-1].at, node, 1, "s", 5, "STABLE", node)

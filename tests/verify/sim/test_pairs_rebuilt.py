@@ -5,7 +5,7 @@ machine."""
 from __future__ import annotations
 
 from holdfast.config import Options
-from holdfast.verify.history import Held, Stopped, Told
+from holdfast.verify.history import Held, Progressed, Stopped
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.simulation import Outcome, simulate
 
@@ -29,7 +29,7 @@ def evicted(outcome: Outcome, node: str) -> bool:
 
 
 def longest_wait_us(outcome: Outcome, from_us: int, to_us: int) -> int:
-    times = [event.at for event in outcome.history.of(Told) if from_us <= event.at <= to_us]
+    times = [event.at for event in outcome.history.of(Progressed) if from_us <= event.at <= to_us]
     return max(b - a for a, b in zip([from_us, *times], [*times, to_us], strict=True))
 
 

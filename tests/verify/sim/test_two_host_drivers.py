@@ -55,7 +55,7 @@ class Node:
         self.ends = threading.Event()
         self.alive = self.is_up = False
 
-    def told(self) -> Instance | None:
+    def instance(self) -> Instance | None:
         if self.position is None:
             return None
         return Instance(self.name, "", 1, self.position)

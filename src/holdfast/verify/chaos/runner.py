@@ -30,8 +30,8 @@ from holdfast.verify.history import (
     Ideal,
     Logged,
     Made,
+    Progressed,
     Promised,
-    Told,
 )
 from holdfast.verify.scenario import Fault, Scenario
 
@@ -130,7 +130,7 @@ def _belongs(event: Event, first: int, upto: int) -> bool:
     match event:
         case Given() | Made() | Logged() | Ideal():
             return first <= event.bucket <= upto
-        case Told() | Closed() | Hinted():
+        case Progressed() | Closed() | Hinted():
             return event.upto >= first
         case Accepted():
             return bool(event.rows)

@@ -26,7 +26,7 @@ from holdfast.storage.folder import MANIFEST
 from holdfast.storage.manifest import read_records
 from holdfast.types import Segment
 from holdfast.verify.chaos.recorder import Recorder
-from holdfast.verify.history import Held, Hinted, Made, Stopped, Told
+from holdfast.verify.history import Held, Hinted, Made, Progressed, Stopped
 
 #: Poll intervals: positions and exits; logs and buffers.
 LOOK_S = 0.02
@@ -36,7 +36,7 @@ LOOK_INTO_S = 1.0
 class Watcher:
     def __init__(self, run: Run, clients: list[Client], recorder: Recorder) -> None:
         self._run, self._clients, self._recorder = run, clients, recorder
-        self._told: dict[str, int | None] = {}
+        self._positions: dict[str, int | None] = {}
         self._hinted: dict[str, int] = {}
         self._stopped: list[Failure] = []
         self._exits: dict[str, int] = {}
@@ -87,9 +87,9 @@ class Watcher:
     def _look(self) -> None:
         for client in self._clients:
             position = client.position
-            if position is not None and position != self._told.get(client.output):
-                self._told[client.output] = position
-                self._recorder.add(Told(now_us(), client.name, client.output, position))
+            if position is not None and position != self._positions.get(client.output):
+                self._positions[client.output] = position
+                self._recorder.add(Progressed(now_us(), client.name, client.output, position))
             seen = client.known_upto
             if seen is not None and seen != self._hinted.get(client.output):
                 self._hinted[client.output] = seen

@@ -13,7 +13,7 @@ from holdfast.model.levels import Matched, evaluate
 from holdfast.types import Stability
 from holdfast.verify.checkers.story import Consumer, Story, counted, same, some
 from holdfast.verify.checkers.verdict import Fault, Verdict, judged
-from holdfast.verify.history import Began, Concluded, Given, Promised, Row, Told
+from holdfast.verify.history import Began, Concluded, Given, Progressed, Promised, Row
 
 
 def lost(story: Story) -> Verdict:
@@ -172,7 +172,7 @@ def order(story: Story) -> Verdict:
         ]
         faults += [
             Fault(then.at, f"{consumer}: stable position fell from {first.upto} to {then.upto}")
-            for first, then in pairwise(consumer.told)
+            for first, then in pairwise(consumer.progress)
             if then.upto < first.upto
         ]
     return judged("order", faults)
@@ -183,7 +183,7 @@ def _guessed_again(consumer: Consumer) -> list[Fault]:
     stable_upto: int | None = None
     versions: dict[int, int] = {}
     for event in consumer.readings:
-        if type(event) is Told:
+        if type(event) is Progressed:
             stable_upto = event.upto if stable_upto is None else max(stable_upto, event.upto)
         elif type(event) is Given and event.stability == Stability.TENTATIVE:
             bucket, version = event.bucket, event.version

@@ -25,15 +25,15 @@ from holdfast.verify.history import (
     Hinted,
     History,
     Ideal,
+    Progressed,
     Promised,
     Reported,
     Row,
-    Told,
 )
 
 T = TypeVar("T")
 Rows = tuple[Row, ...]
-Reading = Given | Told | Hinted | Concluded
+Reading = Given | Progressed | Hinted | Concluded
 #: Later than every instant of a run.
 NEVER_US = 2**62
 
@@ -44,7 +44,7 @@ class Story:
         readings: dict[tuple[str, str], list[Reading]] = defaultdict(list)
         for event in history.events:
             self._of[type(event)].append(event)
-            if isinstance(event, (Given, Told, Hinted, Concluded)):
+            if isinstance(event, (Given, Progressed, Hinted, Concluded)):
                 readings[event.client, event.output].append(event)
         self.promises = self.of(Promised)
         for promise in self.promises:
@@ -171,8 +171,8 @@ class Consumer:
         return f"output {self.output} at client {self.client}"
 
     @cached_property
-    def told(self) -> list[Told]:
-        return [event for event in self.readings if type(event) is Told]
+    def progress(self) -> list[Progressed]:
+        return [event for event in self.readings if type(event) is Progressed]
 
     @cached_property
     def hinted(self) -> list[Hinted]:
@@ -204,7 +204,7 @@ class Consumer:
 
     @cached_property
     def told_upto(self) -> int:
-        return max((event.upto for event in self.told), default=-NEVER_US)
+        return max((event.upto for event in self.progress), default=-NEVER_US)
 
     @cached_property
     def stable(self) -> dict[int, list[Given]]:

@@ -243,7 +243,7 @@ def reported(story: Story) -> Verdict:
         reports = story.reports.get(promise.output, [])
         for at in np.flatnonzero((known_us > broken_us) & (report_by_us <= story.end_us)):
             bucket, since_us, by_us = int(buckets[at]), int(broken_us[at]), int(report_by_us[at])
-            if not _told(reports, bucket, since_us, by_us):
+            if not _is_reported(reports, bucket, since_us, by_us):
                 why = (
                     f"output {promise.output}: the monitor did not report that bucket {bucket} was "
                     "late"
@@ -252,7 +252,7 @@ def reported(story: Story) -> Verdict:
     return judged("reported", faults)
 
 
-def _told(reports: Iterable[Reported], bucket: int, since_us: int, by_us: int) -> bool:
+def _is_reported(reports: Iterable[Reported], bucket: int, since_us: int, by_us: int) -> bool:
     broken = False
     for report in reports:
         if report.at > by_us:
@@ -276,7 +276,7 @@ def _moments(story: Story, promise: Promised) -> tuple[Ints, Ints, Ints]:
         due_us = np.maximum(due_us, _first_reaching(closings, buckets))
     consumer = story.consumer(promise)
     known_us = _first_reaching(
-        [(position.at, position.upto) for position in consumer.told], buckets
+        [(position.at, position.upto) for position in consumer.progress], buckets
     )
     for bucket, events in consumer.stable.items():
         if len(buckets) and buckets[0] <= bucket <= buckets[-1]:

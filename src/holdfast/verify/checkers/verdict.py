@@ -50,11 +50,11 @@ def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:
     )
 
 
-def write_verdicts(told: dict[str, Any], to: str) -> None:
+def write_verdicts(body: dict[str, Any], to: str) -> None:
     """Writes verdicts as JSON to a file, or to standard output if `to` is `-`."""
     if to == "-":
-        json.dump(told, sys.stdout, indent=2)
+        json.dump(body, sys.stdout, indent=2)
         print()
     else:
         with open(to, "w") as file:
-            json.dump(told, file, indent=2)
+            json.dump(body, file, indent=2)

@@ -8,7 +8,7 @@ from holdfast.edge.client import Client
 from holdfast.model import operators as ops
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
-from holdfast.verify.history import Concluded, Given, Hinted, History, Told
+from holdfast.verify.history import Concluded, Given, Hinted, History, Progressed
 from holdfast.verify.sim.links import SILENCE_US, Wire
 from holdfast.verify.sim.simulated_process import FOREVER, Member, Wiring
 from holdfast.verify.sim.simulated_subscriber import Follower
@@ -103,11 +103,11 @@ class ClientProcess(Member):
         if self.client.position != self.position:
             assert self.client.position is not None
             self.position = self.client.position
-            self.history.add(Told(now, self.name, self.output, self.position))
+            self.history.add(Progressed(now, self.name, self.output, self.position))
             self.on_told(self.position)
         if self.client.ended and not self.ended:
             self.ended = True
-            self.history.add(Told(now, self.name, self.output, FOREVER))
+            self.history.add(Progressed(now, self.name, self.output, FOREVER))
             self.on_told(FOREVER)
 
 

@@ -132,7 +132,7 @@ class HostProcess(Server):
         self.after(after_us, due)
 
     def _beat(self) -> None:
-        instances = [instance for node in self.nodes.values() if (instance := node.told())]
+        instances = [instance for node in self.nodes.values() if (instance := node.instance())]
         request = Register(self.name, self._epoch, tuple(instances))
         for instance in instances:
             if instance.position is not None:

@@ -115,7 +115,7 @@ class NodeProcess(Member):
         super().die(why, power=power)
         self.lost_at = since if why == "stopped" else None
 
-    def told(self) -> Instance | None:
+    def instance(self) -> Instance | None:
         """The report to the controller about this node; None before there is anything to report."""
         if self.rebuild is not None:
             return Instance(self.name, self.address, self.log.epoch, up=False)
@@ -199,11 +199,11 @@ class NodeProcess(Member):
         self,
         name: str,
         ask: Callable[[Any], Any],
-        told: Callable[[Any], None],
+        reply: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
         def located(address: str | None) -> None:
-            self.ask_at(address, name, ask, told, failed)
+            self.ask_at(address, name, ask, reply, failed)
 
         self.locate(name, located, failed)
 
@@ -224,14 +224,14 @@ class NodeProcess(Member):
         address: str | None,
         name: str,
         ask: Callable[[Any], Any],
-        told: Callable[[Any], None],
+        reply: Callable[[Any], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
         server = self.wire.resolve(address)
         if server is None:
             failed(TransportError(f"{name} has no live instance"))
         else:
-            self.wire.request(self, server, ask, told, failed)
+            self.wire.request(self, server, ask, reply, failed)
 
     def up(self) -> None:
         engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")

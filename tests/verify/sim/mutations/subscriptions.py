@@ -48,7 +48,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Subscription._answered
 
     def patient(self: Subscription, at: int, replica: str) -> Any:
-        status = self._polling[replica].told
+        status = self._polling[replica].confirmed
         polling = original(self, at, replica)
         polling.under_way = status is None and self.many and not self.selector.knows(replica)
         return polling

@@ -53,7 +53,7 @@ format: $(READY) ## put the code into the common format and repair what the lint
 	$(BIN)/ruff format .
 
 .PHONY: lock
-lock: $(READY) ## pin the dependencies of pyproject.toml anew (UPGRADE=1: to the newest that fit)
+lock: $(READY) ## pin the dependencies of pyproject.toml again (UPGRADE=1: the newest versions that fit)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \

@@ -318,6 +318,30 @@ def places(path: str, text: str) -> list[Problem]:
     ]
 
 
+#: Words that have been replaced by the terms of the glossary (ARCHITECTURE.md), also as parts of
+#: identifiers. This file may contain them.
+_RETIRED = (
+    "anew", "guess", "guessed", "guesses", "happening", "hardships", "lacked", "lacks", "maker",
+    "makers", "partner", "partners", "stand[-_ ]ins?", "told", "whoever",
+)  # fmt: skip
+RETIRED = re.compile(
+    rf"(?<![A-Za-z])(?:{'|'.join(_RETIRED)})(?![a-z])"
+    rf"|(?<![A-Z])(?:{'|'.join(word.capitalize() for word in _RETIRED)})(?![a-z])"
+    r"|\bby lot\b|signs? of life|brought back|how it stands"
+)
+THIS_FILE = "tests/test_tidy.py"
+
+
+def retired_words(path: str, text: str) -> list[Problem]:
+    if path == THIS_FILE or not path.endswith((".py", ".md", ".toml", ".sh", "Makefile")):
+        return []
+    return [
+        Problem(path, number, f"uses the retired word {word[0]!r}; see the glossary")
+        for number, line in enumerate(text.splitlines(), 1)
+        if (word := RETIRED.search(line))
+    ]
+
+
 # -- the source tree ------------------------------------------------------------------------------
 
 
@@ -348,20 +372,23 @@ def test_every_module_name_is_unique(modules: list[Module]) -> None:
     judge(names_used_twice(modules))
 
 
-def test_no_file_names_a_machine_specific_path_or_registry() -> None:
+@pytest.mark.parametrize("rule", [places, retired_words], ids=lambda rule: rule.__name__)
+def test_every_committed_file_complies_with_the_rule(
+    rule: Callable[[str, str], list[Problem]],
+) -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("which files are committed is known to git alone")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT, capture_output=True, check=True, text=True,
     )  # fmt: skip
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in filter(None, listed.stdout.split("\0")):
         try:
-            found += places(name, (ROOT / name).read_text())
+            problems += rule(name, (ROOT / name).read_text())
         except (UnicodeDecodeError, FileNotFoundError):
             continue  # an image, or a deleted file that is still in the index
-    judge(found)
+    judge(problems)
 
 
 def test_exceptions_do_not_outlive_their_violation(modules: list[Module]) -> None:
@@ -461,3 +488,12 @@ def test_a_machine_specific_path_is_found(place: str) -> None:
 def test_a_package_registry_is_found(host: str) -> None:
     assert len(places("requirements.lock", host)) == 1
     assert places("Makefile", "--no-emit-index-url") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def _told(self)", "class DigestsTold:", "a partner of s", "faults by lot", "stand_ins("],
+)
+def test_a_retired_word_is_found(text: str) -> None:
+    assert len(retired_words("docs/x.md", text)) == 1
+    assert retired_words("docs/x.md", "a threshold, a standing order, an untold story") == []

@@ -13,7 +13,7 @@ from holdfast.model.layout import Layout
 from holdfast.storage import Log
 
 SILENCE = 2_000
-PARTNERS = {"a.0": "a.0@2", "a.0@2": "a.0", "a.1": "a.1@2", "a.1@2": "a.1"}
+PEERS = {"a.0": "a.0@2", "a.0@2": "a.0", "a.1": "a.1@2", "a.1@2": "a.1"}
 LAYOUT: Layout = {
     "edge": ("ingress",),
     "host-1": ("a.0", "a.1@2"),
@@ -31,7 +31,7 @@ class Story:
 
     def start(self, at: int) -> None:
         self.log = Log.open(str(self.folder), "controller", fsync="never", archive=False)
-        self.controller = Controller(self.log, PARTNERS, at, self.layout, silence_us=SILENCE)
+        self.controller = Controller(self.log, PEERS, at, self.layout, silence_us=SILENCE)
 
     def restart(self, at: int) -> None:
         self.log.close()
@@ -143,6 +143,6 @@ def test_another_number_of_hosts_or_standbys_is_refused(story: Story) -> None:
     story.layout = {host: names for host, names in LAYOUT.items() if names}
     with pytest.raises(SetupError, match="run with as many standby hosts as before"):
         story.restart(400)
-    story.layout = {name: (name,) for name in (*PARTNERS, "ingress")}
+    story.layout = {name: (name,) for name in (*PEERS, "ingress")}
     with pytest.raises(SetupError, match="another number of hosts"):
         story.restart(500)

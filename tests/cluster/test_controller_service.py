@@ -15,7 +15,7 @@ from holdfast.streams.calls import GetAssignment, Instance, NextEpoch, Register
 from holdfast.streams.serving import Service
 from holdfast.transport.in_process import InProcess
 
-PARTNERS = {"a": "a@2", "a@2": "a"}
+PEERS = {"a": "a@2", "a@2": "a"}
 LAYOUT = {"host-1": ("a",), "host-2": ("a@2",)}
 
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 @pytest.fixture
 def chief(log: Log) -> InProcess:
     service = Service(consumers={"out": {"r", "b"}, "inner": {"a"}})
-    ControllerService(Controller(log, PARTNERS, 0, LAYOUT), service, ["out"])
+    ControllerService(Controller(log, PEERS, 0, LAYOUT), service, ["out"])
     return InProcess(service)
 
 

@@ -135,7 +135,7 @@ class Replicas:
             case Run():
                 self._run(replica, action)
             case RunTentative():
-                self.at(self.now + MS, lambda: self._guessed(replica, action))
+                self.at(self.now + MS, lambda: self._tentative_buckets(replica, action))
             case Ask():
                 for name in self.all[replica.name].core.paths["p"].plan.policy.peers:
                     peer = self.all[name]
@@ -157,7 +157,7 @@ class Replicas:
 
         self.at(self.now + self._cost_us * (run.hi + 1 - run.lo), finish)
 
-    def _guessed(self, replica: Replica, run: RunTentative) -> None:
+    def _tentative_buckets(self, replica: Replica, run: RunTentative) -> None:
         if not replica.full:
             self._give(replica, run)
         hi = None if replica.full else run.hi

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.core.failure_detector import FailureDetector
-from holdfast.core.membership import InstanceStatus, lost, process_of, stand_ins
+from holdfast.core.membership import InstanceStatus, lost, process_of, take_overs
 
 PAIR = {"a": "a@2", "a@2": "a"}
 PAIRS = {f"{x}{c}": f"{x}{'@2' if not c else ''}" for x in "abc" for c in ("", "@2")}
@@ -27,28 +27,28 @@ def listened(
 def test_one_standby_replaces_only_one_of_two_lost_hosts() -> None:
     runs = {"h1": ["a", "b@2"], "h2": ["b", "c@2"], "h3": ["c", "a@2"], "h4": []}
     detector = listened(["h3", "h4"], ["a", "b@2", "c@2"])
-    assert stand_ins(runs, PAIRS, detector, at=100) == {"a": "h4", "b@2": "h4"}
+    assert take_overs(runs, PAIRS, detector, at=100) == {"a": "h4", "b@2": "h4"}
 
 
 def test_a_node_that_is_not_dead_stays_with_its_host() -> None:
     """The node has no peer, or no live peer from which to be rebuilt."""
     runs = {"h1": ["a", "alone"], "h2": []}
-    assert stand_ins(runs, PAIRS, listened(["h2"], ["a"]), at=100) == {"a": "h2"}
+    assert take_overs(runs, PAIRS, listened(["h2"], ["a"]), at=100) == {"a": "h2"}
 
 
 def test_a_live_host_keeps_its_nodes() -> None:
     """One of its nodes was declared dead: the node is rebuilt on the same host."""
     runs = {"h1": ["a"], "h2": []}
-    assert stand_ins(runs, PAIRS, listened(["h1", "h2"], ["a"]), at=100) == {}
+    assert take_overs(runs, PAIRS, listened(["h1", "h2"], ["a"]), at=100) == {}
 
 
 def test_a_controller_that_has_just_started_moves_no_node() -> None:
     """The host's node was declared dead before, and is being rebuilt there (seed 587)."""
     runs = {"h1": ["a"], "h2": []}
     detector = listened(["h2"], ["a"], since=94)
-    assert stand_ins(runs, PAIRS, detector, at=100) == {}
-    assert stand_ins(runs, PAIRS, detector, at=104) == {}
-    assert stand_ins(runs, PAIRS, listened(["h2"], ["a"], since=84), at=100) == {"a": "h2"}
+    assert take_overs(runs, PAIRS, detector, at=100) == {}
+    assert take_overs(runs, PAIRS, detector, at=104) == {}
+    assert take_overs(runs, PAIRS, listened(["h2"], ["a"], since=84), at=100) == {"a": "h2"}
 
 
 def test_a_node_whose_peer_may_have_died_with_it_stays_with_its_disk() -> None:
@@ -56,11 +56,11 @@ def test_a_node_whose_peer_may_have_died_with_it_stays_with_its_disk() -> None:
     standby could get the state from no replica (seed 11989)."""
     runs = {"h1": ["a", "b"], "h2": ["a@2"], "h3": []}
     detector = listened(["h3"], ["a", "b"], silent=["a@2"])
-    assert stand_ins(runs, PAIRS, detector, at=100) == {}, "all nodes move together"
+    assert take_overs(runs, PAIRS, detector, at=100) == {}, "all nodes move together"
     detector.heard(process_of("h3"), 104)
-    assert stand_ins(runs, PAIRS, detector, at=105) == {"b": "h3"}, "within `silence`"
+    assert take_overs(runs, PAIRS, detector, at=105) == {"b": "h3"}, "within `silence`"
     detector.heard("a@2", 105)
-    assert stand_ins(runs, PAIRS, detector, at=105) == {"a": "h3", "b": "h3"}
+    assert take_overs(runs, PAIRS, detector, at=105) == {"a": "h3", "b": "h3"}
 
 
 def test_a_replica_that_is_known_to_have_stopped_is_lost_at_once() -> None:

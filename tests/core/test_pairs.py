@@ -195,7 +195,7 @@ def test_a_position_that_goes_back_is_not_a_step() -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
-    log = Log.open(str(tmp_path), "maker", fsync="never")
+    log = Log.open(str(tmp_path), "producer", fsync="never")
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))
     serving = Service(logs={"s": log}, consumers={"s": {"r", "r@2"}}, trim_buckets=1)
@@ -306,7 +306,7 @@ def test_buckets_that_are_being_fetched_are_not_trimmed(service: Service) -> Non
 
 
 def test_a_stream_that_is_not_open_cannot_be_held(tmp_path: Path) -> None:
-    log = Log.open(str(tmp_path), "maker", fsync="never")
+    log = Log.open(str(tmp_path), "producer", fsync="never")
     service = Service(logs={"s": log}, consumers={"s": {"r"}})
     assert service.hold("s", "r", 2, 0) == NotOpen()
     service.lost({"r": InstanceStatus(1, 1)}, 0)

@@ -233,7 +233,7 @@ class BrokenRun:
         automatically."""
         ballast = self.disk / "ballast"
         with self.own_disk():
-            self.until("its disk to be full", lambda: fill(ballast) and self.lacks_space())
+            self.until("its disk to be full", lambda: fill(ballast) and self.reports_full())
             self.goes_on()
             ballast.unlink()
             self.heals()
@@ -245,7 +245,7 @@ class BrokenRun:
             mount("-o", "remount,rw", self.disk)
             self.heals()
 
-    def lacks_space(self) -> bool:
+    def reports_full(self) -> bool:
         """Whether the run reports the full disk of the node, as a failure or as a status."""
         reports = [*self.run.status()["failures"], *self.reported()]
         return any("No space left" in str(one) and self.bad in str(one) for one in reports)

@@ -378,10 +378,10 @@ def test_stateful_is_called_once_per_bucket_with_rows(one: Found, a: pa.Table) -
     width = oracles.WIDTH_US
     wanted = oracles.sql(
         f"""with buckets as (
-              select k, floor_to(ts, {width}) + {width - 1} as told, count(*) as n,
+              select k, floor_to(ts, {width}) + {width - 1} as due, count(*) as n,
                      coalesce(sum(i), 0) as total from a group by all)
-            select k, told as ts, (sum(n) over w)::bigint as n, (sum(total) over w)::bigint as total
-            from buckets window w as (partition by k order by told)""",
+            select k, due as ts, (sum(n) over w)::bigint as n, (sum(total) over w)::bigint as total
+            from buckets window w as (partition by k order by due)""",
         a=a,
     )
     assert oracles.differences(one["totals"], wanted) == []

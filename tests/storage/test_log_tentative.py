@@ -179,7 +179,7 @@ def start(root: Path) -> Log:
     return log
 
 
-def put_guess(log: Log, rows: Rows, bucket: int) -> Segment:
+def put_tentative(log: Log, rows: Rows, bucket: int) -> Segment:
     segment = log.write(rows(bucket), SegmentId("tap", 0, bucket), TENTATIVE)
     log.append(Added(segment), tentative_span(bucket, bucket))
     return segment
@@ -188,8 +188,8 @@ def put_guess(log: Log, rows: Rows, bucket: int) -> Segment:
 def test_reopening_a_log_undoes_tentative_buckets(tmp_path: Path, rows: Rows) -> None:
     """They are not synced, so their files are not reliable after a crash."""
     log = start(tmp_path)
-    put_guess(log, rows, 0)
-    lost = put_guess(log, rows, 1)
+    put_tentative(log, rows, 0)
+    lost = put_tentative(log, rows, 1)
     before = log.info("tap")
     assert (before.tentative_upto, before.complete_upto, before.undos) == (1, -1, 0)
     log.close()
@@ -228,7 +228,7 @@ def test_reading_a_replaced_tentative_segment_is_retried_and_not_damage(
 ) -> None:
     """The consumer requests it again; a missing file of a valid segment is damage."""
     log = start(tmp_path)
-    valid, undone = put_guess(log, rows, 0), put_guess(log, rows, 1)
+    valid, undone = put_tentative(log, rows, 0), put_tentative(log, rows, 1)
     (tmp_path / valid.path).unlink()
     with pytest.raises(LogCorrupted):
         log.read(valid)
@@ -241,7 +241,7 @@ def test_reading_a_replaced_tentative_segment_is_retried_and_not_damage(
 
 def test_wait_returns_on_tentative_buckets(tmp_path: Path, rows: Rows) -> None:
     log = start(tmp_path)
-    put_guess(log, rows, 0)
+    put_tentative(log, rows, 0)
     assert log.wait("tap", lambda info: info.tentative_upto == 0, 10).tentative_upto == 0
     log.commit("tap", [], 0)
     assert log.wait("tap", lambda info: info.tentative_upto is None, 10).complete_upto == 0

@@ -26,7 +26,7 @@ def test_a_new_instance_that_holds_during_the_take_over_of_its_predecessor_is_wa
     tmp_path: Path,
 ) -> None:
     """`lost` and `hold` run in different threads; neither order may fail."""
-    log = Interrupted.open(tmp_path, "maker", fsync="never")
+    log = Interrupted.open(tmp_path, "producer", fsync="never")
     assert isinstance(log, Interrupted)
     log.open_stream("s", "ts timestamp", "ts", 0)
     log.append(Boundary("s", 9))

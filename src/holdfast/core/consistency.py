@@ -125,7 +125,7 @@ class Consistency:
 
     def mode(self, at: int) -> FailurePolicy | None:
         """The policy for buckets that cannot be stable; None: they wait."""
-        if self.state is not OutputState.STABILIZATION or self.sunion.lacks_since_start:
+        if self.state is not OutputState.STABILIZATION or self.sunion.missing_since_start:
             return self.policy.on_failure
         policy = self.policy.while_correcting
         return None if policy == "suspend" or self.promises.covered(at) else policy

@@ -213,7 +213,7 @@ class Membership:
         dead += self._evict(statuses, lost_now, at)
         gone = {*dead_of(statuses), *(record.name for record in dead)}
         self.detector.found_dead(gone, at)
-        moved = stand_ins(self.runs(), self._peers, self.detector, at)
+        moved = take_overs(self.runs(), self._peers, self.detector, at)
         return [
             *dead,
             *self._release(statuses, at),
@@ -306,7 +306,7 @@ def lost(
     return lost_names
 
 
-def stand_ins(
+def take_overs(
     runs: Mapping[str, Sequence[str]], peers: Mapping[str, str], detector: FailureDetector, at: int
 ) -> dict[str, str]:
     """The new host of each node that is dead together with its host. All such nodes of a host move

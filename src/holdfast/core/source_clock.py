@@ -83,7 +83,7 @@ class SourceClock:
         self._shown = 0
         #: While the wall clock is ahead: (since, offset), the time since when its offset has been
         #: at least this value. Both ascend.
-        self._stands: list[tuple[int, int]] = []
+        self._offsets: list[tuple[int, int]] = []
         self._apart = False
         self.steps = 0
 
@@ -110,7 +110,7 @@ class SourceClock:
             self.steps += 1
             actions.append(Stepped(event.at, step_us, self.apart_us))
         if -self.apart_us < STEP_US:
-            self._stands.clear()
+            self._offsets.clear()
             self._shown = max(wall, self._shown - elapsed_us // SLOWER)
         else:
             actions += self._follow(event.at)
@@ -119,17 +119,17 @@ class SourceClock:
     def _follow(self, at: int) -> list[ClockAction]:
         """Follow the wall clock to the offset that has lasted long enough."""
         since = at
-        while self._stands and self._stands[-1][1] > self._wall:
-            since, _ = self._stands.pop()
-        if self._wall - (self._stands[-1][1] if self._stands else self._shown) >= STEP_US:
-            self._stands.append((since, self._wall))
+        while self._offsets and self._offsets[-1][1] > self._wall:
+            since, _ = self._offsets.pop()
+        if self._wall - (self._offsets[-1][1] if self._offsets else self._shown) >= STEP_US:
+            self._offsets.append((since, self._wall))
         before = self._shown
-        while self._stands:
-            since, offset = self._stands[0]
+        while self._offsets:
+            since, offset = self._offsets[0]
             if at - since < min(offset - self._shown, CONFIRM_US):
                 break
             self._shown = offset
-            del self._stands[0]
+            del self._offsets[0]
         if self._shown == before:
             return []
         if self._wall - self._shown < STEP_US:

@@ -71,7 +71,7 @@ class SUnion:
         self.ended_at: dict[str, int] = {}
         #: Last tentative bucket of each input, and the tentative buckets that may still be used.
         self.tentative_upto: dict[str, int] = {}
-        self._guesses: dict[str, list[_TentativeInput]] = {stream: [] for stream in inputs}
+        self._tentative_inputs: dict[str, list[_TentativeInput]] = {stream: [] for stream in inputs}
         #: Recent rows per bucket of each input; None before the first measurement.
         self.rate: dict[str, float | None] = dict.fromkeys(inputs)
         #: Bucket of the durable version after a restart; boundaries up to this bucket are ignored.
@@ -88,7 +88,7 @@ class SUnion:
         return len(self._heard) == len(self.complete_upto)
 
     @property
-    def lacks_since_start(self) -> bool:
+    def missing_since_start(self) -> bool:
         """The node was restarted from a durable version, and some input has declared no boundary
         since."""
         return self._resumed_at is not None and not self.heard_all
@@ -125,7 +125,9 @@ class SUnion:
         self.complete_upto[stream] = upto
         if upto >= self.tentative_upto.get(stream, upto):
             self.tentative_upto.pop(stream, None)
-        del self._guesses[stream][: bisect_right(self._guesses[stream], upto, key=_upto)]
+        del self._tentative_inputs[stream][
+            : bisect_right(self._tentative_inputs[stream], upto, key=_upto)
+        ]
 
     def tentative(
         self,
@@ -139,7 +141,7 @@ class SUnion:
         if complete is None or upto > complete:
             self._arrived(stream, upto, at, None)
             self.tentative_upto[stream] = max(upto, self.tentative_upto.get(stream, upto))
-            entries = self._guesses[stream]
+            entries = self._tentative_inputs[stream]
             if entries and entries[-1].upto >= upto:
                 return  # a tentative bucket is taken once
             if entries and (entries[-1].missing, entries[-1].partial) == (missing, partial):
@@ -225,7 +227,7 @@ class SUnion:
 
     def _used(self, stream: str, lo: int, hi: int) -> list[_TentativeInput]:
         """The tentative entries that cover the buckets `lo` to `hi`."""
-        entries = self._guesses[stream]
+        entries = self._tentative_inputs[stream]
         first = bisect_left(entries, lo, key=_upto)
         return entries[first : bisect_left(entries, hi, lo=first, key=_upto) + 1]
 

@@ -100,7 +100,7 @@ class Client:
         #: Last bucket that was delivered as tentative and is not corrected yet.
         self.tentative_upto: int | None = None
         #: Uncorrected buckets whose rows were delivered as tentative, oldest first.
-        self._guessed: deque[int] = deque()
+        self._tentative_buckets: deque[int] = deque()
         #: Last uncorrected tentative bucket that a previous instance may have delivered.
         self._inherited: int | None = None
         #: Number of rows delivered as tentative, and number of replaced buckets.
@@ -225,12 +225,12 @@ class Client:
         if delivery.info is not None:
             self._open(delivery.info)
         for bucket, table in self._stable(delivery):
-            was_tentative = bool(self._guessed) and self._guessed[0] == bucket
+            was_tentative = bool(self._tentative_buckets) and self._tentative_buckets[0] == bucket
             replaces = was_tentative or self._is_inherited(bucket)
             info = self._info(bucket, Stability.STABLE, table.num_rows, replaces=replaces)
             yield table, info
             if was_tentative:
-                self._guessed.popleft()
+                self._tentative_buckets.popleft()
             self.replacements += replaces
             # The application has processed the bucket only when it asks for the next one.
             self._had(bucket, table if table.num_rows else None, info)
@@ -251,7 +251,7 @@ class Client:
         tables = self._buckets(delivery, Stability.STABLE)
         # Buckets whose position a full disk did not record are delivered again by the producer.
         tables = {bucket: table for bucket, table in tables.items() if bucket > self._known()}
-        replaced = {b for b in self._guessed if b <= delivery.upto}
+        replaced = {b for b in self._tentative_buckets if b <= delivery.upto}
         if self._inherited is not None:
             replaced.update(range(self._known() + 1, min(self._inherited, delivery.upto) + 1))
         for bucket in sorted(tables.keys() | replaced):
@@ -266,7 +266,7 @@ class Client:
         inputs, rows = delivery.partial
         for bucket, table in self._buckets(delivery, Stability.TENTATIVE).items():
             self.tentative_upto = bucket
-            self._guessed.append(bucket)
+            self._tentative_buckets.append(bucket)
             self.tentative_rows += table.num_rows
             yield table, self._info(
                 bucket, Stability.TENTATIVE, table.num_rows,

@@ -180,7 +180,7 @@ class _Story:
             rolled: dict[str, Any] | None = None
             if not self._quick:
                 self._steady()
-                kills.append(self._kill("host-4", "with its standby", stand_in=True))
+                kills.append(self._kill("host-4", "with its standby", with_standby=True))
                 self._steady()
                 rolled = self._roll()
         finally:
@@ -215,7 +215,7 @@ class _Story:
         return all(self._run.controller.speaks(host, monotonic_us()) for host in self._run.layout)
 
     def _kill(
-        self, host: str, why: str, *, wipe: bool = False, stand_in: bool = False
+        self, host: str, why: str, *, wipe: bool = False, with_standby: bool = False
     ) -> dict[str, Any]:
         run, controller = self._run, self._run.controller
         names, process = controller.assigned(host), run.processes[host]
@@ -230,7 +230,7 @@ class _Story:
             ]
 
         run.wait_for(lambda: bool(new_hosts()), BACK_S, "a standby to take over")
-        if stand_in:
+        if with_standby:
             time.sleep(0.3)  # the standby has begun to catch up
             run.processes[new_hosts()[0]].kill()
         run.wait_for(

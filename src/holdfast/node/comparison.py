@@ -27,8 +27,8 @@ from holdfast.model.fragments import Fragment
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import (
     Carrier,
-    DigestsTold,
-    InputDigestsTold,
+    DigestsReceived,
+    InputDigestsReceived,
     Recomputation,
     StepEngine,
 )
@@ -74,14 +74,16 @@ class Comparison:
         """The digests and findings that peers receive."""
         return Digests(dict(self._made), self._core.found())
 
-    def compare(self, event: DigestsTold, at: int, durable: Mapping[str, Version]) -> None:
+    def compare(self, event: DigestsReceived, at: int, durable: Mapping[str, Version]) -> None:
         for stream, theirs in event.digests.windows.items():
             if (own := self._made.get(stream)) is not None:
                 finding = event.digests.found.get(stream)
                 compared = Compared(at, event.peer, stream, own, theirs, finding)
                 self._perform(self._core.handle(compared), at, durable)
 
-    def inputs_told(self, event: InputDigestsTold, at: int, durable: Mapping[str, Version]) -> None:
+    def compare_with_inputs(
+        self, event: InputDigestsReceived, at: int, durable: Mapping[str, Version]
+    ) -> None:
         for stream, windows in event.made.items():
             if (taken := self._taken.get(stream)) is not None:
                 compared = InputCompared(at, event.stream, stream, taken, windows)

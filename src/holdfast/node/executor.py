@@ -36,10 +36,10 @@ from holdfast.node.node_events import (
     Arrived,
     Asked,
     Carrier,
-    DigestsTold,
+    DigestsReceived,
     Event,
     Finished,
-    InputDigestsTold,
+    InputDigestsReceived,
     LeaseDue,
     Recomputation,
     Refused,
@@ -295,11 +295,11 @@ class Performer:
             case StateAsked() | StateRenewed() | StateReleased() | LeaseDue():
                 self.lender.handle(event, at, self.versions, self._forgotten)
                 return []
-            case DigestsTold():
+            case DigestsReceived():
                 self.comparison.compare(event, at, self._to_recompute_from())
                 return []
-            case InputDigestsTold():
-                self.comparison.inputs_told(event, at, self._to_recompute_from())
+            case InputDigestsReceived():
+                self.comparison.compare_with_inputs(event, at, self._to_recompute_from())
                 return []
             case Woken():
                 return self.core.handle(core.Tick(at))

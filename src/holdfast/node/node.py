@@ -42,10 +42,10 @@ from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import (
     Asked,
-    DigestsTold,
+    DigestsReceived,
     Event,
     Finished,
-    InputDigestsTold,
+    InputDigestsReceived,
     Refused,
     Replied,
     StateAnswer,
@@ -327,7 +327,7 @@ class Node:
         while not self._stop.wait(COMPARE_US / 1e6):
             try:
                 remote = remote or self._peers[peer]()
-                self.post(DigestsTold(peer, remote.call(GetDigests())))
+                self.post(DigestsReceived(peer, remote.call(GetDigests())))
             except HoldfastError:
                 remote = None  # the peer is unreachable, or has moved
 
@@ -342,7 +342,7 @@ class Node:
                     producer: connect().call(GetDigests()).windows[name]
                     for producer, connect in self.upstream[name].items()
                 }
-        self.post(InputDigestsTold(stream, windows))
+        self.post(InputDigestsReceived(stream, windows))
 
     def _ask(self, request: Postpone, peer: str) -> None:
         try:

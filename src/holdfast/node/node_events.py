@@ -107,7 +107,7 @@ class LeaseDue:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestsTold:
+class DigestsReceived:
     """A peer reported the digests of its results."""
 
     peer: str
@@ -115,7 +115,7 @@ class DigestsTold:
 
 
 @dataclass(frozen=True, slots=True)
-class InputDigestsTold:
+class InputDigestsReceived:
     """The producers of some inputs reported their digests. `made`: windows by input and producer;
     `stream`: the output that differs between replicas."""
 
@@ -145,7 +145,7 @@ class Again:
 
 Event = (
     Arrived | Finished | Refused | Again | Asked | Replied | StateAsked | StateRenewed
-    | StateReleased | LeaseDue | DigestsTold | InputDigestsTold | Woken | core.Event
+    | StateReleased | LeaseDue | DigestsReceived | InputDigestsReceived | Woken | core.Event
 )  # fmt: skip
 
 
@@ -198,7 +198,8 @@ class Carrier(Protocol):
         """Send the request to each peer (`Asked`), then post `Replied` for each."""
 
     def compare_inputs(self, path: str, stream: str) -> None:
-        """Fetch the digests of all producers of the path's inputs, then post `InputDigestsTold`."""
+        """Fetch the digests of all producers of the path's inputs, then post
+        `InputDigestsReceived`."""
 
     def acknowledge(self, stream: str, received: int, needed: int, epoch: int) -> None:
         """Acknowledge to the producers; post `Refused` if this node was replaced."""

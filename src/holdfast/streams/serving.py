@@ -117,7 +117,7 @@ class Service:
     def _status(self, ask: GetStreamStatus) -> StreamStatus:
         if ask.position is not None:
             self.acknowledge(ask.stream, *ask.position)
-        return StreamStatus(*self.stands(ask.stream) or ())
+        return StreamStatus(*self.stream_status(ask.stream) or ())
 
     def streams(self) -> list[StreamInfo]:
         return [log.info(name) for name, log in list(self.logs.items()) if log.has(name)]
@@ -214,7 +214,7 @@ class Service:
             notify(stream, err)
         return SegmentLost(str(err).removesuffix(f"; {REMEDY}"))
 
-    def stands(self, stream: str) -> Status | None:
+    def stream_status(self, stream: str) -> Status | None:
         """Status of this replica for the stream; None while the stream is not opened yet."""
         log = self._log(stream)
         if not log.has(stream):

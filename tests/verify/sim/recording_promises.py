@@ -21,10 +21,10 @@ from holdfast.node.executor import Performer
 from holdfast.node.node_events import (
     Arrived,
     Asked,
-    DigestsTold,
+    DigestsReceived,
     Event,
     Finished,
-    InputDigestsTold,
+    InputDigestsReceived,
     Replied,
 )
 from holdfast.streams import codec
@@ -126,7 +126,7 @@ def promises(sections: list[Section]) -> Iterator[None]:
         if isinstance(event, core.Began) and self.name in REPLICAS and self.log.epoch == 1:
             sections.append(Section("replica", {"name": self.name}))
             recorded[id(self)] = self, sections[-1]
-        if id(self) not in recorded or isinstance(event, DigestsTold | InputDigestsTold):
+        if id(self) not in recorded or isinstance(event, DigestsReceived | InputDigestsReceived):
             take(self, event)
             return
         section = recorded[id(self)][1]

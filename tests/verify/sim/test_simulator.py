@@ -163,7 +163,7 @@ def test_scenarios_for_real_processes_pass_in_virtual_time_too(name: str) -> Non
     assert simulate(find(name), Options(checkpoint_buckets=10)).failed == []
 
 
-HARDSHIPS = {"hang", "clock", "rot", "eio-read", "eio-fsync"}
+RARE_FAULTS = {"hang", "clock", "rot", "eio-read", "eio-fsync"}
 
 
 def test_every_kind_of_fault_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_every_kind_of_fault_is_generated(monkeypatch: pytest.MonkeyPatch) -> No
         }
 
     monkeypatch.setattr(random_scenarios, "FAULTS_2", False)
-    assert generated() == (set(KINDS) - HARDSHIPS, set(NETWORKS) - {"hours"})
+    assert generated() == (set(KINDS) - RARE_FAULTS, set(NETWORKS) - {"hours"})
     before = [scenario_of(seed) for seed in range(1, 41)]
     monkeypatch.setattr(random_scenarios, "FAULTS_2", True)
     assert generated() == (set(KINDS), set(NETWORKS))

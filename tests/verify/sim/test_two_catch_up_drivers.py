@@ -168,7 +168,7 @@ class Somebody:
         return self.name, "piece", name
 
     def take(self, event: object) -> tuple[str, ...]:
-        return self.name, "told"
+        return self.name, "reported"
 
     def where(self, name: str, *, catching_up: bool = False) -> str:
         return name

@@ -106,7 +106,7 @@ class Threads:
             self._service.consumers[stream] = set(WIRING.consumers[stream])
         self.core = self._node.performer.core
         #: Events that have arrived but were not taken yet.
-        self._told: list[Event] = []
+        self._received_events: list[Event] = []
 
     def bring(self, line: Line) -> None:
         self.now, performer = line.at, self._node.performer
@@ -130,7 +130,9 @@ class Threads:
         for _ in range(
             sum(action.startswith(("Run(", "RunTentative(")) for action in line.actions)
         ):
-            self._told.append(self._from_threads(lambda event: isinstance(event, Finished)))
+            self._received_events.append(
+                self._from_threads(lambda event: isinstance(event, Finished))
+            )
 
     def _asked(self, asks: Postpone, expected: dict[str, Any]) -> None:
         """Calls the service in a thread of the server, which waits for the event loop."""
@@ -143,9 +145,9 @@ class Threads:
 
     def _next(self, wanted: Any) -> Event:
         """The wanted event: it has arrived before, is due now, or arrives later."""
-        for number, event in enumerate(self._told):
+        for number, event in enumerate(self._received_events):
             if wanted(event):
-                return self._told.pop(number)
+                return self._received_events.pop(number)
         return self._from_threads(wanted)
 
     def _from_threads(self, wanted: Any) -> Event:
@@ -158,7 +160,7 @@ class Threads:
             assert event is not None
             if wanted(event):
                 return event
-            self._told.append(event)
+            self._received_events.append(event)
 
     def close(self) -> None:
         self._replies.close()

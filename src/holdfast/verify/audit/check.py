@@ -86,7 +86,7 @@ class _Kept:
 
     log: ReadOnlyLog | None
     stream: StreamState | None
-    lacking: str = ""
+    absent_because: str = ""
 
     @classmethod
     def of(cls, folder: str, stream: str) -> _Kept:
@@ -136,7 +136,7 @@ def _copy(name: str, logged: _Kept, ddl: str, upto: int, scratch: str) -> str:
     path = os.path.join(scratch, f"{name}.parquet")
     schema = arrow_schema(ddl)
     if logged.stream is None or logged.log is None:
-        raise InputError(f"source {name!r}: {logged.lacking}")
+        raise InputError(f"source {name!r}: {logged.absent_because}")
     if schema_ddl(arrow_schema(logged.stream.schema)) != schema_ddl(schema):
         raise InputError(
             f"source {name!r}: expected schema ({ddl}), found ({logged.stream.schema}) in the log; "
@@ -163,7 +163,9 @@ def _output(
     batch: Batch,
 ) -> OutputReport:
     if client.stream is None or client.log is None:
-        return replace(report, unknown=f"no durable client received this output: {client.lacking}")
+        return replace(
+            report, unknown=f"no durable client received this output: {client.absent_because}"
+        )
     stream, log = client.stream, client.log
     first, upto = max(stream.starts_at, stream.trimmed_upto + 1), stream.complete_upto
     above = ops.sources_of(op)

@@ -25,7 +25,7 @@ def lost(story: Story) -> Verdict:
         consumer = story.consumer(promise)
         due = story.closed_upto(promise)
         if not story.settled:
-            due = min(due, consumer.told_upto)
+            due = min(due, consumer.progress_upto)
         faults += [
             Fault(
                 _end_us(story, bucket),
@@ -159,7 +159,7 @@ def order(story: Story) -> Verdict:
     its stable version."""
     faults = []
     for consumer in story.consumers.values():
-        faults += _guessed_again(consumer)
+        faults += _tentative_again(consumer)
         stable = [
             event
             for event in consumer.readings
@@ -178,7 +178,7 @@ def order(story: Story) -> Verdict:
     return judged("order", faults)
 
 
-def _guessed_again(consumer: Consumer) -> list[Fault]:
+def _tentative_again(consumer: Consumer) -> list[Fault]:
     faults = []
     stable_upto: int | None = None
     versions: dict[int, int] = {}

@@ -203,7 +203,7 @@ class Consumer:
         return steps
 
     @cached_property
-    def told_upto(self) -> int:
+    def progress_upto(self) -> int:
         return max((event.upto for event in self.progress), default=-NEVER_US)
 
     @cached_property

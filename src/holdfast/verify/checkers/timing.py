@@ -29,7 +29,7 @@ from holdfast.verify.history import (
 CLOSING_WIDTHS = 4
 #: After its clock was stepped, a source may not run ahead by more than `AHEAD_US` (the lateness of
 #: a timer) until the new time has lasted as long as the step, at most `STANDS_US_MAX`.
-AHEAD_US, STANDS_US_MAX = 1_500_000, 10_000_000
+AHEAD_US, STEPPED_US_MAX = 1_500_000, 10_000_000
 
 
 def delay(story: Story) -> Verdict:
@@ -193,8 +193,8 @@ def closing(story: Story) -> Verdict:
                 )
                 faults.append(Fault(closed.at, why))
             ahead_us = (closed.upto - last.upto) * width_us - passed_us
-            stands_us = min(ahead_us, STANDS_US_MAX) - AHEAD_US
-            lately = any(closed.at - stands_us < at <= closed.at for at in stepped_at)
+            stepped_us = min(ahead_us, STEPPED_US_MAX) - AHEAD_US
+            lately = any(closed.at - stepped_us < at <= closed.at for at in stepped_at)
             if lately and not trouble and closed.upto < NEVER_US and ahead_us > AHEAD_US:
                 why = (
                     f"source {source} ran {ahead_us / 1e6:g}s ahead just after its clock was "

@@ -31,7 +31,7 @@ class ClientProcess(Member):
         self.position: int | None = None
         self.ended = False
         #: Called with the position of the application; used by the contract monitor.
-        self.on_told: Callable[[int], None] = lambda upto: None
+        self.on_position: Callable[[int], None] = lambda upto: None
         #: Received by the application, but not yet durable.
         self._had: list[Given | Concluded] = []
         #: Number of starts, recorded as the version of tentative buckets: a restarted client
@@ -104,11 +104,11 @@ class ClientProcess(Member):
             assert self.client.position is not None
             self.position = self.client.position
             self.history.add(Progressed(now, self.name, self.output, self.position))
-            self.on_told(self.position)
+            self.on_position(self.position)
         if self.client.ended and not self.ended:
             self.ended = True
             self.history.add(Progressed(now, self.name, self.output, FOREVER))
-            self.on_told(FOREVER)
+            self.on_position(FOREVER)
 
 
 def _is_seen(event: Given | Concluded) -> bool:

@@ -115,7 +115,7 @@ class Condition:
         if self._caught_up.get(key) == life:
             return True
         if now - since < self._catch_up_us:
-            statuses = [inspection.stands(node, stream) for stream in path.outputs]
+            statuses = [inspection.stream_status(node, stream) for stream in path.outputs]
             if any(status is None or status[0] is OutputState.STABILIZATION for status in statuses):
                 return False
             # A restarted node waits for a missing input once more (docs/availability.md, Restarts).

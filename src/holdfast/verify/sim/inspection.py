@@ -31,10 +31,10 @@ def has_checkpoint(node: NodeProcess, path: Path) -> bool:
     return bool(node.log.states(path.name))
 
 
-def stands(node: Server, stream: str) -> tuple[OutputState, int] | None:
+def stream_status(node: Server, stream: str) -> tuple[OutputState, int] | None:
     """The status that a replica reports for a stream, and the last bucket that it has answered,
     stable or tentative."""
-    status = node.service.stands(stream) if stream in node.service.logs else None
+    status = node.service.stream_status(stream) if stream in node.service.logs else None
     if status is None:
         return None
     return status.state, max(status.upto, status.reached)
@@ -106,7 +106,7 @@ def instance_read(follower: Follower) -> Server | None:
     return None if connection is None else connection.server
 
 
-def guesses_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
+def tentative_held(node: NodeProcess) -> Iterator[tuple[str, str, int]]:
     """The kind, the stream and the number of the tentative buckets that a node holds, counting
     every version: of its inputs, and of its outputs."""
     index = node.performer.inputs

@@ -25,10 +25,10 @@ from holdfast.model.fragments import (
 from holdfast.node.executor import Performer
 from holdfast.node.node_events import (
     Asked,
-    DigestsTold,
+    DigestsReceived,
     Event,
     Finished,
-    InputDigestsTold,
+    InputDigestsReceived,
     Recomputation,
     Replied,
     StateAnswer,
@@ -262,7 +262,7 @@ class NodeProcess(Member):
 
         def received(digests: Digests) -> None:
             again()
-            self.performer.take(DigestsTold(peer, digests))
+            self.performer.take(DigestsReceived(peer, digests))
 
         self._ask_peer(peer, lambda node: node.performer.comparison.digests(), received, again)
 
@@ -275,7 +275,7 @@ class NodeProcess(Member):
                 if name in digests.windows:
                     windows.setdefault(name, {})[producer] = digests.windows[name]
                     if len(windows[name]) == len(producers[name]):
-                        self.performer.take(InputDigestsTold(stream, {name: windows[name]}))
+                        self.performer.take(InputDigestsReceived(stream, {name: windows[name]}))
 
             self._ask_peer(
                 producer,

@@ -115,7 +115,7 @@ class Observer:
             for name in self._producers[stream]
             if (instance is None or name != instance.name)
             and self._serves(node := self._node(name), consumer)
-            if (status := inspection.stands(node, stream)) is not None
+            if (status := inspection.stream_status(node, stream)) is not None
         ]
         if not others:
             return "", 0
@@ -128,7 +128,7 @@ class Observer:
             return "it is paused", self._detect_us
         if not self._condition.linked(consumer, instance):
             return "it is cut off", self._detect_us
-        mine = inspection.stands(instance, stream)
+        mine = inspection.stream_status(instance, stream)
         if mine is None:
             return "", 0
         ahead = [upto for _, (state, upto) in others if state is OutputState.STABLE]
@@ -249,7 +249,7 @@ class Observer:
         for node in self._cast.nodes:
             if not node.is_up:
                 continue
-            for what, stream, buckets in inspection.guesses_held(node):
+            for what, stream, buckets in inspection.tentative_held(node):
                 yield Held(now, f"{node.name} {what}", stream, buckets)
             for what, entries, waiting in inspection.to_go_through(node):
                 most = (self._held_buckets + waiting) * len(node.fragment.inputs)

@@ -18,7 +18,7 @@ from holdfast.verify.scenario import Scenario
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
 from holdfast.verify.sim.random_host_faults import host_scenario_of
-from holdfast.verify.sim.rare_faults import HOURS, hardships_of, hour_of
+from holdfast.verify.sim.rare_faults import HOURS, hour_of, rare_faults_of
 
 #: Whether the faults of `rare_faults` and fragments with three replicas are generated, too.
 FAULTS_2 = True
@@ -31,18 +31,18 @@ SHORT, NEVER_IDLE = "short", 0.01
 NETWORK_CHOICES = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
 NETWORK_CHOICES = sorted([*NETWORK_CHOICES, *[PAIRS] * (len(NETWORK_CHOICES) // 2)])
 #: Share of seeds with rare faults, and among those the share with a failure of one hour.
-HARDSHIPS, AN_HOUR = 0.5, 0.012
+RARE_FAULTS, AN_HOUR = 0.5, 0.012
 
 
 def scenario_of(seed: int) -> Scenario:
     scenario = _scenario_of(seed)
     chance = random.Random(f"hardship/{seed}")
-    if not FAULTS_2 or chance.random() >= HARDSHIPS:
+    if not FAULTS_2 or chance.random() >= RARE_FAULTS:
         return scenario
     if chance.random() < AN_HOUR and scenario.network != SHORT:
         return replace(scenario, network=HOURS, seconds=3_800, faults=hour_of(chance))
     targets = _targets(scenario.network, seed, chance)
-    faults = hardships_of(chance, targets, _hosts(scenario.network))
+    faults = rare_faults_of(chance, targets, _hosts(scenario.network))
     return replace(scenario, seconds=30, faults=tuple(sorted(faults, key=lambda f: f.at_us)))
 
 

@@ -14,17 +14,17 @@ HOUR_MS = 3_600_000
 #: The network for failures of an hour.
 HOURS = "hours"
 
-Hardship = Callable[[random.Random, Targets], list[Fault]]
+RareFault = Callable[[random.Random, Targets], list[Fault]]
 
 
-def hardships_of(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
+def rare_faults_of(chance: random.Random, targets: Targets, hosts: list[list[str]]) -> list[Fault]:
     """One or two kinds of rare faults, sometimes with a lasting failure beside them. Of a pair,
     only one replica is ever hit: pairs promise to survive no more."""
     if hosts:
         return _of_pairs(chance, targets, hosts)
     faults: list[Fault] = []
     for _ in range(chance.choice([1, 1, 2])):
-        faults += chance.choice(HARDSHIPS)(chance, targets)
+        faults += chance.choice(RARE_FAULTS)(chance, targets)
     if chance.random() < 0.4:
         faults.append(lasting_of(chance, targets))
     return faults
@@ -103,7 +103,7 @@ def _restarts(chance: random.Random, targets: Targets) -> list[Fault]:
     return faults
 
 
-HARDSHIPS: tuple[Hardship, ...] = (
+RARE_FAULTS: tuple[RareFault, ...] = (
     _hang, _clock, _disk, _stuck_when_it_heals, _one_way, _late, _restarts,
 )  # fmt: skip
 

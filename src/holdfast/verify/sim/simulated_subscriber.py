@@ -189,7 +189,7 @@ class Follower:
     def _say(self, server: Server, position: Position | None) -> StreamStatus:
         if position is not None:
             server.service.acknowledge(self.stream, self.consumer.name, *position)
-        return StreamStatus(*server.service.stands(self.stream) or ())
+        return StreamStatus(*server.service.stream_status(self.stream) or ())
 
     def _reach(
         self,

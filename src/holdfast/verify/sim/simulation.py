@@ -197,7 +197,7 @@ class Simulation:
 
         for client in self.cast.clients:
             handle(contract_monitor.Began(EPOCH_US, client.output))
-            client.on_told = partial(advanced, client.output)
+            client.on_position = partial(advanced, client.output)
         self.world.at(EPOCH_US, tick)
 
     def _settled(self) -> bool:

@@ -34,7 +34,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(Fault(3 * S, "wipe", "host-1", 35 * S),), on=ON,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "stand_ins", lambda *known: {})
+    patch.setattr(membership, "take_overs", lambda *known: {})
 
 
 @mutation(
@@ -59,7 +59,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         gone = detector.dead_us(at)
         return {node: "host-2" for host in silent for node in runs[host] if node in gone}
 
-    patch.setattr(membership, "stand_ins", crowded)
+    patch.setattr(membership, "take_overs", crowded)
 
 
 @mutation(

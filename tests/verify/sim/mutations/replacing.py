@@ -27,7 +27,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         for table, info in original(self, delivery):
             yield table, info
             if info.replaces:
-                self._guessed = deque([self._guessed[0]])
+                self._tentative_buckets = deque([self._tentative_buckets[0]])
 
     patch.setattr(Client, "take", forgetful)
 
@@ -59,7 +59,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "do not record that tentative buckets are valid", "order", "corrected", scene="undoing_reader"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Client, "_note_tentative", lambda self, stands: None)
+    patch.setattr(Client, "_note_tentative", lambda self, stream_status: None)
 
 
 @mutation(
@@ -160,9 +160,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def handle(self: SourceClock, event: Read) -> list[ClockAction]:
         actions = original(self, event)
-        for since, _ in self._stands[:1]:
+        for since, _ in self._offsets[:1]:
             first.setdefault(self, since)
-        self._stands = [(first[self], where) for _, where in self._stands]
+        self._offsets = [(first[self], where) for _, where in self._offsets]
         return actions
 
     patch.setattr(SourceClock, "handle", handle)

@@ -64,7 +64,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "suspend a path that was just started", "available", "standing", scene="restarts_suspending"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SUnion, "lacks_since_start", False)
+    patch.setattr(SUnion, "missing_since_start", False)
 
 
 # -- hosts ----------------------------------------------------------------------------------------

@@ -170,16 +170,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Client.subscription
 
-    def anew(self: Client, replicas: Any) -> Any:
+    def restarted(self: Client, replicas: Any) -> Any:
         subscription = original(self, replicas)
         subscription.tentative_upto = -(2**62)
         return subscription
 
-    patch.setattr(Client, "subscription", anew)
-    patch.setattr(Subscription, "_taken", _forgets_guesses(Subscription._taken))
+    patch.setattr(Client, "subscription", restarted)
+    patch.setattr(Subscription, "_taken", _forgets_tentative(Subscription._taken))
 
 
-def _forgets_guesses(original: Any) -> Any:
+def _forgets_tentative(original: Any) -> Any:
     return lambda self, event: original(self, replace(event, tentative_upto=None))
 
 
@@ -238,13 +238,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = SUnion._arrived
 
-    def anew(self: SUnion, stream: str, *rest: Any) -> None:
+    def restarted(self: SUnion, stream: str, *rest: Any) -> None:
         original(self, stream, *rest)
         held = self._held[stream]
         while len(held) > 1:
             held.popleft()
 
-    patch.setattr(SUnion, "_arrived", anew)
+    patch.setattr(SUnion, "_arrived", restarted)
 
 
 @mutation("stop a union when one of its inputs is missing", "available", scene="undoing")

@@ -1,5 +1,6 @@
 """Two replicas on real processes, each with its own Spark. The replica that the client reads is
-killed, then the other one with its storage. The gap at the client stays within its bound."""
+killed, stopped with SIGSTOP, killed with its storage, and cut off. The gap at the client stays
+within its bound."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from holdfast.experiments import switch
 def test_a_client_switches_replicas_without_lost_or_duplicate_rows() -> None:
     result = switch.run(quick=True, say=print)
     assert result["lossless"] and result["duplicates"] == 0 and result["wrong"] == 0
-    assert [kill["wiped"] for kill in result["kills"]] == [False, True]
-    assert result["client_gap_ms_max"] <= result["bound_ms"]
+    assert [row["failure"] for row in result["failures"]] == list(switch.FAILURES)
+    for row in result["failures"]:
+        # The bound of the experiment, for a machine that also starts a JVM.
+        assert row["gap_ms"] <= row["bound_ms"] + result["silence_ms"], row
+        if row["failure"] in switch.SILENT:
+            assert row["detected_ms"] > result["silence_ms"] / 2, "detected by missing heartbeats"
     # The paper reports 40 ms; a machine that also starts a JVM gets more.
     assert result["switch_ms_median"] <= 3 * result["switch_ms_paper"]

@@ -146,7 +146,7 @@ def test_ecoc_2_5_lide_a_stopped_source_breaks_the_contract_and_is_reported(
     assert metrics['holdfast_delay_seconds{output="rows"}'] > 0
     line, line_after = caplog.messages
     assert line.startswith(f"output rows: BROKEN within 3s: bucket {broken.bucket} is ")
-    assert line.endswith(f"reader has up to bucket {broken.bucket - 1}, waiting for tap1")
+    assert line.endswith(f"client has received buckets up to {broken.bucket - 1}, waiting for tap1")
 
     # The end of the violation is reported too.
     assert isinstance(kept, Kept)

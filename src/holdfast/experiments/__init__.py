@@ -17,7 +17,7 @@ from rich.console import Console
 from holdfast.errors import InputError, SetupError
 
 EXPERIMENTS = {
-    "switch": "killing the replica that a client reads (Borealis section 5)",
+    "switch": "the replica that a client reads fails (Borealis section 5)",
     "serialization": "delay against bucket width (Borealis Table 3)",
     "tentative": "tentative rows against the wait before they are produced (Borealis Figure 9)",
     "policies": "policies for new rows during a failure and its correction (Borealis Figure 10)",

@@ -121,7 +121,12 @@ def joined(rows: hf.Stream, rate: int, state_rows: int) -> hf.Stream:
 
 
 def merging(
-    rate: int, *, join_rows: int | None = None, window_ms: int | None = None, **protection: Any
+    rate: int,
+    *,
+    bucket_ms: int = BUCKET_MS,
+    join_rows: int | None = None,
+    window_ms: int | None = None,
+    **protection: Any,
 ) -> tuple[hf.Network, list[Numbered]]:
     """Build a union of three sources with `rate` rows per second in total.
 
@@ -129,7 +134,7 @@ def merging(
     if that is given. If `window_ms` is given, output `counts` of the same path holds that many
     milliseconds of rows as state.
     """
-    net = hf.Network("failing", bucket=f"{BUCKET_MS}ms")
+    net = hf.Network("failing", bucket=f"{bucket_ms}ms")
     generators = [Numbered(number, rate // 3) for number in (1, 2, 3)]
     sources = [
         net.source(
@@ -223,6 +228,10 @@ class Seen:
         """
         new = (self.new_at_us >= since_us) & (self.new_at_us <= until_us)
         return float(self.new_delay_ms[new & (self.new_source != int(CUT[1:]))].max())
+
+    def delays_ms(self, since_us: int, until_us: int) -> Any:
+        """Delays of all rows that were new in this interval, as an array."""
+        return self.new_delay_ms[(self.new_at_us >= since_us) & (self.new_at_us <= until_us)]
 
     def lossless(self, made: Sequence[Numbered], since_us: int, until_us: int) -> bool:
         """Whether each row stamped in this interval was delivered as stable exactly once."""

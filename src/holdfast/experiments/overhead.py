@@ -1,27 +1,50 @@
-"""Cost of protection without failures: the same network with `block` and with `process`.
+"""Cost of protection without failures: the same network with `block` and with `process`, and with
+one, two and three replicas.
 
 Short runs of both policies alternate in one process, so that changes of machine load affect both
-alike. The measure is the CPU time of Python and its JVM per bucket.
+alike. The measure is the CPU time of Python and its JVM per bucket. Replicas are processes with
+their own JVM; runs with one, two and three replicas alternate as well. Their measures are the CPU
+time of all processes per bucket, and the delay of the rows at the client.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.table import Table
 
 import holdfast as hf
-from holdfast.experiments.failing import Watch, merging
+from holdfast.clock import now_us
+from holdfast.experiments.failing import Seen, Watch, merging
 from holdfast.runtime.running import Run
 
 RATE = 4_500
 WARM_FIRST_S, WARM_S = 30.0, 4.0
+#: Deadline for all replicas to start, in seconds.
+START_S = 120.0
 POLICIES = ("block", "process")
+#: Runs with replicas: rows per second, bucket width and warm-up.
+REPLICAS_RATE, REPLICAS_BUCKET_MS, REPLICAS_WARM_S = 3_000, 500, 20.0
+
+
+def _network(replicas: int) -> hf.Network:
+    net, _ = merging(
+        REPLICAS_RATE, bucket_ms=REPLICAS_BUCKET_MS, replicas=replicas,
+        on_failure="process", while_correcting="process", max_delay="3s",
+    )  # fmt: skip
+    return net
+
+
+one, two, three = _network(1), _network(2), _network(3)
+REPLICAS = {1: (one, "one"), 2: (two, "two"), 3: (three, "three")}
 
 
 def _cpu_s() -> float:
@@ -56,6 +79,51 @@ def measure(policy: str, seconds: float, warm_s: float) -> float:
     return 1_000 * (after_s - before_s) / (last - first)
 
 
+def measure_replicas(replicas: int, seconds: float) -> dict[str, Any]:
+    """Return the CPU time per bucket of all processes and the median delay, in milliseconds."""
+    net, name = REPLICAS[replicas]
+    storage = tempfile.mkdtemp(prefix="holdfast-overhead-")
+    options = hf.Options(archive=False, memory="512m", master="local[1]")
+    try:
+        with (
+            Run(net, storage=storage, deployment="processes", options=options,
+                app=f"holdfast.experiments.overhead:{name}") as run,
+            Watch(run.client("merged", tentative=True, durable=False)) as watch,
+        ):  # fmt: skip
+            run.wait_for(
+                lambda: all(node.get("paths") for node in run.status()["nodes"])
+                and watch.client.position is not None,
+                START_S, "all replicas to start",
+            )  # fmt: skip
+            pause = threading.Event()
+            pause.wait(REPLICAS_WARM_S)
+            before_s, first, since_us = _cpu_s(), watch.client.position, now_us()
+            pause.wait(seconds)
+            after_s, last, until_us = _cpu_s(), watch.client.position, now_us()
+            run.raise_failure()
+            assert first is not None and last is not None
+            delays_ms = Seen(watch).delays_ms(since_us, until_us)
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+    return {
+        "replicas": replicas,
+        "cpu_ms": round(1_000 * (after_s - before_s) / (last - first), 1),
+        "delay_ms": round(float(np.median(delays_ms)), 1),
+    }
+
+
+def _replicas(quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    rounds, seconds = (1, 10.0) if quick else (3, 20.0)
+    rows: list[dict[str, Any]] = []
+    for number in range(rounds):
+        order = list(REPLICAS) if number % 2 == 0 else list(REPLICAS)[::-1]
+        for replicas in order:
+            rows.append(measure_replicas(replicas, seconds))
+            say(f"{replicas} replicas: {rows[-1]['cpu_ms']} ms of CPU time per bucket, median "
+                f"delay {rows[-1]['delay_ms']} ms")  # fmt: skip
+    return rows
+
+
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     pairs, seconds = (3, 6.0) if quick else (8, 15.0)
     measure("block", 1.0, WARM_FIRST_S)
@@ -70,6 +138,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     ratios = [row["ratio"] for row in rows]
     return {
         "pairs": rows,
+        "replicas": _replicas(quick, say),
         "cpu_ratio_median": round(statistics.median(ratios), 4),
         "cpu_ratio_mean": round(statistics.fmean(ratios), 4),
         "bound": 1.05,
@@ -82,7 +151,15 @@ def table(result: dict[str, Any]) -> Table:
         shown.add_column(column, justify="right")
     for row in result["pairs"]:
         shown.add_row(f"{row['block_ms']:.1f}", f"{row['process_ms']:.1f}", f"{row['ratio']:.3f}")
-    shown.caption = f"median ratio {result['cpu_ratio_median']:.3f}, bound {result['bound']}"
+    lines = [f"Median ratio {result['cpu_ratio_median']:.3f}, bound {result['bound']}"]
+    for replicas in REPLICAS:
+        mine = [row for row in result["replicas"] if row["replicas"] == replicas]
+        cpu_ms, delay_ms = (
+            statistics.median(row[key] for row in mine) for key in ("cpu_ms", "delay_ms")
+        )
+        lines.append(f"{replicas} replicas: {cpu_ms:.0f} ms of CPU time per bucket of "
+                     f"{REPLICAS_BUCKET_MS} ms, median delay {delay_ms:.0f} ms")  # fmt: skip
+    shown.caption = "\n".join(lines)
     return shown
 
 

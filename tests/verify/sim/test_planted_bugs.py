@@ -7,10 +7,15 @@ pairs, are left to `make soak`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.verify.sim.mutations import MUTATIONS, Mutation
 from tests.verify.sim.mutations.harmless import HARMLESS, Harmless
+from tests.verify.sim.mutations.scenes import SCENES
+
+ROOT = Path(__file__).parents[3]
 
 QUICK = [mutation for mutation in MUTATIONS if not mutation.slow]
 SLOW = [mutation for mutation in MUTATIONS if mutation.slow]
@@ -55,9 +60,19 @@ def test_without_the_planted_bug_the_same_long_run_passes(
     assert mutation.run(monkeypatch) == set()
 
 
-def test_the_list_of_planted_bugs_is_long_enough() -> None:
+def test_the_documents_state_the_number_of_planted_bugs() -> None:
     names = [mutation.name for mutation in MUTATIONS]
-    assert len(set(names)) == len(names) >= 150
+    assert len(set(names)) == len(names)
+    by_seed = len([mutation for mutation in MUTATIONS if mutation.seed])
+    shared = len([m for m in MUTATIONS if not m.seed and m.scene in SCENES.values()])
+    own = len(names) - by_seed - shared
+    assert f"{len(names)} deliberate bugs" in (ROOT / "README.md").read_text()
+    report = (ROOT / "docs" / "proving-ground.md").read_text()
+    assert (
+        f"all {len(names)} in the list: {shared} by a shared scenario, {own} by a scenario of "
+        f"their own, {by_seed} by a seed;"
+    ) in report
+    assert f"({len(QUICK)} of them)" in report
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,6 @@ def test_a_client_switches_replicas_without_lost_or_duplicate_rows() -> None:
         # The bound of the experiment, for a machine that also starts a JVM.
         assert row["gap_ms"] <= row["bound_ms"] + result["silence_ms"], row
         if row["failure"] in switch.SILENT:
-            assert row["detected_ms"] > result["silence_ms"] / 2, "detected by missing heartbeats"
+            assert row["detected_ms"] > switch.BUCKET_MS, "no connection was closed"
     # The paper reports 40 ms; a machine that also starts a JVM gets more.
     assert result["switch_ms_median"] <= 3 * result["switch_ms_paper"]

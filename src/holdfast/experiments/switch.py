@@ -4,10 +4,11 @@ The network has three sources, one fragment on two node processes with their own
 client. The replica that the client reads is killed with SIGKILL, killed with its storage deleted,
 stopped with SIGSTOP, or cut off from all other processes, in turn. A killed process closes its
 connections, so the client detects the failure at once. A stopped process and a cut link close
-nothing, so the client detects the failure by missing heartbeats (`silence`). When the replica has
-caught up, the replica that is read at that time fails, and so on. The gap is the longest time
-between two stable buckets at the client. Its bound is two buckets and two steps, and `silence`
-where the failure is detected by missing heartbeats. Every row must arrive exactly once.
+nothing: the client detects the failure when the other replica is three buckets ahead, or when no
+heartbeat has arrived for `silence`. When the replica has caught up, the replica that is read at
+that time fails, and so on. The gap is the longest time between two stable buckets at the client.
+Its bound is two buckets and two steps, and `silence` where no connection is closed. Every row must
+arrive exactly once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CALM_S = 4.0
 HELD_S = 6.0
 KILLED, DELETED, STOPPED, CUT_OFF = "killed", "killed, storage deleted", "stopped", "cut off"
 FAILURES = (KILLED, STOPPED, DELETED, CUT_OFF)
-#: Failures that are detected by missing heartbeats.
+#: Failures that close no connection.
 SILENT = (STOPPED, CUT_OFF)
 #: How often each failure occurs in the full form.
 REPEATS = 4

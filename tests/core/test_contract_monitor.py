@@ -48,7 +48,7 @@ def test_ecoc_2_5_lide_a_result_on_time_is_not_reported() -> None:
         at = WIDTH * (bucket + 1) + WITHIN - 1
         assert monitor.handle(Known(at, "out", bucket)) == []
         assert monitor.handle(Tick(at)) == []
-    assert monitor.standing("out", 1_500).kept
+    assert monitor.status("out", 1_500).kept
 
 
 def test_ecoc_2_5_lide_a_bucket_becomes_overdue_exactly_within_after_its_end() -> None:
@@ -81,7 +81,7 @@ def test_an_episode_of_overdue_buckets_is_reported_once() -> None:
     assert monitor.handle(Known(2_010, "out", 15)) == []
     assert monitor.handle(Known(2_020, "out", 17)) == [Kept(2_020, "out", "within", 17, 1_670)]
     assert monitor.next_due(2_020) == 2_150
-    status = monitor.standing("out", 2_020)
+    status = monitor.status("out", 2_020)
     assert (status.kept, status.breaks["within"], status.worst_us) == (True, 1, 1_650)
     assert len(monitor.handle(Tick(2_150))) == 1
 
@@ -90,7 +90,7 @@ def test_the_status_contains_the_start_and_the_amount_of_the_delay() -> None:
     monitor = began()
     monitor.handle(Tick(360))
     monitor.handle(Known(600, "out", 1))
-    status = monitor.standing("out", 700)
+    status = monitor.status("out", 700)
     assert not status.kept
     assert status.broken_since_us == 350
     assert status.overdue_us == 700 - 550  # bucket 2 is the first missing one
@@ -127,7 +127,7 @@ def test_ecoc_2_5_lilo_a_gap_is_a_loss_and_is_reported_once() -> None:
     assert monitor.handle(Gap(120, "out", 1, 4)) == [lost]
     assert monitor.handle(Gap(130, "out", 1, 4)) == []
     assert [action.bucket for action in monitor.handle(Gap(140, "out", 1, 6))] == [5]
-    status = monitor.standing("out", 150)
+    status = monitor.status("out", 150)
     assert (status.kept, status.lost_buckets, status.breaks["loss"]) == (False, 6, 2)
 
 
@@ -158,8 +158,8 @@ def test_a_gap_ends_the_delay_of_the_lost_buckets() -> None:
 def test_ecoc_2_5_lilo_a_gap_breaks_no_promise_if_loss_is_allowed() -> None:
     monitor = began(lossless=False)
     assert monitor.handle(Gap(10, "out", 0, 4)) == []
-    assert monitor.standing("out", 10).kept
-    assert monitor.standing("out", 10).lost_buckets == 5
+    assert monitor.status("out", 10).kept
+    assert monitor.status("out", 10).lost_buckets == 5
 
 
 def test_without_a_promised_delay_only_gaps_are_reported() -> None:
@@ -177,20 +177,20 @@ def test_an_ended_output_has_no_due_buckets() -> None:
     assert monitor.handle(Tick(10**9)) == []
     assert monitor.handle(Known(10**9, "out", 5)) == []
     assert monitor.handle(Gap(10**9, "out", 1, 5)) == []
-    assert monitor.standing("out", 10**9).missing is None
+    assert monitor.status("out", 10**9).missing is None
 
 
 def test_a_broken_promise_is_not_kept_just_because_the_client_left() -> None:
     monitor = began()
     monitor.handle(Tick(400))
     assert monitor.handle(Ended(500, "out")) == []  # bucket 0 never arrived
-    assert not monitor.standing("out", 600).kept
+    assert not monitor.status("out", 600).kept
     assert monitor.next_due(600) is None
     # Other buckets are due for the next client; the counters are not reset.
     monitor.handle(Began(1_000, "out"))
-    assert monitor.standing("out", 1_000).kept
+    assert monitor.status("out", 1_000).kept
     assert monitor.next_due(1_000) == 1_350
-    assert monitor.standing("out", 1_000).breaks["within"] == 1
+    assert monitor.status("out", 1_000).breaks["within"] == 1
     assert monitor.handle(Known(1_010, "out", 9)) == []
     assert len(monitor.handle(Tick(1_350))) == 1
 
@@ -200,7 +200,7 @@ def test_a_promise_stays_broken_if_the_client_leaves_while_it_catches_up() -> No
     monitor.handle(Tick(900))
     assert monitor.handle(Known(900, "out", 3)) == []  # bucket 4 is overdue too
     assert monitor.handle(Ended(900, "out")) == []
-    assert not monitor.standing("out", 900).kept
+    assert not monitor.status("out", 900).kept
 
 
 def test_the_complete_end_of_a_stream_ends_the_episode() -> None:
@@ -209,7 +209,7 @@ def test_the_complete_end_of_a_stream_ends_the_episode() -> None:
     assert monitor.handle(Known(900, "out", 3)) == []
     kept = Kept(900, "out", "within", 3, 550)
     assert monitor.handle(Ended(900, "out", whole=True)) == [kept]
-    assert monitor.standing("out", 900).kept
+    assert monitor.status("out", 900).kept
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_a_clock_that_is_stepped_back_neither_keeps_nor_breaks_a_promise() -> No
     monitor = began()
     assert len(monitor.handle(Tick(460))) == 1
     assert monitor.handle(Tick(200)) == []  # bucket 0 is not due at this time, but was due before
-    assert not monitor.standing("out", 200).kept
-    assert monitor.standing("out", 200).overdue_us == 0
+    assert not monitor.status("out", 200).kept
+    assert monitor.status("out", 200).overdue_us == 0
     assert monitor.handle(Tick(460)) == []  # the same episode
     assert monitor.handle(Known(210, "out", 0)) == [Kept(210, "out", "within", 0, 0)]
     assert monitor.next_due(210) == 450
@@ -263,7 +263,7 @@ def test_an_output_has_no_due_buckets_before_its_monitoring_starts() -> None:
     assert monitor.next_due(0) is None
     assert monitor.handle(Tick(10**9)) == []
     assert monitor.handle(Known(10**9, "out", 7)) == []
-    assert monitor.standing("out", 10**9).known_upto is None
+    assert monitor.status("out", 10**9).known_upto is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 6), st.booleans()), max_size=80))
@@ -285,7 +285,7 @@ def test_a_promise_is_broken_exactly_while_a_bucket_is_overdue(
             broken_now = isinstance(action, Broken)
         overdue = [b for b in range(at // WIDTH + 1) if (b + 1) * WIDTH + WITHIN <= at]
         assert broken_now == any(bucket > known_upto for bucket in overdue)
-        assert monitor.standing("out", at).kept == (not broken_now)
+        assert monitor.status("out", at).kept == (not broken_now)
         due = monitor.next_due(at)
         assert (due is None) == broken_now
         assert due is None or due > at

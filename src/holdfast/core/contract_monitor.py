@@ -117,7 +117,7 @@ Action = Broken | Kept
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceStatus:
+class ContractStatus:
     """Status of the contract of one output at one moment."""
 
     kept: bool
@@ -202,9 +202,9 @@ class Monitor:
         ]
         return max(at, min(due)) if due else None
 
-    def standing(self, output: str, at: int) -> InstanceStatus:
+    def status(self, output: str, at: int) -> ContractStatus:
         state = self._outputs[output]
-        return InstanceStatus(
+        return ContractStatus(
             kept=state.broken is None and not state.breaks["loss"],
             broken_since_us=state.broken[1] if state.broken else None,
             overdue_us=self._overdue_us(at, state),

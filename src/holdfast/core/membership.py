@@ -46,7 +46,7 @@ class InstanceStatus:
 
 def dead_of(statuses: Mapping[str, InstanceStatus]) -> dict[str, int]:
     """The names whose newest instance is dead, each with the epoch up to which it is dead."""
-    return {name: standing.dead for name, standing in statuses.items() if standing.gone}
+    return {name: status.dead for name, status in statuses.items() if status.gone}
 
 
 _PROCESS = "process."

@@ -41,7 +41,7 @@ class BoundaryArrived:
     #: (bucket, number of rows) of each bucket with rows since the previous boundary.
     rows: tuple[tuple[int, int], ...] = ()
     ended: bool = False
-    #: Last tentative bucket, computed while the inputs `missing` were missing.
+    #: Last tentative bucket, computed without the inputs in `missing`.
     tentative_upto: int | None = None
     missing: tuple[str, ...] = ()
     partial: Partial = WHOLE

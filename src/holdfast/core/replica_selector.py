@@ -9,10 +9,10 @@ from the main replica, so that tentative results of two replicas are never mixed
 The consumer determines how far behind is too far: while its `max_delay` (X in Borealis) allows it
 to wait, stable rows a little later are better than tentative rows now.
 
-In pairs, a consumer prefers its local replica, the replica in the same dataflow. Two
-replicas under load take long steps and finish them at different times, so the consumer does not
-switch to a peer that is ahead by one step. The consumer switches when the peer is ahead by more
-than a step, or stays ahead for longer than `STEP_US`.
+In pairs, a consumer prefers its local replica, the replica in the same dataflow. Two replicas under
+load take long steps and finish them at different times, so the consumer does not switch to a peer
+that is ahead by one step. The consumer switches when the peer is ahead by more than a step, or
+stays ahead for longer than `STEP_US`.
 """
 
 from __future__ import annotations

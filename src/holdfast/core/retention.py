@@ -38,16 +38,16 @@ class Position(NamedTuple):
 
 
 def position_of_gone(
-    standing: InstanceStatus, last: Position, trimmed_upto: int, held_at: int | None, at: int
+    status: InstanceStatus, last: Position, trimmed_upto: int, held_at: int | None, at: int
 ) -> Position | None:
     """The position to record for a dead replica of a pair instead of its `last` one. None: `last`
     remains valid. `held_at`: time of the last `Hold` request of a successor that this producer
     received."""
-    if not standing.gone:
+    if not status.gone:
         return None
-    epoch = max(last.epoch, standing.dead)
-    released = standing.released >= standing.dead
-    if last.epoch > standing.dead:  # a successor has sent `Hold`, but is not registered yet
+    epoch = max(last.epoch, status.dead)
+    released = status.released >= status.dead
+    if last.epoch > status.dead:  # a successor has sent `Hold`, but is not registered yet
         if not released or held_at is None or at - held_at <= LEASE_US:
             return None
         return Position(FOREVER, FOREVER, epoch)

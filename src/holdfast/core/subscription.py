@@ -192,7 +192,7 @@ Action = Poll | Connect | Disconnect | Take | Lost | Switched | Wake | Unobtaina
 class _Polling:
     #: Earliest time of the next poll.
     due: int = 0
-    #: A poll is under way, and reports the position `telling`.
+    #: A poll is under way, and reports the position `reporting`.
     under_way: bool = False
     reporting: Position | None = None
     #: Last position that the replica confirmed.

@@ -119,7 +119,7 @@ def _replicas(quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
         order = list(REPLICAS) if number % 2 == 0 else list(REPLICAS)[::-1]
         for replicas in order:
             rows.append(measure_replicas(replicas, seconds))
-            say(f"{replicas} replicas: {rows[-1]['cpu_ms']} ms of CPU time per bucket, median "
+            say(f"replicas={replicas}: {rows[-1]['cpu_ms']} ms of CPU time per bucket, median "
                 f"delay {rows[-1]['delay_ms']} ms")  # fmt: skip
     return rows
 
@@ -157,7 +157,7 @@ def table(result: dict[str, Any]) -> Table:
         cpu_ms, delay_ms = (
             statistics.median(row[key] for row in mine) for key in ("cpu_ms", "delay_ms")
         )
-        lines.append(f"{replicas} replicas: {cpu_ms:.0f} ms of CPU time per bucket of "
+        lines.append(f"replicas={replicas}: {cpu_ms:.0f} ms of CPU time per bucket of "
                      f"{REPLICAS_BUCKET_MS} ms, median delay {delay_ms:.0f} ms")  # fmt: skip
     shown.caption = "\n".join(lines)
     return shown

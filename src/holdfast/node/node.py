@@ -305,9 +305,9 @@ class Node:
         also sends the heartbeats, so nothing here may wait for a disk."""
         self._statuses.put(statuses)
         for peer in self._peers:
-            standing = statuses.get(peer)
-            if standing is not None and standing.gone is not self.performer.core.unpaired:
-                self.post(core.Unpaired(self._clock(), standing.gone))
+            status = statuses.get(peer)
+            if status is not None and status.gone is not self.performer.core.unpaired:
+                self.post(core.Unpaired(self._clock(), status.gone))
 
     def _give_up(self) -> None:
         """Stop waiting for dead consumers. A failed write is repeated with the next report of the

@@ -192,7 +192,7 @@ class Monitor:
 
     def _contract(self, now: int, output: _Watched) -> dict[str, Any]:
         with self._lock:
-            status = self._core.standing(output.op.name, now)
+            status = self._core.status(output.op.name, now)
         since, missing = status.broken_since_us, status.missing
         return {
             "within": output.op.contract.within,

@@ -28,7 +28,7 @@ from holdfast.verify.history import (
 #: Maximum time between two closings of a source, in bucket widths: half speed, plus a late timer.
 CLOSING_WIDTHS = 4
 #: After its clock was stepped, a source may not run ahead by more than `AHEAD_US` (the lateness of
-#: a timer) until the new time has lasted as long as the step, at most `STANDS_US_MAX`.
+#: a timer) until the new time has lasted as long as the step, at most `STEPPED_US_MAX`.
 AHEAD_US, STEPPED_US_MAX = 1_500_000, 10_000_000
 
 

@@ -22,7 +22,7 @@ from holdfast.verify.sim.rare_faults import HOURS, hour_of, rare_faults_of
 
 #: Whether the faults of `rare_faults` and fragments with three replicas are generated, too.
 FAULTS_2 = True
-#: A third of `LOT`; the number of partitions is generated separately.
+#: A third of `NETWORK_CHOICES`; the number of partitions is generated separately.
 PAIRS = "pairs"
 #: Share of the networks of pairs in which nodes share hosts.
 SHARED = 0.3

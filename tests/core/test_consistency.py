@@ -564,6 +564,15 @@ def test_a_failed_tentative_run_is_retried_after_a_pause_that_doubles() -> None:
     assert handle(core, tentative_done(at + 1_001, None)) == [Wake(at + 1_001 + RETRY_US)]
 
 
+def test_a_tentative_run_that_found_the_disk_full_is_retried_without_a_further_pause() -> None:
+    core, at = stable(plan_of(DELAY)), 1_100
+    handle(core, came(100, "s1", 5), Tick(at))
+    for _ in range(12):
+        at += 1_000_000
+        event = TentativeDone(at, "p", 1, None, has_paused=True)
+        assert handle(core, event) == [tentative_run(5, 5)]
+
+
 def test_failed_tentative_runs_never_stop_the_stable_line() -> None:
     """An input is always late, and every tentative step fails."""
     core, at, actions = stable(plan_of(PROCESS)), 0, list[Action]()

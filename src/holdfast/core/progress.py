@@ -253,7 +253,7 @@ class Progress:
             return []  # the line ended while this step ran
         consistency.running_upto = None
         if event.hi is None:
-            consistency.failed(event.at)
+            consistency.failed(event.at, has_paused=event.has_paused)
             assert path.position is not None
             overtaken = path.position > consistency.position
             return [*(self._caught_up(path) if overtaken else ()), *self._next(path, event.at)]

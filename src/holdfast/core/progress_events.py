@@ -83,13 +83,15 @@ class Acknowledged:
 @dataclass(frozen=True, slots=True)
 class TentativeDone:
     """The tentative line with this number ran up to `hi`, and needs its inputs from `needs_from`
-    on. `hi` None: the step failed."""
+    on. `hi` None: the step failed. `has_paused`: the disk was full, and the driver reports this
+    after a pause of its own."""
 
     at: int
     path: str
     line: int
     hi: int | None
     needs_from: int | None = None
+    has_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class Performer:
         failed = core.TentativeDone(at, run.path, run.line, None)
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
-            self._carrier.post(failed, FULL_S)
+            self._carrier.post(replace(failed, has_paused=True), FULL_S)
             return []
         if event.error is not None:
             if isinstance(event.error, ProtocolViolation | LogUnusable):

@@ -265,3 +265,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return outputs[:1], *rest
 
     patch.setattr(Consistency, "run", one)
+
+
+@mutation("wait longer and longer for tentative results after a full disk", "standing", seed=15199)
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = Consistency.failed
+
+    def pauses(self: Consistency, at: int, *, has_paused: bool) -> None:
+        del has_paused
+        original(self, at, has_paused=False)
+
+    patch.setattr(Consistency, "failed", pauses)

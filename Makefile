@@ -47,6 +47,10 @@ soak: setup ## what is too long for every commit: planted bugs, 20,000 seeds, lo
 	$(WITH_JAVA) $(BIN)/pytest -n auto -m soak
 	$(BIN)/holdfast simulate --seeds 1..20000
 
+.PHONY: figures
+figures: $(READY) ## render the tables and plots of the documents from docs/results
+	$(BIN)/python scripts/figures.py
+
 .PHONY: format
 format: $(READY) ## put the code into the common format and repair what the linter can
 	$(BIN)/ruff check --fix-only .

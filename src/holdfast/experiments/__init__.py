@@ -11,7 +11,9 @@ import json
 import os
 import sys
 import time
+from datetime import UTC, datetime
 
+import psutil
 from rich.console import Console
 
 from holdfast.errors import InputError, SetupError
@@ -45,8 +47,16 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim] {text}", highlight=False)
 
+    psutil.cpu_percent()  # the next call gives the mean since this one
     result = module.run(quick, say)
-    result = {"experiment": name, "quick": quick, **result}
+    measured = {
+        "command": f"holdfast experiment {name}{' --quick' if quick else ''}",
+        "on": datetime.now(UTC).date().isoformat(),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "cores": os.cpu_count(),
+        "busy": round(psutil.cpu_percent() / 100, 2),
+    }
+    result = {"experiment": name, "quick": quick, "measured": measured, **result}
     console.print(module.table(result))
     if json_to == "-":
         json.dump(result, sys.stdout, indent=2)

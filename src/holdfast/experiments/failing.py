@@ -125,14 +125,15 @@ def merging(
     *,
     bucket_ms: int = BUCKET_MS,
     join_rows: int | None = None,
+    joins: int = 1,
     window_ms: int | None = None,
     **protection: Any,
 ) -> tuple[hf.Network, list[Numbered]]:
     """Build a union of three sources with `rate` rows per second in total.
 
-    Output `merged` gives all rows unchanged, after a join that holds `join_rows` rows as its state
-    if that is given. If `window_ms` is given, output `counts` of the same path holds that many
-    milliseconds of rows as state.
+    Output `merged` gives all rows unchanged. If `join_rows` is given, the rows pass `joins` joins
+    in series, which together hold that many rows as their state. If `window_ms` is given, output
+    `counts` of the same path holds that many milliseconds of rows as state.
     """
     net = hf.Network("failing", bucket=f"{bucket_ms}ms")
     generators = [Numbered(number, rate // 3) for number in (1, 2, 3)]
@@ -142,8 +143,10 @@ def merging(
         )
         for rows in generators
     ]
-    merged = net.union(*sources).filter("n >= 0")
-    net.output("merged", joined(merged, rate, join_rows) if join_rows else merged)
+    merged = rows_out = net.union(*sources).filter("n >= 0")
+    for _ in range(joins if join_rows else 0):
+        rows_out = joined(rows_out, rate, (join_rows or 0) // joins)
+    net.output("merged", rows_out)
     if window_ms is not None:
         window = merged.map("ts", key="n % 100").window(
             f"{window_ms}ms", slide=f"{min(window_ms, 1_000)}ms"

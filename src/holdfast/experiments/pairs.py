@@ -4,8 +4,10 @@ The network computes sessions and their statistics, in four partitions each. The
 pairs on four hosts by chained declustering; ingress and egress run on a separate host, and one more
 host is a standby. Each host is a process with its own Spark, fed in real time. First, a host is
 killed with SIGKILL and loses its storage. Then a second host is killed, then a third one whose
-standby is killed while it catches up. Finally all hosts are restarted one after the other. All
-results of the client are audited.
+standby is killed while it catches up. Finally all hosts are restarted one after the other. In a run
+of its own, a host is stopped with SIGSTOP, and another host is cut off from all others and from the
+controller, until a standby has replaced it: these failures close no connection and are detected by
+missing heartbeats. All results of the client are audited.
 
 A gap is the time between two results at the client. The bound is `silence`, two buckets and two
 steps. While state is moved, the bound also includes the time of the move.
@@ -18,7 +20,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -34,6 +36,7 @@ from holdfast.edge.client import BucketInfo
 from holdfast.engine import session
 from holdfast.errors import SetupError
 from holdfast.experiments import pairs_cost
+from holdfast.experiments.host_links import HostLinks
 from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets, flux
 from holdfast.model.fragments import pairs_of
 from holdfast.model.layout import EDGE
@@ -53,6 +56,14 @@ WARM_S = 120.0
 RATE_BUCKETS = 3
 #: Deadline for a killed host to be replaced and to catch up, in seconds.
 BACK_S = 150.0
+WIPED, KILLED, WITH_STANDBY = "killed, storage deleted", "killed", "killed, then its standby"
+STOPPED, CUT_OFF = "stopped", "cut off"
+#: Failures of hosts that close their connections, and failures that do not.
+KILLS = (("host-2", WIPED), ("host-3", KILLED), ("host-4", WITH_STANDBY))
+SILENT = (("host-2", STOPPED), ("host-3", CUT_OFF))
+
+
+Failures = Sequence[tuple[str, str]]
 
 
 class _Load(threading.Thread):
@@ -108,37 +119,44 @@ class _Recorder(threading.Thread):
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     runs = []
-    for keys, rows in [(10_000, 4_000)] if quick else [(10_000, 4_000), (100_000, 10_000)]:
+    kills = KILLS[:2] if quick else KILLS
+    stories = [(10_000, 4_000, kills), (10_000, 4_000, SILENT), (100_000, 10_000, kills)]
+    for keys, rows, failures in stories[:2] if quick else stories:
         say(f"{keys:,} endpoint pairs, {1_000 * rows // BUCKET_MS:,} packets per second")
-        runs.append({"keys": keys, "rows_per_bucket": rows, **_losing(keys, rows, quick, say)})
+        runs.append(
+            {"keys": keys, "rows_per_bucket": rows, **_losing(keys, rows, failures, quick, say)}
+        )
     first = runs[0]
     result = {
         "bucket_ms": BUCKET_MS,
         **{
             name: all(measured[name] for measured in runs)
-            for name in ("lossless", "second_kill_lossless")
+            for name in ("lossless", "second_loss_lossless")
         },
         "duplicates": sum(measured["duplicates"] for measured in runs),
         **{
-            name: max(measured["kills"][0][name] for measured in runs)
+            name: max(measured["losses"][0][name] for measured in runs)
             for name in ("takeover_gap_ms", "move_gap_ms", "takeover_ms", "catchup_ms")
         },
-        "state_moved_bytes": first["kills"][0]["state_moved_bytes"],
+        "state_moved_bytes": first["losses"][0]["state_moved_bytes"],
         "within_bounds": all(measured["within_bounds"] for measured in runs),
         "runs": runs,
     }
     return result if quick else result | pairs_cost.run(say)
 
 
-def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def _losing(
+    keys: int, rows: int, failures: Failures, quick: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     storage = tempfile.mkdtemp(prefix="holdfast-pairs-")
     app = "holdfast.experiments.sessions:flux"
+    running = Run(flux, storage=storage, deployment="processes", options=OPTIONS, app=app)
+    # Proxies cost time, so only runs that cut links have them.
+    links = HostLinks(running) if any(how == CUT_OFF for _, how in failures) else None
     try:
-        with Run(
-            flux, storage=storage, deployment="processes", options=OPTIONS, app=app
-        ) as running:
+        with running:
             say("all hosts are running")
-            measured = _Story(running, keys, rows, quick, say).measure()
+            measured = _Story(running, links, keys, rows, quick, say).measure(failures)
         say("auditing the results")
         sessions = session.start(hf.Options(memory="1g"))
         report = audit(flux, storage, sessions.large)
@@ -148,11 +166,13 @@ def _losing(keys: int, rows: int, quick: bool, say: Callable[[str], None]) -> di
         lossless = comparison is not None and comparison.missing == comparison.wrong == 0
         return measured | {
             "lossless": lossless,
-            "second_kill_lossless": lossless,
+            "second_loss_lossless": lossless,
             "duplicates": -1 if comparison is None else comparison.duplicated,
             "result_rows": 0 if comparison is None else comparison.received_rows,
         }
     finally:
+        if links is not None:
+            links.close()
         shutil.rmtree(storage, ignore_errors=True)
 
 
@@ -160,36 +180,35 @@ class _Story:
     """The sequence of faults of one run, and the measurements at its client."""
 
     def __init__(
-        self, run: Run, keys: int, rows: int, quick: bool, say: Callable[[str], None]
-    ) -> None:
-        self._run, self._say = run, say
+        self, run: Run, links: HostLinks | None, keys: int, rows: int, quick: bool,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._run, self._links, self._say = run, links, say
         self._peers = pairs_of(run.network)
         self._consumer, self._load = _Recorder(run), _Load(run, keys, rows)
         self._soon_ms = QUICK_SOON_MS if quick else SOON_MS
         self._quick = quick
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, failures: Failures) -> dict[str, Any]:
         began_us = now_us()
         self._consumer.start()
         self._load.start()
+        losses: list[dict[str, Any]] = []
+        rolled: dict[str, Any] | None = None
         try:
-            self._steady()
-            kills = [self._kill("host-2", "with its storage", wipe=True)]
-            self._steady()
-            kills.append(self._kill("host-3", "second host"))
-            rolled: dict[str, Any] | None = None
-            if not self._quick:
+            for host, how in failures:
                 self._steady()
-                kills.append(self._kill("host-4", "with its standby", with_standby=True))
+                losses.append(self._lose(host, how))
+            if failures == KILLS:
                 self._steady()
                 rolled = self._roll()
         finally:
             self._load.end()
         self._consumer.join(timeout=BACK_S)
         self._run.raise_failure()
-        rows = [*kills, *([rolled] if rolled else [])]
+        rows = [*losses, *([rolled] if rolled else [])]
         return {
-            "kills": kills,
+            "losses": losses,
             "rolling": rolled,
             "within_bounds": all(
                 row["takeover_gap_ms"] <= row["bound_ms"]
@@ -201,7 +220,7 @@ class _Story:
                 [round((at - began_us) / 1e6, 2), rows, round(delay, 1)]
                 for at, rows, delay in self._consumer.came
             ],
-            "killed_at_s": [round((row["at_us"] - began_us) / 1e6, 2) for row in rows],
+            "lost_at_s": [round((row["at_us"] - began_us) / 1e6, 2) for row in rows],
         }
 
     def _steady(self) -> None:
@@ -214,15 +233,21 @@ class _Story:
         """Whether every host has sent a heartbeat recently."""
         return all(self._run.controller.speaks(host, monotonic_us()) for host in self._run.layout)
 
-    def _kill(
-        self, host: str, why: str, *, wipe: bool = False, with_standby: bool = False
-    ) -> dict[str, Any]:
+    def _lose(self, host: str, how: str) -> dict[str, Any]:
         run, controller = self._run, self._run.controller
         names, process = controller.assigned(host), run.processes[host]
         before = {node["node"]: node for node in run.status()["nodes"]}
         epochs = {name: controller.epoch(name) for name in names}
         at_us = now_us()
-        process.kill(before_restart=(lambda: shutil.rmtree(process.folder)) if wipe else None)
+        match how:
+            case "stopped":
+                process.pause()
+            case "cut off":
+                assert self._links is not None
+                self._links.cut(host)
+            case _:
+                delete = (lambda: shutil.rmtree(process.folder)) if how == WIPED else None
+                process.kill(before_restart=delete)
 
         def new_hosts() -> list[str]:
             return [
@@ -230,7 +255,7 @@ class _Story:
             ]
 
         run.wait_for(lambda: bool(new_hosts()), BACK_S, "a standby to take over")
-        if with_standby:
+        if how == WITH_STANDBY:
             time.sleep(0.3)  # the standby has begun to catch up
             run.processes[new_hosts()[0]].kill()
         run.wait_for(
@@ -238,10 +263,15 @@ class _Story:
             "the new instances of the nodes",
         )  # fmt: skip
         run.wait_for(lambda: self._caught_up(names), BACK_S, "the new nodes to catch up")
-        return self._judged(host, why, at_us, names, before)
+        loss = self._judged(host, how, at_us, names, before)
+        if how == STOPPED:
+            process.resume()
+        elif self._links is not None:
+            self._links.mend()
+        return loss
 
     def _judged(
-        self, host: str, why: str, at_us: int, names: list[str], before: dict[str, Any]
+        self, host: str, how: str, at_us: int, names: list[str], before: dict[str, Any]
     ) -> dict[str, Any]:
         caught_us = now_us()
         after = {node["node"]: node for node in self._run.status()["nodes"]}
@@ -256,7 +286,7 @@ class _Story:
         self._run.wait_for(lambda: self._consumer.came[-1][0] > caught_us, BACK_S, "new results")
         bound_ms = _bound_ms(before.values())
         row = {
-            "killed": host, "why": why, "nodes": names, "at_us": at_us,
+            "host": host, "how": how, "nodes": names, "at_us": at_us,
             "takeover_ms": max(switched, default=0.0),
             "takeover_gap_ms": self._consumer.gap_ms(at_us, moving_us),
             "move_gap_ms": self._consumer.gap_ms(moving_us, caught_us),
@@ -266,7 +296,7 @@ class _Story:
             "bound_ms": bound_ms,
         }  # fmt: skip
         self._say(
-            f"{host} killed ({why}): take-over {row['takeover_ms']:.0f} ms, gap "
+            f"{host} {how}: take-over {row['takeover_ms']:.0f} ms, gap "
             f"{row['takeover_gap_ms']:.0f} ms, {row['state_moved_bytes'] / 1e6:.2f} MB moved "
             f"in {row['move_ms']:.0f} ms, gap {row['move_gap_ms']:.0f} ms (bound "
             f"{bound_ms:.0f}), caught up after {row['catchup_ms']:.0f} ms"
@@ -303,18 +333,18 @@ def _bound_ms(nodes: Iterable[dict[str, Any]]) -> float:
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="A host is killed (Flux section 5.4)")
-    for column in ("endpoint pairs", "killed", "take-over (ms)", "gap (ms)", "state (MB)",
+    shown = Table(title="A host fails (Flux section 5.4)")
+    for column in ("endpoint pairs", "failure", "take-over (ms)", "gap (ms)", "state (MB)",
                    "moved in (ms)", "gap (ms)", "bound (ms)", "caught up (s)"):  # fmt: skip
         shown.add_column(column, justify="right")
     for measured in result["runs"]:
-        for kill in measured["kills"]:
+        for loss in measured["losses"]:
             shown.add_row(
-                f"{measured['keys']:,}", f"{kill['killed']}, {kill['why']}",
-                f"{kill['takeover_ms']:.0f}", f"{kill['takeover_gap_ms']:.0f}",
-                f"{kill['state_moved_bytes'] / 1e6:.2f}", f"{kill['move_ms']:.0f}",
-                f"{kill['move_gap_ms']:.0f}", f"{kill['bound_ms']:.0f}",
-                f"{kill['catchup_ms'] / 1_000:.1f}",
+                f"{measured['keys']:,}", f"{loss['host']} {loss['how']}",
+                f"{loss['takeover_ms']:.0f}", f"{loss['takeover_gap_ms']:.0f}",
+                f"{loss['state_moved_bytes'] / 1e6:.2f}", f"{loss['move_ms']:.0f}",
+                f"{loss['move_gap_ms']:.0f}", f"{loss['bound_ms']:.0f}",
+                f"{loss['catchup_ms'] / 1_000:.1f}",
             )  # fmt: skip
     lines = [
         f"lossless {result['lossless']}, {result['duplicates']} duplicates, "
@@ -348,17 +378,20 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
         panels[1].plot(at, [row[2] / 1_000 for row in measured["series"]], ".-")
         panels[1].set_ylabel("delay of results (s)")
         panels[1].set_xlabel("time (s)")
-        labels = [kill["killed"] for kill in measured["kills"]] + ["all, one by one"]
+        labels = [f"{loss['host']} {loss['how']}" for loss in measured["losses"]]
+        labels.append("all restarted, one by one")
         for axes in panels:
-            for when, label in zip(measured["killed_at_s"], labels, strict=False):
+            for when, label in zip(measured["lost_at_s"], labels, strict=False):
                 axes.axvline(when, color="C3", linestyle="--")
                 axes.annotate(label, (when, 1), xycoords=("data", "axes fraction"), rotation=90,
                               ha="right", va="top", fontsize="small", color="C3")  # fmt: skip
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
-        figure.suptitle(f"Hosts are killed, {measured['keys']:,} endpoint pairs (Flux Figure 8)")
+        figure.suptitle(f"Hosts fail, {measured['keys']:,} endpoint pairs (Flux Figure 8)")
         figure.tight_layout()
-        paths.append(os.path.join(folder, f"pairs-{measured['keys']}.png"))
+        silent = any(loss["how"] == CUT_OFF for loss in measured["losses"])
+        name = f"pairs-{measured['keys']}{'-silent' if silent else ''}.png"
+        paths.append(os.path.join(folder, name))
         figure.savefig(paths[-1], dpi=120)
         plt.close(figure)
     return paths

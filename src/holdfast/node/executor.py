@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from holdfast.engine.state import Version
 from holdfast.errors import (
     HoldfastError,
     InputsLost,
-    LogError,
     LogUnusable,
     ProtocolViolation,
     StorageFull,
@@ -29,6 +27,7 @@ from holdfast.errors import (
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
 from holdfast.node import correction_requests
+from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.comparison import Comparison, digest_of
 from holdfast.node.input_index import Best, InputIndex
 from holdfast.node.node_events import (
@@ -89,7 +88,7 @@ class Performer:
         self.paths = {path.name: path for path in fragment.paths}
         self._service = service
         self.versions: dict[str, Version] = {}
-        self._durable: dict[str, Version] = {}
+        self.checkpoints = Checkpoints(name, log, engine, clock)
         #: Newest version of the tentative line of each path that has one.
         self._tentative: dict[str, Version] = {}
         #: Versions that the tentative runs under way started from. A line may end while its run is
@@ -162,24 +161,10 @@ class Performer:
         bucket of the inputs that it needs, and the first bucket of the outputs."""
         resumed: dict[str, tuple[int, int, int]] = {}
         for path in self.fragment.paths:
-            plan = self.engine.plan_hash(path)
-            for bucket, body in reversed(self.log.states(path.name)):
-                version = Version.of(path.name, bucket, body)
-                if version.plan != plan:
-                    raise HoldfastError(
-                        f"node {self.name!r}: its storage holds the state of another query (path "
-                        f"{path.name!r}); use another storage, or delete this one to start empty"
-                    )
-                try:
-                    self.engine.check(version)
-                except LogError as err:
-                    _log.warning("node %s: skipped unusable checkpoint at bucket %s: %s",
-                                 self.name, bucket, err)  # fmt: skip
-                    continue
-                self.versions[path.name] = self._durable[path.name] = version
+            if (version := self.checkpoints.recover(path)) is not None:
+                self.versions[path.name] = version
                 origin = min(self.log.info(output).starts_at for output in path.outputs)
-                resumed[path.name] = (bucket, self._needs_from(version), origin)
-                break
+                resumed[path.name] = (version.bucket, self._needs_from(version), origin)
         self.engine.recovered(list(self.versions.values()))
         return resumed
 
@@ -377,8 +362,9 @@ class Performer:
 
     def _to_recompute_from(self) -> dict[str, Version]:
         """Checkpoints of paths without tentative line; empty if replicas are not compared."""
-        excluded = self._tentative if self._compares else self._durable
-        return {name: v for name, v in self._durable.items() if name not in excluded}
+        durable = self.checkpoints.newest
+        excluded = self._tentative if self._compares else durable
+        return {name: v for name, v in durable.items() if name not in excluded}
 
     @property
     def _compares(self) -> bool:
@@ -388,7 +374,8 @@ class Performer:
     def _release(self, path: Path, *, tentative: bool = False) -> None:
         """Release the files of versions that can no longer be used."""
         used = [self.versions[path.name]] if path.name not in self._forgotten else []
-        used += [held[path.name] for held in (self._durable, self._tentative) if path.name in held]
+        durable = self.checkpoints.newest
+        used += [held[path.name] for held in (durable, self._tentative) if path.name in held]
         used += [version for (name, _), version in self._read.items() if name == path.name]
         used += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
         self.engine.release(path, used, tentative=tentative)
@@ -473,14 +460,11 @@ class Performer:
 
     def _checkpoint(self, path: Path) -> None:
         version = self.versions[path.name]
-        files = [os.path.join("state", name) for name in version.files()]
         try:
-            self.log.save_state(path.name, version.bucket, version.body(), files)
-            self.log.drop_states(path.name, version.bucket)
+            self.checkpoints.write(version)
         except StorageFull as err:  # `core` requests it again after the next step
             self._wait_for_space(err)
             return
-        self._durable[path.name] = version
         self._carrier.post(
             core.CheckpointDone(self._clock(), path.name, version.bucket, self._needs_from(version))
         )
@@ -492,7 +476,8 @@ class Performer:
         read = [self.versions[name] for name in names]
         read += [self._tentative[name] for name in names if name in self._tentative]
         read += [version for (name, _), version in self._read.items() if name in names]
-        read += [self._durable[n] for n in names if n in self._durable and self._compares]
+        durable = self.checkpoints.newest if self._compares else {}
+        read += [durable[name] for name in names if name in durable]
         read += [version for name in names for version in self.comparison.versions(name)]
         return min(map(self._needs_from, read)) - 1
 

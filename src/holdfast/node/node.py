@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -161,7 +161,6 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         performer = self.performer
-        recent = list(performer.step_seconds)[-100:]
         return {
             "node": self.name,
             "fragment": self.fragment.name,
@@ -174,7 +173,8 @@ class Node:
             "switches": len(self.switches),
             "switch_ms": round(self.switches[-1][1] / 1_000, 1) if self.switches else None,
             "jobs": performer.jobs,
-            "step_ms": round(1_000 * sorted(recent)[len(recent) // 2], 1) if recent else None,
+            "step_ms": _median_ms(list(performer.step_seconds)[-100:]),
+            "checkpoint_ms": _median_ms(performer.checkpoints.seconds),
             "inputs_held": {
                 stream: performer.inputs.held(stream) for stream in self.fragment.inputs
             },
@@ -395,3 +395,7 @@ class Node:
         self._stop.set()
         self.failed(err)
         self.ended.set()
+
+
+def _median_ms(seconds: Collection[float]) -> float | None:
+    return round(1_000 * sorted(seconds)[len(seconds) // 2], 1) if seconds else None

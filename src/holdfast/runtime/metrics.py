@@ -114,6 +114,9 @@ class Metrics(Collector):
     def _of_nodes(self) -> Iterator[Metric]:
         steps = _counter("node_steps", "Steps of the node", "node")
         seconds = _gauge("node_step_seconds", "Median of the last hundred steps", "node")
+        checkpoints = _gauge(
+            "node_checkpoint_seconds", "Median of the last hundred checkpoints", "node"
+        )
         tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
         states = _gauge("path_state", "1 for the state of the path", "node", "path", "state")
         for name, node in list(self._nodes.items()):
@@ -121,6 +124,8 @@ class Metrics(Collector):
             steps.add_metric([name], status["steps"])
             if status["step_ms"] is not None:
                 seconds.add_metric([name], status["step_ms"] / 1_000)
+            if status["checkpoint_ms"] is not None:
+                checkpoints.add_metric([name], status["checkpoint_ms"] / 1_000)
             tentative.add_metric([name], status["tentative_steps"])
             for path, path_status in status["paths"].items():
                 for state in OutputState:
@@ -128,7 +133,7 @@ class Metrics(Collector):
         restarts = _counter("host_restarts", "Restarts of the process", "host")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
-        return iter((steps, seconds, tentative, states, restarts))
+        return iter((steps, seconds, checkpoints, tentative, states, restarts))
 
     def _of_parts(self) -> Iterator[Metric]:
         unhealthy = _gauge(

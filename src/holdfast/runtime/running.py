@@ -81,6 +81,8 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
 
 _log = logging.getLogger("holdfast.running")
+#: Name of the controller as a producer in `Run.route`.
+CONTROLLER = "controller"
 NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
 STOPPED = "stopped; start another one with hf.run(...) on the same storage"
 State = Literal["new", "starting", "running", "stopped"]
@@ -203,7 +205,7 @@ class Run:
             self.metrics.serve(self.options.host, self.options.metrics_port)
         pairs = pairs_of(self.network)
         self.controller = Controller(
-            self.open_log(os.path.join(self.storage, "controller"), "controller", epoch=False),
+            self.open_log(os.path.join(self.storage, CONTROLLER), CONTROLLER, epoch=False),
             pairs,
             monotonic_us(),
             self.layout,
@@ -255,8 +257,8 @@ class Run:
         assert self.app is not None
         for host in self.layout:
             process = HostProcess(
-                self.app, host, self.storage, self.server.address, self.options,
-                self._controller_service.ended,
+                self.app, host, self.storage, self.route(host, CONTROLLER, self.server.address),
+                self.options, self._controller_service.ended,
             )  # fmt: skip
             self.processes[host] = process
             process.start()

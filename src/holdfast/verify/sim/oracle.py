@@ -9,8 +9,6 @@ The rest of the tree without such components still owes its results.
 
 from __future__ import annotations
 
-from functools import cache
-
 from holdfast.core.replica_selector import LAG_BUCKETS
 from holdfast.model.fragments import (
     Fragment,
@@ -98,6 +96,8 @@ class Oracle:
         #: Per client: since when there has been a tree without interruption, and its kind.
         self._served: dict[str, tuple[int, str]] = {}
         self._owes: dict[str, int | None] = {}
+        #: Per stream; replicas of a fragment share the tree.
+        self._trees: dict[str, Tree] = {}
 
     def _waits_us(self, kind: Kind) -> dict[str, int]:
         """The wait of each fragment during a failure. For tentative results, every fragment waits
@@ -323,9 +323,10 @@ class Oracle:
         producers = [self._cast.by_name[name] for name in self._producers[stream]]
         return any(inspection.has_ended(producer, stream) for producer in producers)
 
-    @cache  # noqa: B019 - lives as long as one run
     def _tree(self, path: Path, stream: str) -> Tree:
-        return tree_of(path, stream, self._network)
+        if stream not in self._trees:
+            self._trees[stream] = tree_of(path, stream, self._network)
+        return self._trees[stream]
 
 
 def _of(tree: Tree, inputs: dict[str, Kind]) -> Kind:

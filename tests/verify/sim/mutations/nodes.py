@@ -140,7 +140,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._finished
 
     def careless(self: Performer, *event: Any) -> Any:
-        self._durable.clear()
+        self.checkpoints.newest.clear()
         return original(self, *event)
 
     patch.setattr(Performer, "_finished", careless)

@@ -1,0 +1,184 @@
+"""Render the tables and plots of the documents from stored results (`make figures`).
+
+`docs/results/NAME.json` is the output of `holdfast experiment NAME --json`. A document contains the
+table of an experiment between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. The
+README contains the table `costs`, with figures of several experiments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+PLOTS = ROOT / "docs" / "figures"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "experiments.md")
+BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+Result = dict[str, Any]
+
+
+def stored_results() -> dict[str, Result]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def experiment(name: str) -> Any:
+    return importlib.import_module(f"holdfast.experiments.{name.replace('-', '_')}")
+
+
+def markdown(table: Table) -> str:
+    """The table that the command prints, as Markdown, with the lines of its caption below."""
+    header = [str(column.header) for column in table.columns]
+    align = ["---" if column.justify == "left" else "---:" for column in table.columns]
+    cells = zip(*(list(column.cells) for column in table.columns), strict=True)
+    rows = [header, align, *([str(cell) for cell in row] for row in cells)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    if table.caption:
+        lines += ["", *(f"- {caption}" for caption in str(table.caption).splitlines())]
+    return "\n".join(lines)
+
+
+def provenance(result: Result) -> str:
+    measured = result["measured"]
+    return (
+        f"`{measured['command']}`, measured on {measured['on']} in {measured['minutes']:.0f} "
+        f"minutes; {measured['cores']} cores, {measured['busy']:.0%} busy on average."
+    )
+
+
+def costs(results: Mapping[str, Result]) -> str:
+    """The table `costs` of the README."""
+    delays = {row["interval_ms"]: row for row in results["serialization"]["rows"]}
+    rows = [("", "Holdfast", "compared with")]
+    for width_ms in (100, 300):
+        delay = delays[width_ms]
+        rows.append(
+            (
+                f"delay, source stamp to client, {width_ms} ms buckets",
+                f"{delay['mean_ms']:.0f} ms",
+                f"Borealis (2005): {delay['paper_ms']} ms",
+            )
+        )
+    rows += _against_structured_streaming(results["vs-structured-streaming"]["runs"])
+    pairs = results["pairs"]
+    rows.append(
+        (
+            "every partition as a pair",
+            f"{pairs['vs_plain_done']:.2f} of the rows/s of one replica",
+            "Flux (2004): 0.44",
+        )
+    )
+    endurance = results["endurance"]
+    files = [sample["files"] for sample in endurance["samples"]]
+    rows.append(
+        (
+            f"{endurance['buckets']:,} buckets in one run",
+            f"memory {endurance['rss_growth']:+.1%}, step time {endurance['step_growth']:+.1%}, "
+            f"{min(files):.0f} to {max(files):.0f} files",
+            "the state after 1,000",
+        )
+    )
+    header, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * 3, *body))
+
+
+def _against_structured_streaming(runs: Result) -> list[tuple[str, str, str]]:
+    """Rows of `costs`. Of the state stores of Structured Streaming, the faster one counts."""
+
+    def theirs(form: str, size: str) -> list[Result]:
+        return [run for name, run in runs.items() if re.fullmatch(rf"{form} \w+ {size}", name)]
+
+    def step_ms(form: str) -> str:
+        return f"{min(run['median_ms'] for run in theirs(form, 'small')):.0f} ms"
+
+    def rate(form: str) -> str:
+        return f"{max(run['rows_per_s'] for run in theirs(form, 'large')) / 1e6:.2f} M"
+
+    eager, lazy = runs["eager small"], runs["lazy small"]
+    count_s, their_count_s = (
+        runs[f"count {side}"]["median_ms"] / 1e3 for side in ("ours", "theirs")
+    )
+    millions = {name: runs[f"{name} large"]["rows_per_s"] / 1e6 for name in ("eager", "lazy")}
+    return [
+        (
+            "a step of 1,000 rows, aggregates kept up to date (`eager`)",
+            f"{eager['median_ms']:.0f} ms, {eager['due_ms']:.0f} ms where a window closes",
+            f"Structured Streaming: {step_ms('tuned')} tuned, {step_ms('installed')} as installed",
+        ),
+        (
+            "windowed count and sum, 200,000 rows a bucket, `eager`",
+            f"{millions['eager']:.2f} M rows/s",
+            f"{rate('tuned')} tuned, {rate('installed')} as installed",
+        ),
+        (
+            "the same, computed when a window closes (the default)",
+            f"{lazy['due_ms']:.0f} ms where a window closes; {millions['lazy']:.2f} M rows/s",
+            "does less work: not like for like",
+        ),
+        (
+            "count windows over 100,000 keys, a step of 100,000 rows",
+            f"{count_s:.2f} s",
+            f"`applyInPandasWithState`: {their_count_s:.1f} s",
+        ),
+    ]
+
+
+def render(text: str, results: Mapping[str, Result]) -> str:
+    """The document with every table rendered again."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
+        if name == "costs":
+            return f"{begin}{costs(results)}\n{end}"
+        result = results[name]
+        table = markdown(experiment(name).table(result))
+        return f"{begin}{table}\n\n{provenance(result)}\n{end}"
+
+    return BLOCK.sub(block, text)
+
+
+def draw(results: Mapping[str, Result], folder: Path) -> list[Path]:
+    """Draw the plots of all stored results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    return [
+        Path(plot)
+        for name, result in results.items()
+        for plot in experiment(name).plot(result, str(folder))
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail if a table is old"
+    )
+    check = parser.parse_args().check
+    results, old = stored_results(), []
+    for document in DOCUMENTS:
+        text = document.read_text()
+        if (rendered := render(text, results)) != text:
+            old.append(document.relative_to(ROOT))
+            if not check:
+                document.write_text(rendered)
+    if check:
+        for name in old:
+            print(f"{name}: a table differs from docs/results; run: make figures", file=sys.stderr)
+        return 1 if old else 0
+    for path in draw(results, PLOTS):
+        print(f"drew {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.verify.history import (
     Accepted,
     Broke,
@@ -96,6 +98,17 @@ def test_a_node_may_read_all_buckets_again_during_a_failure() -> None:
     held = Held(BROKE_US + 250_000, "n1 inputs", "one", 13)
     assert failed(story(BROKE, HEALED, held)) == {}
     assert failed(story(BROKE, HEALED, replace(held, buckets=14))).keys() == {"held"}
+
+
+@pytest.mark.parametrize("fault", ["wipe", "replace"])
+def test_the_log_of_a_node_that_lost_its_storage_may_hold_all_buckets_again(fault: str) -> None:
+    """Its consumers have yet to acknowledge the results to the new instance."""
+    held = Held(BROKE_US + 250_000, "n1 log", "one", 13)
+    broke, healed = replace(BROKE, fault=fault, on="n1"), replace(HEALED, fault=fault, on="n1")
+    assert failed(story(broke, healed, held)) == {}
+    assert failed(story(broke, healed, replace(held, buckets=14))).keys() == {"held"}
+    other = replace(held, where="n2 log")
+    assert failed(story(broke, healed, other)).keys() == {"held"}
 
 
 def test_retained_buckets_are_released_after_the_failure() -> None:

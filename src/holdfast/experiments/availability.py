@@ -70,6 +70,8 @@ class Case:
         )
 
 
+#: The timeline of a failure begins this long before it.
+BEFORE_US = 5_000_000
 QUICK = (
     Case(2, 5, KILLED), Case(2, 5, STOPPED), Case(2, 5, CUT_OFF), Case(2, 5, RESTARTED),
     Case(3, 5, KILLED),
@@ -159,6 +161,8 @@ class _Application:
         self.tentative: list[int] = []
         self.replaced: list[int] = []
         self.undos: list[int] = []
+        #: All results: arrival time, bucket, and whether the result was tentative.
+        self.arrivals: list[tuple[int, int, bool]] = []
         self.failure: BaseException | None = None
         self.start()
 
@@ -199,8 +203,11 @@ class _Application:
             self.replaced.append(at)
             if not info.rows:
                 self.undos.append(at)
-        if info.stability is Stability.TENTATIVE:
+        is_tentative = info.stability is Stability.TENTATIVE
+        if is_tentative:
             self.tentative.append(at)
+        if info.rows:
+            self.arrivals.append((at, info.bucket, is_tentative))
         if info.rows and (not self.newest or info.bucket > self.newest[-1][1]):
             self.newest.append((at, info.bucket))
 
@@ -228,16 +235,18 @@ class _Bench:
         began_us = now_us()
         names = tuple(self._run.processes)
         self._cut([(CUT, name) for name in names], case.failure_s)
-        healed_us, faulty = now_us(), None
+        healed_us, lost_us, faulty = now_us(), None, None
         if case.lost is not None:
             self._wait(self._correcting, BEGIN_S, "a replica to begin its correction")
+            lost_us = now_us()
             faulty = self._lose(case.lost)
         self._wait(lambda: self._corrected(healed_us), BACK_S, "the correction at the client")
         self._all_up()
         over_us = now_us()
         # The buckets of the last moments may arrive later.
         self._wait(lambda: self._has(over_us), BACK_S, "the results of the last moments")
-        return self._judge(case, began_us, over_us, max(steps), faulty)
+        row = self._judge(case, began_us, over_us, max(steps), faulty)
+        return row | self._timeline(began_us, healed_us, lost_us, over_us)
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -310,6 +319,25 @@ class _Bench:
     def _has(self, until_us: int) -> bool:
         position = self.consumer.client.position
         return position is not None and (position + 1) * BUCKET_MS * 1_000 >= until_us
+
+    def _timeline(
+        self, began_us: int, healed_us: int, lost_us: int | None, over_us: int
+    ) -> dict[str, Any]:
+        """The failure over time, in seconds since its begin: for each result its arrival, the end
+        of its bucket, and whether it was tentative."""
+
+        def seconds(at_us: int) -> float:
+            return round((at_us - began_us) / 1e6, 2)
+
+        return {
+            "healed_at_s": seconds(healed_us),
+            "lost_at_s": None if lost_us is None else seconds(lost_us),
+            "arrivals": [
+                (seconds(at), seconds((bucket + 1) * BUCKET_MS * 1_000), tentative)
+                for at, bucket, tentative in self.consumer.arrivals
+                if began_us - BEFORE_US <= at <= over_us
+            ],
+        }
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -415,4 +443,41 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     path = os.path.join(folder, "availability.png")
     figure.savefig(path, dpi=120)
     plt.close(figure)
-    return [path]
+    return [path, _plot_timeline(_shown_run(rows), folder)]
+
+
+def _shown_run(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The longest failure of at most 30 s in which the answering replica was killed."""
+    killed = [row for row in rows if row["lost"] == KILLED and row["failure_s"] <= 30]
+    return max(killed, key=lambda row: (row["failure_s"], -row["replicas"]))
+
+
+def _plot_timeline(row: dict[str, Any], folder: str) -> str:
+    """Draw one failure over time: which results arrive when."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 5))
+    for tentative, color, label in ((False, "C0", "stable"), (True, "C1", "tentative")):
+        points = [
+            (at, upto) for at, upto, is_tentative in row["arrivals"] if is_tentative == tentative
+        ]
+        axes.plot(*zip(*points, strict=True), ".", color=color, label=f"{label} result")
+    axes.axvspan(0, row["healed_at_s"], color="gray", alpha=0.15)
+    axes.annotate("one of three inputs is missing", (row["healed_at_s"] / 2, 0.02),
+                  xycoords=("data", "axes fraction"), ha="center", fontsize="small")  # fmt: skip
+    axes.axvline(row["lost_at_s"], color="C3", linestyle="--")
+    axes.annotate("the answering replica\nis killed ", (row["lost_at_s"], 0.12), ha="right",
+                  xycoords=("data", "axes fraction"), fontsize="small", color="C3")  # fmt: skip
+    last = row["arrivals"][-1][0]
+    axes.plot(
+        [-BEFORE_US / 1e6, last], [-BEFORE_US / 1e6, last], ":", color="gray", label="no delay"
+    )
+    axes.set_xlabel("time of arrival at the client (s)")
+    axes.set_ylabel("time that the result is about (s)")
+    axes.legend(loc="upper left", fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    path = os.path.join(folder, "one-failure.png")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

@@ -82,8 +82,9 @@ def alive(story: Story) -> Verdict:
 def held(story: Story) -> Verdict:
     """Memory and disk are also bounded during a failure. Buckets that cannot be corrected yet are
     retained. Every bucket of a failure may therefore add one retained bucket per stream, but not
-    two. A node that lost its storage may read every bucket again since the start of the run. The
-    number of entries to scan for a decision does not grow at all."""
+    two. A node that lost its storage may read every bucket again since the start of the run, and
+    its log holds the results again until its consumers have acknowledged them to the new instance.
+    The number of entries to scan for a decision does not grow at all."""
     began, bound = story.began, story.began.held_buckets
     faults = [
         Fault(event.at, f"{event.where}: {event.what} has {event.entries} entries to scan, "
@@ -95,7 +96,12 @@ def held(story: Story) -> Verdict:
         trouble = story.trouble_at(sample.at) if sample.buckets > bound else None
         if trouble is None:  # within the bound, or already reported by `bounded`
             continue
-        since_us = began.at if sample.where.endswith(" inputs") else trouble[0]
+        lost = any(
+            broke.fault in ("wipe", "replace") and trouble[0] <= broke.at <= sample.at
+            for broke in story.of(Broke)
+            if sample.where == f"{broke.on} log"
+        )
+        since_us = began.at if lost or sample.where.endswith(" inputs") else trouble[0]
         most = bound + -(-(sample.at - since_us) // began.width_us)
         if sample.buckets > most:
             why = f"{sample.where} holds {sample.buckets} buckets of {sample.stream}, "

@@ -5,7 +5,7 @@ condition."""
 from __future__ import annotations
 
 from holdfast.core.replica_selector import LAG_BUCKETS
-from holdfast.model.fragments import Path, fragment_of
+from holdfast.model.fragments import Path, fragment_of, fragments
 from holdfast.model.network import Network
 from holdfast.model.trees import longest, patience, tolerances
 from holdfast.types import OutputState
@@ -28,6 +28,26 @@ def detect_us(network: Network) -> int:
     return max(silent_us, (max(behind) + 1) * network.width_us)
 
 
+def _bearable_us(network: Network) -> dict[str, int]:
+    """Per fragment: a fragment that does not block bears `max_delay` (X in Borealis) without the
+    share reserved for computing, without the bucket width, and without `STEP_US`. A fragment that
+    blocks passes the delay on."""
+    own_us = {
+        name: SILENCE_US
+        if wait is None
+        else int(network.protection(name).wait_share * wait.own_us) - network.width_us - STEP_US
+        for name, wait in patience(network).items()
+    }
+    parts = {part.name: part for part in fragments(network)}
+
+    def bears_us(name: str) -> int:
+        outputs = set(parts[name].outputs)
+        downstream = [other for other, part in parts.items() if outputs & set(part.inputs)]
+        return max(0, min([own_us[name], *map(bears_us, downstream)]))
+
+    return {name: bears_us(name) for name in parts}
+
+
 class Condition:
     def __init__(self, cast: Cast, recovery_us: int) -> None:
         self._cast = cast
@@ -35,18 +55,13 @@ class Condition:
         self._catch_up_us = recovery_us
         self._caught_up: dict[tuple[str, str], int] = {}
         self._started: dict[str, tuple[int, int]] = {}
-        width_us, network = cast.network.width_us, cast.network
+        network = cast.network
         own_us = {name: wait.own_us if wait else 0 for name, wait in patience(network).items()}
         #: Per stream: how long all fragments on the longest path to it may wait for an input.
         self.waits_us = longest(network, own_us)
-        #: Delay of an input relative to other inputs that makes no bucket tentative, for consumers
-        #: that do not block: `max_delay` (X in Borealis) without the share reserved for computing,
-        #: without the bucket width, and without `STEP_US`.
-        self._bears_us = {
-            name: int(network.protection(name).wait_share * wait.own_us) - width_us - STEP_US
-            for name, wait in patience(network).items()
-            if wait is not None
-        }
+        #: Delay of an input of a fragment relative to other inputs that makes no bucket tentative,
+        #: in this fragment and in all fragments downstream.
+        self._bears_us = _bearable_us(network)
 
     def there(self, process: Server) -> bool:
         return process.alive and not process.paused
@@ -83,7 +98,7 @@ class Condition:
     def _bad(self, link: Link, consumer: Server) -> bool:
         if link.damage or link.row_us:
             return True
-        bears_us = max(0, self._bears_us.get(fragment_of(consumer.name), SILENCE_US))
+        bears_us = self._bears_us.get(fragment_of(consumer.name), SILENCE_US)
         # Messages of one connection arrive in order, also those that are sent after the fault.
         in_flight_us = link.slow_until - self._cast.world.now
         return max(link.delay_us, in_flight_us) > bears_us

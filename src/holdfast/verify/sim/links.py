@@ -36,6 +36,8 @@ class Link:
     delay_us: int = 0
     #: Arrival of the last message that was delayed by a fault; the fault may be over by then.
     slow_until: int = 0
+    #: Delay that the fault added to that message.
+    slow_us: int = 0
     #: Microseconds per row on a throttled link.
     row_us: int = 0
 
@@ -91,8 +93,16 @@ class Wire:
 
     @property
     def delays_us(self) -> int:
-        """The longest delay that faults currently add to any link."""
-        return max((link.delay_us for link in self._links.values()), default=0)
+        """The longest delay that faults add to the messages of any link, including messages that
+        are still in flight after the fault: later messages of a connection arrive after them."""
+        now = self.world.now
+        return max(
+            (
+                max(link.delay_us, link.slow_us if link.slow_until > now else 0)
+                for link in self._links.values()
+            ),
+            default=0,
+        )
 
     @property
     def settling(self) -> bool:
@@ -118,7 +128,8 @@ class Wire:
             base += int(40_000 * self.chance.random())
         if link.delay_us:
             base += link.delay_us
-            link.slow_until = max(link.slow_until, self.world.now + base)
+            if self.world.now + base > link.slow_until:
+                link.slow_until, link.slow_us = self.world.now + base, link.delay_us
         return base
 
     def listen(self, server: Server) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import psutil
 from rich.console import Console
 
+from holdfast.clock import now_us
 from holdfast.errors import InputError, SetupError
 
 EXPERIMENTS = {
@@ -51,7 +52,7 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
     result = module.run(quick, say)
     measured = {
         "command": f"holdfast experiment {name}{' --quick' if quick else ''}",
-        "on": datetime.now(UTC).date().isoformat(),
+        "on": datetime.fromtimestamp(now_us() / 1e6, UTC).date().isoformat(),
         "minutes": round((time.monotonic() - began) / 60, 1),
         "cores": os.cpu_count(),
         "busy": round(psutil.cpu_percent() / 100, 2),

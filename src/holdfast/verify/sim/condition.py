@@ -29,21 +29,25 @@ def detect_us(network: Network) -> int:
 
 
 def _bearable_us(network: Network) -> dict[str, int]:
-    """Per fragment: a fragment that does not block bears `max_delay` (X in Borealis) without the
-    share reserved for computing, without the bucket width, and without `STEP_US`. A fragment that
+    """Per fragment: a fragment that does not block bears its own part of `max_delay` (X in
+    Borealis) without the share reserved for computing, without the bucket width, and without
+    `STEP_US`. Fragments downstream bear the sum of the parts on the longest route. A fragment that
     blocks passes the delay on."""
-    own_us = {
-        name: SILENCE_US
-        if wait is None
-        else int(network.protection(name).wait_share * wait.own_us) - network.width_us - STEP_US
-        for name, wait in patience(network).items()
-    }
-    parts = {part.name: part for part in fragments(network)}
+    waits, parts = patience(network), {part.name: part for part in fragments(network)}
 
-    def bears_us(name: str) -> int:
+    def limit_us(name: str, *, downstream: bool) -> int:
+        wait = waits[name]
+        if wait is None:
+            return SILENCE_US
+        reserved_us = int((1 - network.protection(name).wait_share) * wait.own_us)
+        held_us = wait.total_us if downstream else wait.own_us
+        return held_us - reserved_us - network.width_us - STEP_US
+
+    def bears_us(name: str, *, downstream: bool = False) -> int:
         outputs = set(parts[name].outputs)
-        downstream = [other for other, part in parts.items() if outputs & set(part.inputs)]
-        return max(0, min([own_us[name], *map(bears_us, downstream)]))
+        others = [other for other, part in parts.items() if outputs & set(part.inputs)]
+        limits_us = [bears_us(other, downstream=True) for other in others]
+        return max(0, min([limit_us(name, downstream=downstream), *limits_us]))
 
     return {name: bears_us(name) for name in parts}
 

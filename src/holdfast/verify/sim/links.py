@@ -59,7 +59,7 @@ class Server(Process):
             if connection.broken:
                 self.connections.remove(connection)
             elif connection.sent_at <= quiet_since:
-                connection.send(self.service.next(connection.stream, connection.cursor))
+                connection.beat()
         self.after(HEARTBEAT_US, self.beat)
 
     def spread(self) -> None:

@@ -28,6 +28,9 @@ from holdfast.verify.sim.links import SILENCE_US, Server, Wire
 from holdfast.verify.sim.tables import rows_digest
 from holdfast.verify.sim.world import Process
 
+#: Pause before a server looks again whether a stream is open.
+OPENING_US = 50_000
+
 
 class Connection:
     """One connection over which a consumer reads a stream."""
@@ -43,16 +46,44 @@ class Connection:
         self.heard_at = follower.consumer.world.now
         self.consumer_life = follower.life
         self.link = server.wire.link(server.name, follower.consumer.name)
-        self.cursor = Cursor(0)
+        #: None until the stream is open.
+        self.cursor: Cursor | None = None
         self.sent_at = 0
         self.arrives_at = 0
         #: The connection delivers nothing any more; the consumer may not have detected that yet.
         self.broken = False
+        #: The last delivery was sent; the first one has arrived.
+        self.ended = self.is_read = False
+
+    def begin(self, from_bucket: int | None, tentative_after: int | None) -> None:
+        """Sends the first delivery as soon as the stream is open, as `Service.follow` does."""
+        begun = self.server.service.begin(self.stream, from_bucket, tentative_after)
+        if begun is None:
+            self.server.after(OPENING_US, lambda: self._begin_later(from_bucket, tentative_after))
+            return
+        first, self.cursor = begun
+        self.send(first)
+        if not first.ended:
+            self.send_news()
+
+    def _begin_later(self, from_bucket: int | None, tentative_after: int | None) -> None:
+        if self.broken:
+            return
+        try:
+            self.begin(from_bucket, tentative_after)
+        except HoldfastError as err:
+            self.reset(err)
+
+    def beat(self) -> None:
+        if self.cursor is not None:
+            self.send(self.server.service.next(self.stream, self.cursor))
 
     def send_news(self) -> None:
         """Sends until there is nothing new. Different tentative buckets need separate
         deliveries."""
         service, cursor = self.server.service, self.cursor
+        if cursor is None:
+            return
         while cursor.news(service.logs[self.stream].info(self.stream)):
             at = cursor.at, cursor.tentative_at
             self.send(service.next(self.stream, cursor))
@@ -64,6 +95,7 @@ class Connection:
         wire, world = server.wire, server.world
         self.sent_at = world.now
         if delivery.ended:
+            self.ended = True
             server.connections = [c for c in server.connections if c is not self]
         if link.cut or self.broken or consumer.life != self.consumer_life:
             self.broken = True
@@ -81,14 +113,15 @@ class Connection:
         self.arrives_at = due = max(due, self.arrives_at + 1)
         world.at(due, partial(self.follower.arrive, self, delivery), consumer)
 
-    def reset(self) -> None:
+    def reset(self, err: HoldfastError | None = None) -> None:
         """The other end closed the connection or died; the consumer is notified if the link
         works."""
+        why = err or TransportError("connection reset")
         server, consumer = self.server, self.follower.consumer
         link = self.link
         if not (self.broken or link.cut or consumer.life != self.consumer_life):
             due = max(server.world.now + server.wire.delay(link), self.arrives_at + 1)
-            server.world.at(due, lambda: self.follower.lost(self, "connection reset"), consumer)
+            server.world.at(due, lambda: self.follower.lost(self, why), consumer)
         self.broken = True
 
 
@@ -234,16 +267,12 @@ class Follower:
         self._reach(action.replica, begin, failed)
 
     def _begin(self, server: Server, action: core.Connect) -> Connection:
-        """Runs at the server: the first delivery is sent together with the reply."""
+        """Runs at the server: the first delivery is sent together with the reply, or when the
+        stream is open."""
         connection = Connection(self, server, self.stream, action.connection)
-        begun = server.service.begin(self.stream, action.from_bucket, action.tentative_after)
-        if begun is None:
-            raise TransportError("the stream is not open yet")
-        first, connection.cursor = begun
-        server.connections.append(connection)
-        connection.send(first)
-        if not first.ended:
-            connection.send_news()
+        connection.begin(action.from_bucket, action.tentative_after)
+        if not connection.ended:
+            server.connections.append(connection)
         return connection
 
     def _begun(self, connection: Connection) -> None:
@@ -252,10 +281,6 @@ class Follower:
         elif self.connections[connection.number] is None:
             self.connections[connection.number] = connection
             connection.heard_at = self.consumer.world.now
-            self.consumer.world.say(
-                self.consumer.name, "reads", self.stream, connection.server.address, "from bucket",
-                self.subscription.at,
-            )  # fmt: skip
 
     def _close(self, number: int) -> None:
         connection = self.connections.pop(number, None)
@@ -272,6 +297,12 @@ class Follower:
         if self.connections.get(connection.number) is not connection:
             connection.broken = True
             return
+        if not connection.is_read:
+            connection.is_read = True
+            self.consumer.world.say(
+                self.consumer.name, "reads", self.stream, connection.server.address, "from bucket",
+                self.subscription.at,
+            )  # fmt: skip
         connection.heard_at = self.consumer.world.now
         try:
             for number, table in enumerate(delivery.tables):
@@ -289,8 +320,8 @@ class Follower:
             full = True
         self.step(Consumed(action, part, full))
 
-    def lost(self, connection: Connection, why: str) -> None:
-        self.step(Broke(connection.number, TransportError(why)))
+    def lost(self, connection: Connection, err: HoldfastError) -> None:
+        self.step(Broke(connection.number, err))
 
     def watch(self) -> None:
         """Breaks connections without heartbeats, as the transport does."""

@@ -273,7 +273,7 @@ SCENES = {
     "budget": Scene(
         three_fragments,
         30,
-        (at(3, "delay", "s2->left", 24, 2_000.0), at(8, "kill", "right", 18)),
+        (at(3, "skew", "s2", 24, -2_000.0), at(12, "kill", "right", 14)),
         tweak=group_steps(3_000),
     ),
     "behind": Scene(

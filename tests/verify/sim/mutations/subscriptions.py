@@ -25,7 +25,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscription, "_lost", resigned)
 
 
-@mutation("treat a Tick as pending after it arrived", "lost", "delay", "detected", scene="silent")
+@mutation("treat a Tick as pending after it arrived", "lost", "delay", scene="wipes")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Alarm.needs
     patch.setattr(Alarm, "rang", lambda self: None)

@@ -221,6 +221,18 @@ def test_3_2_recomputing_a_different_result_raises_not_deterministic(soutput: SO
     assert given(soutput)[0] == {0: [1], 1: [2]}
 
 
+def test_3_2_recomputing_a_bucket_without_its_rows_raises_not_deterministic(
+    soutput: SOutput,
+) -> None:
+    """And a bucket that was logged without rows must stay empty."""
+    stable(soutput, 0, 2, rows(0, 1), rows(1, 2))
+    with pytest.raises(NotDeterministic, match="output 'out', bucket 1"):
+        stable(soutput, 0, 3, rows(0, 1), rows(3, 3))
+    with pytest.raises(NotDeterministic, match="output 'out', bucket 2"):
+        stable(soutput, 0, 3, rows(0, 1), rows(1, 2), rows(2, 3))
+    assert given(soutput)[0] == {0: [1], 1: [2]}
+
+
 def test_3_4_1_results_of_runs_that_rebuild_a_state_are_dropped(soutput: SOutput) -> None:
     """Undo/redo starts from an empty state, so its first results are not valid."""
     stable(soutput, 0, 3, rows(2, 1), rows(3, 2))

@@ -93,7 +93,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Hold(Request[Holding]):
-    """Retain everything that a new instance of `reader` may need, while it repeats this call."""
+    """Retain everything that a new instance of `consumer` may need, while it repeats this call."""
 
     stream: str
     consumer: str
@@ -297,7 +297,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Locate(Request[Location]):
-    """Get the address at which `reader` reaches a source or node."""
+    """Get the address at which `consumer` reaches a source or node."""
 
     producer: str
     consumer: str | None = None

@@ -49,11 +49,9 @@ class SOutput:
                 version = (
                     info.undos + has_tentative
                 )  # above any tentative segment written meanwhile
+                self._compare(output, results[output], max(run.lo, valid_from), run.hi)
                 for bucket, table in results[output]:
-                    if bucket < valid_from:
-                        continue
-                    if bucket <= info.complete_upto:
-                        self._compare(output, bucket, table)
+                    if bucket < valid_from or bucket <= info.complete_upto:
                         continue
                     id = SegmentId(output, 0, bucket, version=version)
                     written[output].append(self.log.write(table, id, Stability.STABLE))
@@ -103,13 +101,20 @@ class SOutput:
         with self._lock:
             self.lines.pop(path.name, None)
 
-    def _compare(self, output: str, bucket: int, table: Any) -> None:
-        if bucket <= self.log.info(output).trimmed_upto:
+    def _compare(self, output: str, results: list[tuple[int, Any]], lo: int, hi: int) -> None:
+        """Compare recomputed buckets with the log, including buckets without rows."""
+        info = self.log.info(output)
+        lo, hi = max(lo, info.trimmed_upto + 1), min(hi, info.complete_upto)
+        if lo > hi:
             return
-        logged = self.log.segments(output, bucket, bucket)
-        if [segment.checksum for segment in logged] != [self._digest(table)]:
-            raise NotDeterministic(
-                f"output {output!r}, bucket {bucket}: the result recomputed after a restart "
-                "differs from the logged result; find the function in the network that is not "
-                "deterministic"
-            )
+        segments = self.log.segments(output, lo, hi)
+        logged = {segment.id.bucket: segment.checksum for segment in segments}
+        tables = {bucket: table for bucket, table in results if lo <= bucket <= hi}
+        for bucket in sorted(logged | tables):
+            recomputed = self._digest(tables[bucket]) if bucket in tables else None
+            if recomputed != logged.get(bucket):
+                raise NotDeterministic(
+                    f"output {output!r}, bucket {bucket}: the result recomputed after a restart "
+                    "differs from the logged result; find the function in the network that is not "
+                    "deterministic"
+                )

@@ -128,17 +128,22 @@ class Options:
             raise InputError(f"fsync: {self.fsync!r} is not one of 'always', 'never'")
         if self.recovery not in ("replay", "checkpoint"):
             raise InputError(f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'")
-        if self.checkpoint_buckets < 0 or self.group_buckets_max < 1 or self.group_rows_max < 1:
+        for name, least, otherwise in (
+            ("checkpoint_buckets", 0, "0 disables checkpoints"),
+            ("group_buckets_max", 1, ""),
+            ("group_rows_max", 1, ""),
+            ("buffer_buckets", 1, "without it there is no limit"),
+            ("hosts", 2, "without it each node has its own host"),
+            ("standby", 0, ""),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                note = f"; {otherwise}" if otherwise else ""
+                raise InputError(f"{name}: {value} must be at least {least}{note}")
+        if self.standby and self.hosts is None:
             raise InputError(
-                "checkpoint_buckets must be >= 0, group_buckets_max and group_rows_max >= 1"
-            )
-        if self.buffer_buckets is not None and self.buffer_buckets < 1:
-            raise InputError(f"buffer_buckets: {self.buffer_buckets} must be at least 1")
-        if self.hosts is not None and self.hosts < 2:
-            raise InputError(f"hosts: {self.hosts} must be at least 2, or left out")
-        if self.standby < 0 or (self.standby and self.hosts is None):
-            raise InputError(
-                f"standby: {self.standby} must be at least 0, and works only together with hosts"
+                f"standby: {self.standby} needs hosts, the number of hosts that share the nodes "
+                "(hosts=, --hosts); set it, or remove standby"
             )
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InputError(f"metrics_port: {self.metrics_port} is not a port (0 to 65535)")
@@ -146,8 +151,8 @@ class Options:
         duration_us(self.rejoin, of="rejoin")
         if self.stall_us < duration_us(self.silence, of="silence"):
             raise InputError(
-                f"stall: {self.stall!r} must be at least silence, {self.silence!r}: a process "
-                "without heartbeats cannot be judged for its progress"
+                f"stall: {self.stall!r} must be at least silence, {self.silence!r}: progress is "
+                "judged only while heartbeats arrive"
             )
         if duration_us(self.silence, of="silence") < 3 * heartbeat_us:
             raise InputError(

@@ -19,9 +19,9 @@
     ├── StateLost                 both replicas of a pair have lost their state
     ├── Refuted                   the results of a replica are wrong, as other replicas show
     ├── StaleEpoch                a message came from an instance that was replaced
-    ├── TransportError            a peer cannot be reached, or refused
-    │   ├── SegmentLost           a peer no longer has the rows of a segment in its log
-    │   └── NotOffered            the peer does not offer the requested file (any more)
+    ├── TransportError            a server cannot be reached, or refused
+    │   ├── SegmentLost           a server no longer has the rows of a segment in its log
+    │   └── NotOffered            the server does not offer the requested file (any more)
     └── SetupError                Java, ports, applications that cannot be loaded
         └── IdentityMismatch      query, code or libraries are not those of the run or the storage
     ProtocolViolation             a bug in Holdfast; the node stops to prevent a wrong result
@@ -110,6 +110,13 @@ class StorageInUse(StorageDenied):
 
 class Trimmed(HoldfastError):
     """A consumer asked for buckets that all consumers had released."""
+
+    @classmethod
+    def before(cls, oldest: int, stream: str, from_bucket: int) -> Trimmed:
+        return cls(
+            f"stream {stream!r} cannot be read from bucket {from_bucket}: the buckets before "
+            f"{oldest} were released by all consumers and deleted; read from bucket {oldest} on"
+        )
 
 
 class InputsLost(HoldfastError):

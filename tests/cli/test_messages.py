@@ -70,6 +70,18 @@ def test_a_run_of_another_version_is_reported(
     assert "expected the fields address; the run uses another version" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["status"], ["tail", "out"], ["retire", "s"], ["restart"]])
+def test_a_run_that_was_killed_is_reported(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run.json remains."""
+    (tmp_path / "run.json").write_text('{"address": "127.0.0.1:1", "pid": 4711}')
+    assert main([*argv, "--storage", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"the run on {tmp_path} does not answer: 127.0.0.1:1 is unreachable" in error
+    assert "If process 4711 is gone, start the run again" in error
+
+
 @pytest.mark.parametrize("command", ["run", "check", "status", "tail", "audit", "experiment"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:

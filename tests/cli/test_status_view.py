@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.show import broken_text
 from holdfast.cli.status_view import show_status
 
 WIDTH_US = 500_000
@@ -108,9 +109,10 @@ def test_positions_are_times_of_day_and_nothing_is_cut_off_at_80_columns(
     rows = rows_of(text)
     assert rows["gone"][1] == at(last - 40) and rows["gone"][3] == "s"
     assert 20 <= float(rows["gone"][2]) < 22
-    assert rows["main"][1:4] == ["4712", "UP_FAILURE", at(last - 40)] and rows["main"][-1] == "gone"
+    assert rows["main"][1:4] == ["4712", "INPUT", "MISSING"]
+    assert rows["main"][4] == at(last - 40) and rows["main"][-1] == "gone"
     assert rows["tentative"][1] == at(last - 1)
-    assert rows["main@2"][2] == "STABILIZATION" and rows["main@3"][2:4] == ["STABLE", at(last)]
+    assert rows["main@2"][2] == "CORRECTING" and rows["main@3"][2:4] == ["STABLE", at(last)]
     assert rows["top"][1:4] == [at(last), "0.3", "s"]
     assert "within 3s: BROKEN for 2.5s" in " ".join(text.split())
 
@@ -121,7 +123,7 @@ def test_several_paths_and_shared_hosts_fit_80_columns(capsys: pytest.CaptureFix
     nodes = [node(f"sums.{n}", 1_234_567, **paths) | {"host": f"h{n}"} for n in range(3)]
     text = shown(status(nodes=nodes), capsys)
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert text.count("STABILIZATION") == 3 and text.count(at(last - 3)) == 3
+    assert text.count("CORRECTING") == 3 and text.count(at(last - 3)) == 3
 
 
 def test_a_node_without_a_position_shows_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +144,7 @@ def test_a_node_without_a_position_shows_the_reason(capsys: pytest.CaptureFixtur
     assert rows["main@2"][1:4] == ["4713", "no", "answer"]
     assert rows["main@3"][1:3] == ["4714", "starting"]
     assert "gRPC" not in text
-    assert "host main restarting for 0 s, next try in 1 s: the process was terminated by" in text
+    assert "host main restarting for 0 s, next restart in 1 s: the process was terminated" in text
 
 
 def test_the_lag_of_a_replay_is_relative_to_its_newest_rows(
@@ -167,11 +169,45 @@ def test_failures_are_shown_once_with_their_dependent_outputs(
     text = "path 'out', buckets 1 to 1: KeyError: 'page', at /srv/app.py:7 in parse"
     failure = {
         "node": "main", "outputs": ["out", "other"], "message": text, "permanent": True,
-        "user_location": "/srv/app.py:7 in parse", "at": 0,
+        "user_location": "/srv/app.py:7 in parse", "at": 0, "remedy": "Correct the function",
     }  # fmt: skip
-    retried = failure | {"node": "second", "outputs": [], "permanent": False}
+    retried = failure | {"node": "second", "outputs": [], "permanent": False, "remedy": None}
     body = status(failures=[failure, retried], nodes=[{"node": "main", "failure": text}])
     lines = shown(body, capsys)
-    assert f"main failed (needed by out, other): {text}\n" in lines
-    assert f"second failed and is retried: {text}\n" in lines
+    assert f"node main failed (needed by out, other): {text}. Correct the function\n" in lines
+    assert f"node second cannot continue and retries: {text}\n" in lines
     assert lines.count("KeyError") == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "apart_ms", "line"),
+    [
+        (0, 0.0, None),
+        (0, 2_300.0, "source tap: the source clock is 2.3 s ahead of the wall clock"),
+        (1, 0.0, "source tap: the wall clock stepped 1 time"),
+        (2, -500.0, "source tap: the wall clock stepped 2 times; the source clock is 0.5 s behind "
+                    "the wall clock"),
+    ],
+)  # fmt: skip
+def test_steps_of_the_wall_clock_are_shown(
+    steps: int, apart_ms: float, line: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tap = source(now()) | {"clock_steps": steps, "clock_apart_ms": apart_ms}
+    lines = shown(status(sources={"tap": tap}), capsys).splitlines()
+    assert [text for text in lines if "clock" in text] == ([] if line is None else [line])
+
+
+def test_restamped_rows_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for count, rows in ((1, "1 late or future row was"), (7, "7 late or future rows were")):
+        tap = source(now()) | {"restamped_rows": count}
+        text = shown(status(sources={"tap": tap}), capsys)
+        assert f"source tap: {rows} given a new time (late='restamp')" in text
+
+
+def test_a_broken_contract_is_summed_up_at_the_end_of_a_run() -> None:
+    late = contract(breaks=1, worst_ms=210.4, breaks_of={"within": 1, "loss": 0})
+    assert broken_text("top", late) == "top: contract broken once; buckets up to 210 ms overdue"
+    both = contract(breaks=3, worst_ms=210.4, lost_buckets=7, breaks_of={"within": 2, "loss": 1})
+    assert broken_text("top", both) == (
+        "top: contract broken 3 times; buckets up to 210 ms overdue, 7 buckets lost"
+    )

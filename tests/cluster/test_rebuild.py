@@ -162,7 +162,7 @@ def test_state_lost_on_both_replicas_is_reported_at_once(station: Station) -> No
 
 def test_a_replaced_replica_stops(station: Station) -> None:
     station.producer.hold("tap", "main", EPOCH + 1, 0)
-    with pytest.raises(StaleEpoch, match="the older one must stop"):
+    with pytest.raises(StaleEpoch, match="the older instance must stop"):
         station.rebuild()
 
 

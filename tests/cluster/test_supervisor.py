@@ -168,8 +168,9 @@ def test_a_hung_host_is_reported_killed_and_restarted(
     story.until("reported as silent", lambda: story.host.condition is not None)
     condition = story.host.condition
     assert condition is not None and not condition.out
-    status = condition.status(monotonic_us())
+    status = condition.status(monotonic_us(), "main")
     assert status.state == "silent" and status.kind == "hung"
+    assert status.text.startswith("silent (killed in ") and "s unless it responds)" in status.text
     assert (
         f"(pid {pid} exists, state stopped)" in status.reason
         and "no heartbeat for" in status.reason

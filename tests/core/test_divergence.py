@@ -60,7 +60,9 @@ def test_a_bucket_without_rows_differs_from_one_with_rows() -> None:
 def test_a_difference_is_reported_with_both_digests_and_the_bucket_is_recomputed() -> None:
     machine = Divergence("a@2", 2)
     report, ask = compared(machine, WRONG, RIGHT)
-    assert report == Report("bucket 1 of 's' has different digests: here Y, a y; suspected")
+    assert report == Report(
+        "bucket 1 of 's' differs between replicas: here Y, a y; own result: suspected"
+    )
     assert ask == Recompute("s", 1)
     assert compared(machine, WRONG, RIGHT) == [], "reported once"
     assert machine.differences["s"].number == {"a": 2}
@@ -71,7 +73,8 @@ def test_a_replica_that_recomputes_the_digest_of_its_peer_is_refuted() -> None:
     compared(machine, WRONG, RIGHT)
     report, refute = machine.handle(Recomputed(1, "s", 1, "y"))
     assert isinstance(refute, Refute) and isinstance(report, Report)
-    assert "here Y, a y; refuted (the recomputation gave the result of a peer)" in refute.why
+    why = "here Y, a y; own result: refuted (the recomputation gave the result of a peer)"
+    assert why in refute.why
     assert compared(machine, WRONG, RIGHT, at=AGAIN_US) == []
 
 

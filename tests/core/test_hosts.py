@@ -87,7 +87,7 @@ def test_damaged_storage_is_rebuilt() -> None:
 def test_no_node_is_started_without_the_controller() -> None:
     """The host may have been replaced without having been notified."""
     machine = host("a", "b")
-    handle(machine, NodeFailed(S, "a", "transport", "the older one must stop"), NodeStopped(S, "a"))
+    handle(machine, NodeFailed(S, "a", "transport", "the older must stop"), NodeStopped(S, "a"))
     assert [handle(machine, Unanswered(second * S)) for second in range(2, 8)] == [[]] * 6
     assert handle(machine, Answered(9 * S, BOTH)) == [StartNode("a")]
 

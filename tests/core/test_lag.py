@@ -64,7 +64,7 @@ def test_a_replica_that_makes_no_progress_while_its_peer_is_ahead_is_evicted() -
     history = story()
     (dead,) = history.pass_(STALL / S + 3, a=2, a2=0)
     assert isinstance(dead, Dead) and (dead.name, dead.epoch) == ("a@2", 1)
-    assert "alive but makes no progress: path 'out' has been at bucket 10" in dead.why
+    assert "no progress although it sends heartbeats: path 'out' has been at bucket 10" in dead.why
     assert history.members.statuses()["a@2"].gone and history.members.statuses()["a"].lives
 
 
@@ -88,7 +88,7 @@ def test_a_replica_that_falls_further_and_further_behind_is_evicted(rate: float)
     history = story()
     dead, *_ = history.pass_(80, a=2, a2=rate)
     assert isinstance(dead, Dead) and dead.name == "a@2"
-    assert "alive but falls behind: path 'out' is at bucket" in dead.why
+    assert "falls behind although it sends heartbeats: path 'out' is at bucket" in dead.why
 
 
 def test_a_slow_replica_is_evicted_before_buffers_for_more_than_the_stall_time_fill() -> None:

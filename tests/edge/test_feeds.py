@@ -113,7 +113,7 @@ def test_a_generator_waits_for_disk_space_and_generates_every_row_once(
     assert values(source) == list(range(9))
     assert stop.asked_for_space == 3
     (warning,) = warnings(caplog)
-    assert warning.startswith("source s: waiting for storage, will retry: /s/")
+    assert warning.startswith("source s: paused, retrying every second: /s/")
 
 
 def test_a_replay_waits_for_disk_space_and_pushes_every_row_once(
@@ -278,7 +278,7 @@ def test_a_generator_generates_no_rows_for_a_clock_step_of_a_day(
 
     Generate(make).run(source, stop)
     assert max(spans) < S
-    assert any("no rows are generated for a clock gap" in text for text in warnings(caplog))
+    assert any("no rows were generated for this gap" in text for text in warnings(caplog))
     assert source.now_us() == stop.wall
 
 

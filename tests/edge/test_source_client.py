@@ -386,7 +386,7 @@ def test_a_source_at_its_buffer_limit_takes_no_rows(log: Log) -> None:
     with pytest.raises(StorageFull, match="has not received the last 3 closed buckets"):
         source.advance(4 * WIDTH)
     for retry in range(3):
-        with pytest.raises(StorageFull, match="takes no more rows"):
+        with pytest.raises(StorageFull, match="accepts no more rows"):
             source.push([row(4 * WIDTH)], token=str(4 + retry))
     source.push([row(3 * WIDTH)], token="3")  # the source already has this row
     received_upto = 0
@@ -402,7 +402,7 @@ def test_a_retired_source_ends_permanently(tmp_path: Path, log: Log) -> None:
     source.advance(WIDTH)
     source.push([row(WIDTH + 1)])
     assert source.retire("sold") == 2, "pushed rows are retained"
-    with pytest.raises(InputError, match=r"was retired \(sold\); it takes no more rows"):
+    with pytest.raises(InputError, match=r"was retired \(sold\) and accepts no more rows"):
         source.push([row(2 * WIDTH)])
     log.close()
     log = Log.open(tmp_path / "s", "s", fsync="never")

@@ -97,5 +97,7 @@ def test_hosts_require_deployment_in_processes() -> None:
 def test_invalid_hosts_and_standby_are_refused() -> None:
     with pytest.raises(InputError, match="hosts: 1 must be at least 2"):
         hf.Options(hosts=1)
-    with pytest.raises(InputError, match="only together with hosts"):
+    with pytest.raises(InputError, match=r"standby: 1 needs hosts, .* or remove standby"):
         hf.Options(standby=1)
+    with pytest.raises(InputError, match="standby: -1 must be at least 0"):
+        hf.Options(standby=-1)

@@ -25,8 +25,11 @@ def test_a_file_with_one_network_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", "has 0 networks"),
-        (NETWORK.format(name="a") + NETWORK.format(name="b"), "has 2 networks"),
+        ("x = 1\n", r"has no hf\.Network at module level; assign one"),
+        (
+            NETWORK.format(name="a") + NETWORK.format(name="b"),
+            r"has 2 networks \(a, b\); choose one with .*app\.py:NAME",
+        ),
         ("import nope\n", "cannot be imported: ModuleNotFoundError"),
         ("def f(:\n", "cannot be imported: SyntaxError"),
     ],
@@ -46,10 +49,14 @@ def test_errors_of_the_network_are_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_or_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="there is no application file"):
+    with pytest.raises(SetupError, match=r"there is no application file .*; check the path"):
         load(str(tmp_path / "nope.py"))
-    with pytest.raises(SetupError, match=r"'nope' is not a hf\.Network"):
+    with pytest.raises(
+        SetupError, match=r"expected 'nope' to be an hf\.Network, found no such name; .* are: net$"
+    ):
         load("holdfast.examples.netmon:nope")
+    with pytest.raises(SetupError, match=r"expected 'hf' to be an hf\.Network, found module; "):
+        load("holdfast.examples.netmon:hf")
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,14 @@ def test_a_window_over_coarser_keys_than_the_partitions_is_refused() -> None:
     net = hf.Network("apart")
     split = net.source("s", SCHEMA, time="ts").on("split", by=["src", "dst"], partitions=2)
     net.output("out", split.window("1s").group_by("src").agg(n=hf.count()))
-    refused(net, "different partitions", "split by dst, src", "its keys are src")
+    refused(net, "combines rows by src", "split by dst, src", "different partitions; split by some")
 
 
 def test_a_window_without_keys_in_a_partition_is_refused() -> None:
     net = hf.Network("whole")
     split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
     net.output("out", split.window("1s").agg(n=hf.count()))
-    refused(net, "it has no keys", "another fragment")
+    refused(net, "combines all rows", "another fragment")
 
 
 def test_a_window_over_finer_keys_than_the_partitions_is_allowed() -> None:

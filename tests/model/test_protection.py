@@ -334,9 +334,9 @@ def test_a_max_delay_that_makes_results_tentative_without_a_failure_is_refused(
     net = hf.Network("n", bucket="500ms")
     net.output("out", net.source("s", "ts timestamp, v long", time="ts").filter("v > 0"))
     net.protect("main", on_failure="process", max_delay=max_delay)
-    with pytest.raises(hf.NetworkError, match=r"the smallest max_delay is 834ms") as raised:
+    expected = f"its max_delay is {max_delay} .* buckets of 500ms need at least 834ms, or results"
+    with pytest.raises(hf.NetworkError, match=expected):
         net.check()
-    assert "a max_delay of " in str(raised.value)
 
 
 def test_the_smallest_max_delay_in_the_message_is_accepted() -> None:

@@ -27,13 +27,13 @@ def network() -> hf.Network:
     return net
 
 
-def status(kind: Kind, reason: str, failures: int = 1) -> PartStatus:
+def status(kind: Kind, reason: str, host: str, failures: int = 1) -> PartStatus:
     part = Quarantine()
     for second in range(failures):
         part.handle(Tick(1_000_000 * 100 * second))
         part.handle(Failed(1_000_000 * 100 * second, kind, reason))
     assert part.condition is not None
-    return part.condition.status(1_000_000 * 100 * failures)
+    return part.condition.status(1_000_000 * 100 * failures, host)
 
 
 class Story:
@@ -55,7 +55,7 @@ class Story:
         self.metrics = Metrics(monitor, {}, {}, {}, self.parts)
 
     def is_out(self, node: str, kind: Kind = "refused") -> None:
-        self.reported[node] = {node: status(kind, f"{node} holds another query", failures=20)}
+        self.reported[node] = {node: status(kind, f"{node} holds another query", node, failures=20)}
 
 
 def test_an_unhealthy_replica_is_reported_with_its_remedy_and_stops_no_output(
@@ -70,7 +70,8 @@ def test_an_unhealthy_replica_is_reported_with_its_remedy_and_stops_no_output(
         "first@2",
     )
     assert component["state"] == "quarantined" and component["kind"] == "refused"
-    assert "another query" in component["reason"] and "holdfast restart" in component["remedy"]
+    assert "another query" in component["reason"]
+    assert "holdfast restart --host first@2`" in component["remedy"]
     assert story.parts.stopped() == {}
     assert story.parts.settled("first@2") and not story.parts.settled("first")
 
@@ -104,7 +105,7 @@ def test_metrics_report_unhealthy_components_and_stopped_outputs(tmp_path: Path)
 def test_metrics_count_replicas_that_differ(tmp_path: Path) -> None:
     story = Story(tmp_path)
     assert story.metrics.registry.get_sample_value("holdfast_replica_differs") is None
-    story.differs["first@2"] = ["bucket 7 of 'near' has different digests"]
+    story.differs["first@2"] = ["bucket 7 of 'near' differs between replicas"]
     count = story.metrics.registry.get_sample_value("holdfast_replica_differs", {"node": "first@2"})
     assert count == 1
 

@@ -43,7 +43,7 @@ def test_an_output_stops_with_the_last_replica_of_a_fragment_that_it_needs() -> 
     failures.report("first", InputError("a refused plan"))
     assert failures.lost("deep") is None
     failures.report("first@2", InputError("a full disk"))
-    assert "node 'first@2' failed: a full disk. Resolve this problem" in reason_of(failures, "deep")
+    assert "node 'first@2' failed: a full disk. Fix the cause" in reason_of(failures, "deep")
     assert failures.lost("apart") is None
     assert [(f.node, f.outputs) for f in failures.all()] == [
         ("first", ("deep",)), ("first@2", ("deep",))
@@ -62,7 +62,18 @@ def test_a_failure_that_is_retried_stops_no_output() -> None:
     failures = Failures(chain(), local=True)
     failure = failures.report("first", InputError("a full disk"), permanent=False)
     assert failures.lost("deep") is None
-    assert failure.text() == "node 'first' failed and is retried: a full disk"
+    assert failure.text() == "node 'first' cannot continue and retries: a full disk"
+    assert failure.body()["remedy"] is None
+
+
+def test_a_failure_of_a_host_says_how_to_restart_that_host() -> None:
+    failures = Failures(chain(), local=False)
+    advice = "fix the cause, then run `holdfast restart --host h1`"
+    failure = failures.report("second", "a refused plan", advice=advice)
+    assert failure.text() == f"node 'second' failed: a refused plan. F{advice[1:]}"
+    assert failure.body()["remedy"] == failure.remedy
+    raised = failures.report("second", "ValueError, at app.py:7 in f", advice=advice)
+    assert raised.remedy.startswith("Correct the function and start the run again with another")
 
 
 def test_a_failure_ends_when_a_newer_instance_has_registered() -> None:
@@ -101,7 +112,7 @@ def test_a_fragment_that_continues_without_an_input_serves_clients_of_tentative_
 def test_a_source_refuses_rows_that_no_consumer_would_read() -> None:
     failures = Failures(chain(), local=True)
     failures.report("second", InputError("gone"))
-    assert "source 'a' takes no more rows" in str(failures.unread("a"))
+    assert "source 'a' accepts no more rows" in str(failures.unread("a"))
     assert failures.unread("b") is None  # `apart` reads it
     failures.report("third", InputError("gone"))
     assert failures.unread("b") is not None
@@ -152,6 +163,7 @@ def test_status_reports_failures_that_a_node_retries() -> None:
     assert failure.body() == {
         "node": "second", "outputs": ["deep"], "message": "KeyError: 'a', at /srv/app.py:7 in f",
         "user_location": "/srv/app.py:7 in f", "at": failure.at, "permanent": False,
+        "remedy": None,
     }  # fmt: skip
 
 
@@ -169,7 +181,7 @@ def test_clients_and_sources_of_the_run_are_notified(tmp_path: Path) -> None:
     for name in ("deep", "apart"):
         clients.append(Client(name, {name: lambda: InProcess(service)}, net.width_us))
     failures.report("second", InputError("a refused plan"))
-    with pytest.raises(hf.NodeFailed, match="source 'a' takes no more rows"):
+    with pytest.raises(hf.NodeFailed, match="source 'a' accepts no more rows"):
         sources["a"].push([])
     sources["b"].push([])
     with pytest.raises(hf.NodeFailed, match="output 'deep' gives no more results"):

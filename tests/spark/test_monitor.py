@@ -145,7 +145,7 @@ def test_ecoc_2_5_lide_a_stopped_source_breaks_the_contract_and_is_reported(
     assert metrics['holdfast_node_steps_total{node="main"}'] > 0
     assert metrics['holdfast_delay_seconds{output="rows"}'] > 0
     line, line_after = caplog.messages
-    assert line.startswith(f"output rows: BROKEN within 3s: bucket {broken.bucket} is ")
+    assert line.startswith(f"output rows: contract BROKEN (within 3s): bucket {broken.bucket} ")
     assert line.endswith(f"client has received buckets up to {broken.bucket - 1}, waiting for tap1")
 
     # The end of the violation is reported too.
@@ -157,7 +157,7 @@ def test_ecoc_2_5_lide_a_stopped_source_breaks_the_contract_and_is_reported(
     assert contract_word(contract) == "kept"
     assert metrics_after['holdfast_contract_kept{output="rows"}'] == 1
     assert metrics_after['holdfast_contract_breaks_total{output="rows",promise="within"}'] == 1
-    assert "within 3s is kept again after" in line_after
+    assert "contract kept again (within 3s), was broken for" in line_after
     assert hearing.reports.empty()
 
 

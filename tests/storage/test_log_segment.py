@@ -95,7 +95,7 @@ def test_the_digest_detects_a_flipped_bit_without_page_checksums(tmp_path: Path)
     data = path.read_bytes()
     offset = data.index((2**40 + 7).to_bytes(8, "little"))
     path.write_bytes(data[:offset] + b"\x03" + data[offset + 1 :])
-    with pytest.raises(LogCorrupted, match=r"2 rows with checksum .* restore the storage"):
+    with pytest.raises(LogCorrupted, match=r"2 rows with checksum .* restore the folder"):
         read_segment(path, rows=file.rows, checksum=file.checksum)
 
 

@@ -212,7 +212,7 @@ def test_a_damaged_segment_is_detected_at_read(tmp_path: Path, rows: Rows) -> No
     data = bytearray((tmp_path / segment.path).read_bytes())
     data[len(data) // 3] ^= 4
     (tmp_path / segment.path).write_bytes(data)
-    with pytest.raises(LogCorrupted, match="restore the storage"):
+    with pytest.raises(LogCorrupted, match="restore the folder of this log"):
         log.read(segment)
 
 
@@ -230,7 +230,7 @@ def test_only_buckets_that_all_consumers_released_are_trimmed(tmp_path: Path, ro
     assert log.info("tap").trimmed_upto == 2
     assert files(tmp_path) == [segment.path for segment in written[3:]]
     assert log.segments("tap", 3, 9) == written[3:]
-    with pytest.raises(Trimmed, match="up to bucket 2"):
+    with pytest.raises(Trimmed, match=r"the buckets before 3 were .*; read from bucket 3 on"):
         log.segments("tap", 2, 9)
     with pytest.raises(Trimmed):
         log.read(written[0])
@@ -287,7 +287,7 @@ def test_a_replaced_consumer_is_refused_also_after_a_crash_of_the_log_owner(
     log.acknowledge("tap", "r", 1, 0, 2)
     assert log.trimmable("tap") == 0, "a new instance may need more"
     for _ in range(2):
-        with pytest.raises(StaleEpoch, match="epoch 1, but its instance of epoch 2"):
+        with pytest.raises(StaleEpoch, match="epoch 1 was replaced by epoch 2"):
             log.acknowledge("tap", "r", 5, 5, 1)
         crash(log)
         log = start(tmp_path)

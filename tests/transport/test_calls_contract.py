@@ -303,7 +303,7 @@ def test_bytes_that_are_no_message_are_refused(
 def test_messages_of_another_version_are_refused(
     raw: Callable[[str, bytes], None], way: str
 ) -> None:
-    with pytest.raises(InputError, match="same version on both sides"):
+    with pytest.raises(InputError, match="same version of Holdfast on both sides"):
         raw(way, json.dumps({"v": 999, "kind": way}).encode())
 
 
@@ -416,7 +416,7 @@ def test_an_internal_error_of_the_server_is_reported_without_details(
         with pytest.raises(KeyError):  # the handler runs in the caller's own process
             station.peer.call(Hold("s", "reader", 1))
         return
-    with pytest.raises(TransportError, match=r"the peer failed \(KeyError\); see its log"):
+    with pytest.raises(TransportError, match=r"the server failed \(KeyError\); see its log"):
         station.peer.call(Hold("s", "reader", 1))
     assert "of our own" in caplog.text
 

@@ -259,6 +259,7 @@ def test_levels_are_the_strongest_that_the_rows_reach() -> None:
     assert both.levels == ("LOLE", "LIDE(7ms)", "IASO")  # simultaneous rows arrived apart
     assert both.json()["levels"] == ["LOLE", "LIDE(7ms)", "IASO"]
     assert "all outputs together: LOLE LIDE(7ms) IASO" in both.text()
+    assert "LOLE: every row arrived, and no other; DEFR: no delay; LIDE: longest" in both.text()
     early = output("three", [5, WIDTH_US], [4, WIDTH_US])
     assert early.levels == ("LOLE", "IASO")
     assert output("four", [5, WIDTH_US], None).levels == ("LOLE",)  # no arrival was recorded

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, TransportError
+from holdfast.streams.calls import Request
 from holdfast.transport.flight import FlightPeer
 
 ROOT = "holdfast-data"
+R = TypeVar("R")
 
 
 def storage_of(storage: str | None, network: Any, app: str | None) -> str:
@@ -38,6 +40,17 @@ def is_running(storage: str) -> bool:
 
 def running(storage: str) -> FlightPeer:
     return FlightPeer(described(storage, "address")["address"])
+
+
+def ask(storage: str, request: Request[R]) -> R:
+    """The reply of the run that uses the storage."""
+    try:
+        return running(storage).call(request)
+    except TransportError as err:
+        raise TransportError(
+            f"the run on {storage} does not answer: {err}. If process "
+            f"{described(storage).get('pid')} is gone, start the run again; otherwise see its log"
+        ) from err
 
 
 def described(storage: str, *wanted: str) -> dict[str, Any]:

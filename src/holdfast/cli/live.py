@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from rich.console import Console
 
-from holdfast.cli.find import described, running, storage_of
+from holdfast.cli.find import ask, described, running, storage_of
 from holdfast.cli.interrupts import Interrupts, kill_all
-from holdfast.cli.show import show_report
+from holdfast.cli.show import broken_text, show_report
 from holdfast.config import Options
 from holdfast.core.contract_monitor import Action, Broken
 from holdfast.edge.client import BucketInfo
@@ -145,10 +145,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         )
     for name, contract in run.monitor.contracts().items():
         if contract["breaks"]:
-            console.print(
-                f"[red]{name}: promises broken {contract['breaks']} times, buckets up to "
-                f"{contract['worst_ms']:.0f} ms overdue, {contract['lost_buckets']} lost[/red]"
-            )
+            console.print(f"[red]{broken_text(name, contract)}[/red]", highlight=False)
     if not args.audit:
         return 0
     from holdfast.engine import session
@@ -220,7 +217,7 @@ def _consumer(run: Run, op: Any, printer: Printer | None) -> threading.Thread:
 def restart(storage: str, host: str | None) -> int:
     """Restart the hosts one after the other, each when the previous host is back."""
     chief, console = running(storage), Console()
-    hosts = chief.call(GetHosts()).names
+    hosts = ask(storage, GetHosts()).names
     if not hosts:
         raise InputError(
             "restart needs deployment 'processes', but this network runs in one process: stop the "
@@ -231,7 +228,7 @@ def restart(storage: str, host: str | None) -> int:
         began = time.monotonic()
         count = 1 if host else len(hosts)
         console.print(f"restarting host {name} ({number} of {count}) ...", highlight=False)
-        chief.call(Restart(name))
+        ask(storage, Restart(name))
         while not _restarted(chief, name):
             if time.monotonic() - began > BACK_S:
                 raise SetupError(
@@ -254,8 +251,9 @@ def check_unchanged(storage: str) -> None:
         raise IdentityMismatch(
             f"{description['app']} or the libraries differ from those at the start of this run:"
             f"{listed(changes)}\n"
-            "No host was restarted. Undo the change, or stop the run to keep it: a changed query "
-            "needs another --storage, changed libraries need a start with --accept-versions"
+            "No host was restarted. Undo the change. To keep the change, stop the run and start it "
+            "again (a changed query with another --storage, changed libraries with "
+            "--accept-versions)"
         )
 
 

@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="holdfast",
         description="Fault-tolerant continuous queries on Spark.",
-        epilog="APP is path/to/app.py or package.module:network: a file with one hf.Network.",
+        epilog="APP names an hf.Network: path/to/app.py (a file with one network) or "
+        "package.module:network.",
     )
     top.add_argument("--debug", action="store_true", help="show stack traces and Spark's own log")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
@@ -111,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         "--recovery",
         choices=("replay", "checkpoint"),
         default="replay",
-        help="what upstream retains for a node that restarts (default: %(default)s)",
+        help="replay: upstream retains the rows from which a node that lost its storage is "
+        "rebuilt; checkpoint: upstream retains only the rows after the newest checkpoint, and lost "
+        "storage is not rebuilt (default: %(default)s)",
     )
     run.add_argument(
         "--checkpoint-buckets",
@@ -129,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--no-archive",
         action="store_true",
-        help="trim source logs and client receipts; the run cannot be audited",
+        help="do not retain source logs and the rows that clients received; the run cannot be "
+        "audited",
     )
     _master(run)
 
@@ -337,11 +341,11 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from holdfast.cli.find import running
+    from holdfast.cli.find import ask
     from holdfast.cli.status_view import show_status
     from holdfast.streams.calls import GetStatus
 
-    status = running(_folder(args)).call(GetStatus()).body
+    status = ask(_folder(args), GetStatus()).body
     show_status(status, as_json=args.json)
     failed = (
         any(failure["permanent"] for failure in status["failures"])
@@ -364,10 +368,10 @@ def _dead(args: argparse.Namespace) -> int:
 
 
 def _retire(args: argparse.Namespace) -> int:
-    from holdfast.cli.find import running
+    from holdfast.cli.find import ask
     from holdfast.streams.calls import Retire
 
-    retired = running(_folder(args)).call(Retire(args.source, args.why))
+    retired = ask(_folder(args), Retire(args.source, args.why))
     print(
         f"source {args.source} retired: from bucket {retired.from_bucket} on, all consumers "
         "continue without this source"

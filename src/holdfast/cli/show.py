@@ -11,26 +11,28 @@ from rich.table import Table
 
 from holdfast.config import duration_text
 
+NOT_CONVERGENT = "not convergent: with recovery='replay' its inputs are retained forever"
+
 
 def show_network(network: Any, compiled: Any) -> None:
     console = Console()
     table = Table(
         title=f"network {network.name}: well formed, buckets of {duration_text(network.width_us)}"
     )
-    for column in ("operator", "kind", "reads", "rows", "state"):
+    for column in ("operator", "kind", "reads", "schema", "state"):
         table.add_column(column, overflow="fold")
     for op in network.operators:
         state = "-"
         if op.stateful:
-            state = "convergent" if op.convergent else "not convergent: retained forever"
+            state = "convergent" if op.convergent else NOT_CONVERGENT
         reads = ", ".join(up.name for up in op.inputs if up is not None)
         table.add_row(op.name, op.kind, reads, compiled.schema.get(op.name, ""), state)
     console.print(table)
     for op in network.outputs:
         contract = op.contract
+        limit = "no time limit" if contract.within is None else f"within {contract.within}"
         console.print(
-            f"output {op.name}: within {contract.within or 'any time'}, loss at most "
-            f"{contract.loss:g}, order {contract.order}"
+            f"output {op.name}: {limit}, loss at most {contract.loss:g}, order {contract.order}"
         )
 
 
@@ -47,6 +49,17 @@ def contract_word(contract: dict[str, Any]) -> str:
     if contract["within"] is not None and contract["not_judged"] is not None:
         return f"not judged: {contract['not_judged']}"
     return "kept"
+
+
+def broken_text(output: str, contract: dict[str, Any]) -> str:
+    """How often and how badly a contract was broken during a run."""
+    times = "once" if contract["breaks"] == 1 else f"{contract['breaks']} times"
+    effects = []
+    if contract["breaks_of"]["within"]:
+        effects.append(f"buckets up to {contract['worst_ms']:.0f} ms overdue")
+    if contract["breaks_of"]["loss"]:
+        effects.append(f"{contract['lost_buckets']} buckets lost")
+    return f"{output}: contract broken {times}; {', '.join(effects)}"
 
 
 def show_report(report: Any, json_to: str | None) -> None:

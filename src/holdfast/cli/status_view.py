@@ -14,9 +14,14 @@ from rich.table import Table
 
 from holdfast.cli.show import contract_word
 from holdfast.clock import now_us
+from holdfast.core.quarantine import due_text
 
 DAY_S = 86_400.0
 _COLORS = {"STABLE": "green", "UP_FAILURE": "red"}
+#: States of a path as shown here; STABLE is shown as it is.
+_STATES = {"UP_FAILURE": "INPUT MISSING", "STABILIZATION": "CORRECTING"}
+#: Smallest difference between the source clock and the wall clock that is shown.
+_APART_MS = 100
 
 
 def show_status(status: dict[str, Any], *, as_json: bool) -> None:
@@ -110,17 +115,14 @@ class _View:
         """The problems that need attention, one line each."""
         status = self._status
         for name, source in status["sources"].items():
-            if source["restamped_rows"]:
+            if count := source["restamped_rows"]:
+                rows = "row was" if count == 1 else "rows were"
                 yield (
-                    f"[yellow]source {name}: {source['restamped_rows']} late rows were given a new "
-                    "time (late='restamp')[/yellow]"
+                    f"[yellow]source {name}: {count} late or future {rows} given a new time "
+                    "(late='restamp')[/yellow]"
                 )
-            if source["clock_steps"] or abs(source["clock_apart_ms"]) > 100:
-                yield (
-                    f"[yellow]source {name}: the system clock was stepped {source['clock_steps']} "
-                    f"times; the source clock is {source['clock_apart_ms'] / 1_000:.1f} s ahead of "
-                    "it[/yellow]"
-                )
+            if clock := _clock(source["clock_steps"], source["clock_apart_ms"]):
+                yield f"[yellow]source {name}: {clock}[/yellow]"
         for host, process in status.get("processes", {}).items():
             if not status["hosts"][host]:
                 yield f"host {host}: standby, pid {process['pid']}"
@@ -130,18 +132,12 @@ class _View:
             yield _unhealthy(part)
         for node, differences in status.get("differs", {}).items():
             for text in differences:
-                yield f"[red]node {node}: replicas differ:[/red] {escape(text)}"
+                yield f"[red]node {node}:[/red] {escape(text)}"
         for output, why in status.get("stopped", {}).items():
             reason = escape(why)
             yield f"[bold red]output {output} stopped, no replica is left:[/bold red] {reason}"
         for failure in status["failures"]:
-            dependents = ", ".join(failure["outputs"])
-            outcome = "failed" if failure["permanent"] else "failed and is retried"
-            color = "red" if failure["permanent"] else "yellow"
-            needed = f" (needed by {dependents})" if dependents else ""
-            yield escape(f"{failure['node']} {outcome}{needed}: {failure['message']}").join(
-                (f"[{color}]", f"[/{color}]")
-            )
+            yield _failure(failure, with_remedy=failure["node"] not in self._unhealthy)
         failed = {failure["node"] for failure in status["failures"]} | {*self._unhealthy}
         for node in status["nodes"]:
             if node.get("failure") and node.get("paths") and node["node"] not in failed:
@@ -199,17 +195,41 @@ def _seconds(seconds: float) -> str:
 
 def _state(path: dict[str, Any]) -> str:
     color = _COLORS.get(path["state"], "yellow")
-    return f"[{color}]{path['state']}[/{color}]"
+    return f"[{color}]{_STATES.get(path['state'], path['state'])}[/{color}]"
+
+
+def _clock(steps: int, apart_ms: float) -> str:
+    """Steps of the wall clock, and how far the source clock is from it; empty: nothing to say."""
+    parts = []
+    if steps:
+        parts.append(f"the wall clock stepped {_times(steps, 'time')}")
+    if abs(apart_ms) > _APART_MS:
+        where = "ahead of" if apart_ms > 0 else "behind"
+        parts.append(f"the source clock is {abs(apart_ms) / 1_000:.1f} s {where} the wall clock")
+    return "; ".join(parts)
+
+
+def _failure(failure: dict[str, Any], *, with_remedy: bool) -> str:
+    """The component, the outputs that need it, the error, and what to do."""
+    color = "red" if failure["permanent"] else "yellow"
+    outcome = "failed" if failure["permanent"] else "cannot continue and retries"
+    name = failure["node"] if " " in failure["node"] else f"node {failure['node']}"
+    dependents = ", ".join(failure["outputs"])
+    needed = f" (needed by {dependents})" if dependents else ""
+    text = failure["message"]
+    if with_remedy and failure["remedy"]:
+        text = f"{text.rstrip('.')}. {failure['remedy']}"
+    return f"[{color}]{escape(f'{name} {outcome}{needed}: {text}')}[/{color}]"
 
 
 def _unhealthy(part: dict[str, Any]) -> str:
-    """State of a component, its duration, the next retry, the reason, and what to do."""
+    """State of a component, its duration, the next restart, the reason, and what to do."""
     color = "red" if part["out"] else "yellow"
     state = [f"{part['state']} for {part['for_ms'] / 1_000:.0f} s"]
     if part["failures"] > 1:
         state.append(f"{part['failures']} failures in a row")
-    if part["retry_in_ms"] is not None:
-        state.append(f"next try in {part['retry_in_ms'] / 1_000:.0f} s")
+    if due := due_text(part["state"], part["retry_in_ms"]):
+        state.append(due)
     where = f" on {part['host']}" if part["what"] == "node" else ""
-    text = escape(f"{part['reason'].rstrip('.')}. To do: {part['remedy']}")
+    text = escape(f"{part['reason'].rstrip('.')}. Remedy: {part['remedy']}")
     return f"[{color}]{part['what']} {part['part']}{where} {', '.join(state)}[/{color}]: {text}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.cli.find import is_running, running
+from holdfast.cli.find import ask, is_running, running
 from holdfast.clock import monotonic_us
 from holdfast.edge.client import RETRY_S, BucketInfo, Client
 from holdfast.errors import InputError, SetupError, TransportError, Trimmed
@@ -92,11 +92,15 @@ class _Looking:
     def _watch(self) -> None:
         while not self._stop.wait(1.0):
             if not is_running(self._storage):
-                self._over = SetupError(f"no run is using {self._storage} any more")
+                self._over = SetupError(
+                    f"no run is using {self._storage} any more; start it again with `holdfast run`"
+                )
             subscriber = self._subscriber
             last_heartbeat_us = self._began_us if subscriber is None else subscriber.heard_us
             if monotonic_us() - last_heartbeat_us > 1e6 * GONE_S:
-                self._over = SetupError(f"no heartbeat from {self._stream!r} for {GONE_S:.0f} s")
+                self._over = SetupError(
+                    f"no heartbeat from {self._stream!r} for {GONE_S:.0f} s; see `holdfast status`"
+                )
             if self._over is not None:
                 self._stop.set()
 
@@ -104,7 +108,7 @@ class _Looking:
 def _producers(storage: str, stream: str) -> Connections:
     """Connections to the producers of a stream. Sources, and in a local run all streams, are in the
     process of the run."""
-    producers = running(storage).call(GetProducers(stream))
+    producers = ask(storage, GetProducers(stream))
     if not producers.known:
         outputs = ", ".join(producers.outputs) or "none"
         raise InputError(f"there is no output {stream!r} (outputs: {outputs})")
@@ -134,7 +138,9 @@ def _newest(storage: str, producers: Connections, stream: str) -> int | None:
             running(storage).call(GetProducers(stream))  # raises if the run has stopped
             last_answer_us = monotonic_us()
         if monotonic_us() - last_answer_us > 1e6 * GONE_S:
-            raise SetupError(f"no answer from the run on {storage} for {GONE_S:.0f} s")
+            raise SetupError(
+                f"no answer from the run on {storage} for {GONE_S:.0f} s; see `holdfast status`"
+            )
     return None if waited else newest
 
 

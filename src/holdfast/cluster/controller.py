@@ -157,9 +157,9 @@ class Controller:
             if changed:
                 self._refused[host] = (
                     f"host {host!r} differs from what this run was started with"
-                    f"{listed(changed, '; ')}. Undo the change, or stop the run to keep it: a "
-                    "changed query needs another storage (storage=, --storage), changed libraries "
-                    "need a start with accept_versions=True (--accept-versions)"
+                    f"{listed(changed, '; ')}. Undo the change. To keep the change, stop the run "
+                    "and start it again: a changed query with another storage (storage=, "
+                    "--storage), changed libraries with accept_versions=True (--accept-versions)"
                 )
                 raise IdentityMismatch(self._refused[host])
 
@@ -245,8 +245,9 @@ class Controller:
                 self._log.append(Counter("hosts", shared))
         elif counter("hosts") != shared:
             raise SetupError(
-                "this storage was created with another number of hosts; run with as many hosts as "
-                "before (hosts=, --hosts), or use another storage (storage=, --storage)"
+                f"hosts: expected {_shared(counter('hosts'))} as at the first start on this "
+                f"storage, found {_shared(shared)}; run with the same hosts= (--hosts), or use "
+                "another storage (storage=, --storage)"
             )
         for name in names:
             if counter(f"host.{name}") > len(self._hosts):
@@ -255,3 +256,8 @@ class Controller:
                     f"are only {len(self._hosts)} hosts now; run with as many standby hosts as "
                     "before (standby=, --standby), or use another storage (storage=, --storage)"
                 )
+
+
+def _shared(hosts: int) -> str:
+    """The number of hosts that share the nodes; 0: none do."""
+    return f"{hosts} hosts" if hosts else "one host per node"

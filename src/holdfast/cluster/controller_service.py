@@ -81,7 +81,10 @@ class ControllerService:
             except (LogError, TransportError) as err:  # retried in the next round
                 if str(err) != last_error:
                     last_error = str(err)
-                    _log.warning("no node can be declared dead at the moment, will retry: %s", err)
+                    _log.warning(
+                        "the controller cannot declare nodes dead, so producers wait for them and "
+                        "no standby takes over; retrying: %s", err,
+                    )  # fmt: skip
 
     def _judge(self) -> None:
         controller = self._controller

@@ -28,6 +28,7 @@ from holdfast.core.hosts import (
 from holdfast.core.membership import InstanceStatus
 from holdfast.core.quarantine import kind_of, reason_of
 from holdfast.errors import HoldfastError
+from holdfast.storage.segment import REMEDY
 from holdfast.streams.calls import Instance, Register, Registration
 from holdfast.streams.heartbeats import heartbeat_event
 
@@ -88,7 +89,8 @@ class HostLoop:
         }
         at = self._clock()
         unhealthy = {
-            name: condition.status(at) for name, condition in self._core.conditions.items()
+            name: condition.status(at, self.name)
+            for name, condition in self._core.conditions.items()
         }
         request = Register(self.name, self._epoch, tuple(instances.values()), unhealthy)
         try:
@@ -108,7 +110,9 @@ class HostLoop:
             if (position := node.position) is not None:
                 self._handle(NodeProgressed(self._clock(), name, position))
             if (err := node.error) is not None:
-                self._handle(NodeFailed(self._clock(), name, kind_of(err), reason_of(err)))
+                # The remedy for a damaged log is that of the condition, which knows the node.
+                reason = reason_of(err).removesuffix(f"; {REMEDY}")
+                self._handle(NodeFailed(self._clock(), name, kind_of(err), reason))
         with suppress(queue.Empty):
             while True:
                 self._handle(NodeStopped(self._clock(), self._stopped.get_nowait()))
@@ -145,6 +149,6 @@ class HostLoop:
         if report.condition is None:
             _log.info("node %s is healthy again", report.node)
         else:
-            status = report.condition.status(self._clock())
+            status = report.condition.status(self._clock(), self.name)
             level = logging.ERROR if status.quarantined else logging.WARNING
             _log.log(level, "node %s %s", report.node, status.text)

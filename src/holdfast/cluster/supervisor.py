@@ -311,7 +311,7 @@ class HostProcess:
         if condition is None:
             _log.info("host %s is healthy again", self.host)
         else:
-            status = condition.status(monotonic_us())
+            status = condition.status(monotonic_us(), self.host)
             level = logging.ERROR if status.quarantined else logging.WARNING
             _log.log(level, "host %s %s", self.host, status.text)
         self._reported(self.host, condition)

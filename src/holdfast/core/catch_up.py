@@ -296,7 +296,7 @@ class CatchUp:
 
     def _lost(self, why: str, at: int) -> str:
         waited_s = 0 if self._stuck_since is None else (at - self._stuck_since) / 1e6
-        since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
+        since = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
         return (
             f"node {self.name!r}: the state of the pair is lost: {why}{since}, and "
             f"{self._why_not_own()}. Restore the storage of {' or '.join(self._peers)}, or start "

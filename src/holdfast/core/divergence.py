@@ -89,9 +89,12 @@ class Difference:
     def text(self) -> str:
         others = ", ".join(f"{name} {_shown(digest)}" for name, digest in self.theirs.items())
         why = f" ({self.why})" if self.why else ""
+        remedy = ""
+        if self.state == "not deterministic":
+            remedy = "; find the function that is not deterministic"
         return (
-            f"bucket {self.bucket} of {self.stream!r} has different digests: here "
-            f"{_shown(self.own)}, {others}; {self.state}{why}"
+            f"bucket {self.bucket} of {self.stream!r} differs between replicas: here "
+            f"{_shown(self.own)}, {others}; own result: {self.state}{why}{remedy}"
         )
 
 

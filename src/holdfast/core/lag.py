@@ -108,8 +108,8 @@ class Lag:
             still_us, late_us = replica.heard_at - behind.moved_at, replica.heard_at - behind.since
             if still_us >= patience_us:
                 return (
-                    f"alive but makes no progress: path {path!r} has been at bucket {position} "
-                    f"for {still_us / 1e6:.1f} s, its peer {peer} is at {peer_position}"
+                    f"no progress although it sends heartbeats: path {path!r} has been at bucket "
+                    f"{position} for {still_us / 1e6:.1f} s, its peer {peer} is at {peer_position}"
                 )
             if position is None or peer_position is None:
                 continue
@@ -118,8 +118,9 @@ class Lag:
             )
             if far_behind and replica.heard_at - behind.nearer_at >= patience_us:
                 return (
-                    f"alive but falls behind: path {path!r} is at bucket {position}, where its "
-                    f"peer {peer} was {late_us / 1e6:.1f} s ago; the peer is now at {peer_position}"
+                    f"falls behind although it sends heartbeats: path {path!r} is at bucket "
+                    f"{position}, where its peer {peer} was {late_us / 1e6:.1f} s ago; the peer is "
+                    f"now at {peer_position}"
                 )
         return None
 

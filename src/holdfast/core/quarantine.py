@@ -55,6 +55,7 @@ class Policy:
     most_us: int
     #: Number of failures in a row that leads to quarantine.
     limit: int
+    #: What to do. HOST stands for the host of the component.
     remedy: str
     #: Restarted automatically; otherwise only when an operator requests it.
     repeated: bool = True
@@ -64,60 +65,62 @@ POLICIES: Mapping[Kind, Policy] = {
     # A peer or the controller is unreachable, or the instance was replaced.
     "transport": Policy(
         200_000, 5 * S, 20,
-        "the component is retried automatically; if the error persists, check the network between "
-        "the hosts",
+        "restarts automatically; if the error persists, check the network between the hosts",
     ),
     # Full, read-only, permission denied, EIO. Attempts are cheap, and a component that returns
     # early catches up early.
     "storage": Policy(
         500_000, 5 * S, 3,
-        "free or repair the storage; the component is retried automatically",
+        "restarts automatically; if the error persists, free or repair its storage",
     ),
     # The data differs from what was written, or the folder is missing: rebuilt where that is safe.
     "damaged": Policy(
         200_000, 60 * S, 3,
-        "its storage is rebuilt automatically; the damaged storage is retained beside it as "
-        "*.damaged-N. Check the disk",
+        "restarts automatically and rebuilds its storage; the damaged storage is retained beside "
+        "it as *.damaged-N. Check the disk",
     ),
     # No producer has the input data that the component needs.
     "inputs": Policy(
         500_000, 30 * S, 5,
-        "restore the named file from a backup; the component is retried automatically. Without "
-        "the file its rows are lost: start the network from scratch with another storage",
+        "restarts automatically; if the error persists, restore the missing files from a backup. "
+        "Without them their rows are lost: start the network from scratch with another --storage",
     ),
     # The environment: Java, ports, memory.
     "setup": Policy(
         5 * S, 60 * S, 1,
-        "correct the setup of the machine as described; the component is retried automatically",
+        "restarts automatically; correct the setup of the machine as described",
     ),
     # The query, its options and its storage do not match: a restart would fail again.
     "refused": Policy(
-        0, 0, 1, "fix the cause, then run `holdfast restart --host HOST`", repeated=False,
+        0, 0, 1,
+        "fix the cause, then run `holdfast restart --host HOST`. If the query itself must change, "
+        "stop the run and start it with another --storage",
+        repeated=False,
     ),
     # Any other error.
     "crash": Policy(
         100_000, 30 * S, 4,
-        "the component is retried automatically; details are in the log of its host. If a lack of "
-        "memory (Options.memory, `--memory`) is not the cause, please report it with that log",
+        "restarts automatically. See the log of its host: if memory is short, change `--memory` "
+        "(Options.memory); otherwise report it with that log",
     ),
     # Killed from outside, by an operator or the kernel.
     "killed": Policy(
         100_000, 30 * S, 4,
-        "the process is restarted automatically. If nobody killed it, the machine is short of "
-        "memory: lower Options.memory (`--memory`) or the number of hosts",
+        "restarts automatically. If nobody killed it, the machine is short of memory: lower "
+        "`--memory` (Options.memory) or the number of hosts",
     ),
     # Alive, but killed because heartbeats were missing for too long (`core.watchdog`).
     "hung": Policy(
         100_000, 30 * S, 4,
-        "the process is killed and restarted automatically. If this happens again, look for "
-        "swapping, a disk that hangs, or a debugger or SIGSTOP on its machine",
+        "is killed and restarts automatically. If this happens again, look for swapping, a disk "
+        "that hangs, or a debugger or SIGSTOP on its machine",
     ),
 }  # fmt: skip
 
 NOT_REBUILT = (
-    "restore its storage from a backup, or delete it to start empty. With "
-    "recovery='checkpoint' the storage is not rebuilt automatically, because upstream does not "
-    "retain the inputs for a rebuild"
+    "restore the folder of the node from a backup; the node restarts automatically. Its storage is "
+    "not rebuilt: with recovery='checkpoint', upstream does not retain the inputs. Without a "
+    "backup its state is lost: start the network from scratch with another --storage"
 )
 
 #: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not
@@ -179,7 +182,8 @@ class Condition:
     #: Failures in a row without progress between them.
     failures: int
     quarantined: bool
-    #: Time of the next restart. None: the component runs, or restarts only on request.
+    #: Time of the next restart; for a silent host, of its kill. None: the component runs, or
+    #: restarts only on request.
     retry_at: int | None
     #: The component runs and has made progress; only its recent crash loop is reported.
     works: bool = False
@@ -200,10 +204,11 @@ class Condition:
         """The component is not restarted automatically."""
         return self.out and not POLICIES[self.kind].repeated
 
-    def status(self, at: int) -> PartStatus:
+    def status(self, at: int, host: str) -> PartStatus:
+        """The condition of the host `host`, or of a node on it."""
         return PartStatus(
-            self.kind, self.reason, self.remedy, self.failures, self.quarantined, self.out,
-            self.final, (at - self.since) // 1_000,
+            self.kind, self.reason, self.remedy.replace("HOST", host), self.failures,
+            self.quarantined, self.out, self.final, (at - self.since) // 1_000,
             None if self.retry_at is None else max(0, self.retry_at - at) // 1_000,
         )  # fmt: skip
 
@@ -221,6 +226,7 @@ class PartStatus:
     out: bool
     final: bool
     for_ms: int
+    #: Time until the next restart; for a silent host, until it is killed.
     retry_in_ms: int | None
 
     @property
@@ -231,11 +237,18 @@ class PartStatus:
 
     @property
     def text(self) -> str:
-        """One line: state, reason, next restart and remedy."""
-        next_try = (
-            "" if self.retry_in_ms is None else f" (next try in {self.retry_in_ms / 1e3:.0f} s)"
-        )
-        return f"{self.state}{next_try}: {self.reason.rstrip('.')}. To do: {self.remedy}"
+        """One line: state, next restart, reason and remedy."""
+        due = due_text(self.state, self.retry_in_ms)
+        when = "" if due is None else f" ({due})"
+        return f"{self.state}{when}: {self.reason.rstrip('.')}. Remedy: {self.remedy}"
+
+
+def due_text(state: str, retry_in_ms: int | None) -> str | None:
+    """What happens next to a component, and when; None: nothing is due."""
+    if retry_in_ms is None:
+        return None
+    due_s = f"in {retry_in_ms / 1e3:.0f} s"
+    return f"killed {due_s} unless it responds" if state == "silent" else f"next restart {due_s}"
 
 
 # -- events ---------------------------------------------------------------------------------------

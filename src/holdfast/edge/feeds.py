@@ -24,7 +24,7 @@ from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import runs, times_us
 
 _log = logging.getLogger("holdfast.feeds")
-#: A generator skips a longer gap, caused by a suspended process or a stepped clock.
+#: A generator skips a longer gap, caused by a suspended process, a clock step or a paused source.
 GAP_US = 10_000_000
 #: Tokens of a replay: the prefix of the last pushed bucket; the token of the rows without a time,
 #: which are pushed first.
@@ -61,8 +61,11 @@ class Generate:
             if since < ends <= until:
                 until = ends
             if until - since > GAP_US:
-                _log.warning("source %s: no rows are generated for a clock gap of %.1f s",
-                             source.name, (until - since) / 1e6)  # fmt: skip
+                _log.warning(
+                    "source %s: its clock advanced %.1f s at once (suspended process, clock step, "
+                    "or paused source); no rows were generated for this gap",
+                    source.name, (until - since) / 1e6,
+                )  # fmt: skip
                 since = until - self.every_ms * 1_000
             if until > since:
                 source.push(self.fn(number, since, until))
@@ -217,7 +220,7 @@ def _done(action: Callable[[], None], source: Source, stop: threading.Event) -> 
             return True
         except (StorageFull, StorageDenied) as err:
             if not warned:
-                _log.warning("source %s: waiting for storage, will retry: %s", source.name, err)
+                _log.warning("source %s: paused, retrying every second: %s", source.name, err)
                 warned = True
         if stop.wait(FULL_S):
             return False

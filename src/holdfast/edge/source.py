@@ -363,7 +363,10 @@ class Source:
         if self.log.info(self.name).ended:
             retired = self.log.retired(self.name)
             state = "has ended" if retired is None else f"was retired ({retired.why})"
-            raise InputError(f"source {self.name!r} {state}; it takes no more rows")
+            raise InputError(
+                f"source {self.name!r} {state} and accepts no more rows; push them to a source "
+                "with another name"
+            )
 
     # -- closing buckets ------------------------------------------------------------------------
 
@@ -389,9 +392,10 @@ class Source:
 
     def _no_room(self) -> StorageFull:
         return StorageFull(
-            f"source {self.name!r} takes no more rows: the slowest consumer has not received the "
-            f"last {self._buffer_buckets} closed buckets (buffer_buckets). Restart the missing "
-            "component, retire a source that will not return, or raise buffer_buckets"
+            f"source {self.name!r} accepts no more rows: the slowest consumer has not received the "
+            f"last {self._buffer_buckets} closed buckets (buffer_buckets). See `holdfast status` "
+            "for what is missing: restart that component (`holdfast restart`), retire a source "
+            "that will not return (`holdfast retire`), or raise buffer_buckets"
         )
 
     def _close(self, upto: int) -> None:

@@ -186,7 +186,8 @@ def _compile(
             if time not in out.names:
                 raise InputError(
                     f"{op.name}, out: no time column {time!r} among the columns "
-                    f"{', '.join(out.names)}; results carry the time column of the input"
+                    f"{', '.join(out.names)}, but results carry the time column of the input; add "
+                    f"{time!r} to out="
                 )
             problem = check_time(out, time, of=f"{op.name}, out")
             if problem:

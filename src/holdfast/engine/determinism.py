@@ -152,7 +152,11 @@ def check_plan(df: DataFrame, of: str, *, whole_window: bool, python_udfs: bool)
         if name in ("GlobalLimit", "LocalLimit") and "Sort" not in names:
             raise NotDeterministic(
                 f"{of}: limit() without an order selects arbitrary rows; "
-                + ("use orderBy() first" if whole_window else "it does not work row by row either")
+                + (
+                    "use orderBy() first"
+                    if whole_window
+                    else "use orderBy() and limit() in .window(...).apply(fn)"
+                )
             )
         if name not in allowed:
             raise NotDeterministic(

@@ -54,7 +54,8 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
     if (cause := _storage_error(err, folder)) is not None:
         if isinstance(cause, StorageFull):
             return StorageFull(
-                f"no space left for a step; free disk space, the step is then retried. {text}"
+                f"{text.rstrip('.')}: no space left in the storage or in Spark's temporary folder; "
+                "free space, then the step is retried"
             )
         return type(cause)(f"{where}: {cause}")
     if not isinstance(err, PySparkException):

@@ -146,21 +146,34 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="CPU time per bucket without failures (ms)")
-    for column in ("block", "process+process", "ratio"):
-        shown.add_column(column, justify="right")
-    for row in result["pairs"]:
-        shown.add_row(f"{row['block_ms']:.1f}", f"{row['process_ms']:.1f}", f"{row['ratio']:.3f}")
-    lines = [f"Median ratio {result['cpu_ratio_median']:.3f}, bound {result['bound']}"]
+    shown = Table(title="Cost of protection without failures: median (range)")
+    for column in ("configuration", "CPU time per bucket (ms)", "ratio", "delay (ms)"):
+        shown.add_column(column, justify="left" if column == "configuration" else "right")
+    ratios = [row["ratio"] for row in result["pairs"]]
+    for policy in POLICIES:
+        shown.add_row(
+            f'on_failure="{policy}"', _spread([row[f"{policy}_ms"] for row in result["pairs"]], 1),
+            _spread(ratios, 3) if policy == "process" else "1", "",
+        )  # fmt: skip
+    single_ms = statistics.median(r["cpu_ms"] for r in result["replicas"] if r["replicas"] == 1)
     for replicas in REPLICAS:
         mine = [row for row in result["replicas"] if row["replicas"] == replicas]
-        cpu_ms, delay_ms = (
-            statistics.median(row[key] for row in mine) for key in ("cpu_ms", "delay_ms")
-        )
-        lines.append(f"replicas={replicas}: {cpu_ms:.0f} ms of CPU time per bucket of "
-                     f"{REPLICAS_BUCKET_MS} ms, median delay {delay_ms:.0f} ms")  # fmt: skip
-    shown.caption = "\n".join(lines)
+        cpu_ms = [row["cpu_ms"] for row in mine]
+        shown.add_row(
+            f"replicas={replicas}, {REPLICAS_BUCKET_MS} ms buckets", _spread(cpu_ms, 0),
+            f"{statistics.median(cpu_ms) / single_ms:.2f}",
+            _spread([row["delay_ms"] for row in mine], 0),
+        )  # fmt: skip
+    shown.caption = (
+        f"on_failure: {len(ratios)} interleaved runs of each policy; bound of the ratio "
+        f"{result['bound']}, mean ratio {result['cpu_ratio_mean']:.3f}"
+    )
     return shown
+
+
+def _spread(values: list[float], digits: int) -> str:
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def plot(result: dict[str, Any], folder: str) -> list[str]:

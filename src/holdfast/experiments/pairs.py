@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -358,7 +359,13 @@ def table(result: dict[str, Any]) -> Table:
                 f"s, longest gap {rolled['takeover_gap_ms']:.0f} of {rolled['bound_ms']:.0f} ms"
             )
     if "vs_plain" in result:
-        lines.append(pairs_cost.text(result))
+        lines += pairs_cost.text(result)
+        capacity = statistics.median(result["rows_per_s_done"]["flux"])
+        loads = sorted({1_000 * run["rows_per_bucket"] // BUCKET_MS for run in result["runs"]})
+        lines.append(
+            "load as a share of the capacity of pairs: "
+            + ", ".join(f"{load:,} packets/s {load / capacity:.0%}" for load in loads)
+        )
     shown.caption = "\n".join(lines)
     return shown
 

@@ -125,14 +125,21 @@ def _switches(running: Run) -> int:
     return sum(node.get("switches", 0) for node in nodes if node["node"] in paired)
 
 
-def text(result: dict[str, Any]) -> str:
-    medians = ", ".join(
-        f"{kind} {statistics.median(rates):,.0f}" for kind, rates in result["rows_per_s"].items()
-    )
-    return (
-        f"rows/s, median of {ROUNDS}: {medians}; flux is {result['vs_cluster_pairs']:.2f} of "
-        f"cluster pairs (paper: 0.90) and {result['vs_plain']:.2f} of plain (paper: 0.44), "
-        f"{result['vs_cluster_pairs_done']:.2f} and {result['vs_plain_done']:.2f} until all "
-        "replicas are done; "
-        f"replicas switched their producer {result['switches']} times without a failure"
-    )
+def text(result: dict[str, Any]) -> list[str]:
+    names = {"plain": "one replica", "clusters": "cluster pairs", "flux": "pairs"}
+
+    def rates(key: str) -> str:
+        return ", ".join(
+            f"{names[kind]} {statistics.median(of):,.0f} ({min(of):,} to {max(of):,})"
+            for kind, of in result[key].items()
+        )
+
+    return [
+        f"rows/s until the last result, median (range) of {ROUNDS}: {rates('rows_per_s')}",
+        f"rows/s until all replicas are done: {rates('rows_per_s_done')}",
+        f"pairs compared with cluster pairs: {result['vs_cluster_pairs']:.2f} until the last "
+        f"result, {result['vs_cluster_pairs_done']:.2f} until all are done (paper: 0.90)",
+        f"pairs compared with one replica: {result['vs_plain']:.2f} and "
+        f"{result['vs_plain_done']:.2f} (paper: 0.44)",
+        f"replicas switched their producer {result['switches']} times without a failure",
+    ]

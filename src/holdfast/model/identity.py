@@ -77,7 +77,9 @@ class Identity:
         if not (_are_parts(body["query"]) and _are_parts(body["protection"])
                 and _are_parts({"libraries": body["libraries"]})):  # fmt: skip
             raise SetupError(
-                f"{where}: expected an identity that maps names to texts; it is damaged"
+                f"{where}: expected an identity that maps names to texts, found other content; "
+                "restore the file from a backup, or delete it: the query is then checked against "
+                "the log of the controller"
             )
         return Identity(**body)
 

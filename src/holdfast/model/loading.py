@@ -21,7 +21,9 @@ def load(app: str) -> Network:
     try:
         if target.endswith(".py") or os.path.sep in target:
             if not os.path.exists(target):
-                raise SetupError(f"there is no application file {target}")
+                raise SetupError(
+                    f"there is no application file {target} in {os.getcwd()}; check the path"
+                )
             name = "holdfast_app_" + os.path.splitext(os.path.basename(target))[0]
             spec = importlib.util.spec_from_file_location(name, target)
             assert spec is not None
@@ -39,20 +41,33 @@ def load(app: str) -> Network:
         raise SetupError(
             f"application {app!r} cannot be imported: {type(err).__name__}: {err}{_where(err)}"
         ) from err
-    if attribute:
-        network = getattr(module, attribute, None)
-        if not isinstance(network, Network):
-            raise SetupError(f"application {app!r}: {attribute!r} is not a hf.Network")
-        return network
     networks = {
         id(value): (key, value) for key, value in vars(module).items() if isinstance(value, Network)
     }
-    if len(networks) != 1:
-        names = ", ".join(key for key, _ in networks.values()) or "none"
+    if attribute:
+        network = getattr(module, attribute, None)
+        if not isinstance(network, Network):
+            found = type(network).__name__ if hasattr(module, attribute) else "no such name"
+            raise SetupError(
+                f"application {app!r}: expected {attribute!r} to be an hf.Network, found {found}; "
+                f"the networks of {target} are: {_names(networks)}"
+            )
+        return network
+    if not networks:
         raise SetupError(
-            f"application {app!r} has {len(networks)} networks ({names}); name one as {target}:name"
+            f"application {app!r} has no hf.Network at module level; assign one, such as "
+            "net = hf.Network('name')"
+        )
+    if len(networks) > 1:
+        raise SetupError(
+            f"application {app!r} has {len(networks)} networks ({_names(networks)}); choose one "
+            f"with {target}:NAME"
         )
     return next(iter(networks.values()))[1]
+
+
+def _names(networks: dict[int, tuple[str, Network]]) -> str:
+    return ", ".join(key for key, _ in networks.values()) or "none"
 
 
 def _where(err: Exception) -> str:

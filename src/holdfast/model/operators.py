@@ -61,8 +61,8 @@ class Source(Operator):
     grace_us: int = 0
     #: With clock `data`: after this time without rows the source clock closes buckets; None: never.
     idle_us: int | None = None
-    #: Which time closes buckets. `wall`: the system clock; `data`: the rows themselves; `live`: a
-    #: feed that follows the system clock; `manual`: `advance()`, with any time.
+    #: Which time closes buckets. `wall`: the wall clock; `data`: the rows themselves; `live`: a
+    #: feed that follows the wall clock; `manual`: `advance()`, with any time.
     clock: str = "wall"
 
 

@@ -217,8 +217,8 @@ def _delays(network: Network) -> list[str]:
         if within is not None and within < network.width_us:
             violations.append(
                 f"{op.name}: its contract promises results within {op.contract.within}, but a "
-                f"bucket already lasts {duration_text(network.width_us)}; raise `within` or make "
-                "the buckets shorter"
+                f"bucket already lasts {duration_text(network.width_us)}; raise `within` to at "
+                f"least {duration_text(network.width_us)}, or make the buckets shorter"
             )
             continue
         for source in _sources_above(op):
@@ -227,8 +227,8 @@ def _delays(network: Network) -> list[str]:
                 violations.append(
                     f"{op.name}: its contract promises results within {op.contract.within}, but "
                     f"buckets of {duration_text(network.width_us)} of source {source.name} are "
-                    f"closed {duration_text(source.grace_us)} after their end; raise `within`, or "
-                    "give the source a shorter grace="
+                    f"closed {duration_text(source.grace_us)} after their end; raise `within` to "
+                    f"at least {duration_text(closed_us)}, or give the source a shorter grace="
                 )
     return violations
 
@@ -268,11 +268,10 @@ def _patience(network: Network) -> list[str]:
         if limits is not None and alpha * limits.own_us < least_us:
             smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
             violations.append(
-                f"protect({name!r}): a max_delay of {duration_text(limits.own_us)} is too short "
-                f"for buckets of {duration_text(network.width_us)}: results would turn tentative "
-                f"without any failure; the smallest max_delay is {duration_text(smallest_us)}: "
-                "raise `within` (divided among the fragments on the route) or max_delay, or make "
-                "the buckets shorter"
+                f"protect({name!r}): its max_delay is {duration_text(limits.own_us)} (max_delay=, "
+                f"or its share of `within`), but buckets of {duration_text(network.width_us)} need "
+                f"at least {duration_text(smallest_us)}, or results become tentative without a "
+                "failure; raise max_delay or `within`, or make the buckets shorter"
             )
     return violations
 
@@ -309,14 +308,12 @@ def _partitions(network: Network) -> list[str]:
         by = _exchanged_by(op)
         keys = _keys_of(op)
         if keys is not None and not by <= set(keys):
+            combined = f"rows by {', '.join(keys)}" if keys else "all rows"
+            remedy = "split by some of its keys" if keys else "run it in another fragment"
             violations.append(
-                f"{op.name}: rows that it combines are in different partitions of fragment "
-                f"{op.fragment!r}, which is split by {', '.join(sorted(by))}; "
-                + (
-                    f"its keys are {', '.join(keys)}: split by some of those"
-                    if keys
-                    else "it has no keys: run it in another fragment"
-                )
+                f"{op.name} combines {combined}, but fragment {op.fragment!r} is split by "
+                f"{', '.join(sorted(by))}, so rows that belong together are in different "
+                f"partitions; {remedy}"
             )
     return violations
 

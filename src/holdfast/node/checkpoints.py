@@ -33,13 +33,14 @@ class Checkpoints:
             if version.plan != plan:
                 raise HoldfastError(
                     f"node {self._node!r}: its storage holds the state of another query (path "
-                    f"{path.name!r}); use another storage, or delete this one to start empty"
+                    f"{path.name!r}); use another storage (storage=, --storage), or, with "
+                    f"recovery='replay', delete {self._log.root}: the node is then rebuilt"
                 )
             try:
                 self._engine.check(version)
             except LogError as err:
-                _log.warning("node %s: skipped unusable checkpoint at bucket %s: %s",
-                             self._node, bucket, err)  # fmt: skip
+                _log.warning("node %s: the checkpoint at bucket %s is unusable, trying an older "
+                             "one: %s; check the disk", self._node, bucket, err)  # fmt: skip
                 continue
             self.newest[path.name] = version
             return version

@@ -348,7 +348,7 @@ class Performer:
         self.tentative_failures += 1
         trouble = f"a tentative step failed: {type(err).__name__}: {err}"
         if self.trouble != trouble:
-            _log.warning("node %s: %s", self.name, trouble)
+            _log.warning("node %s: %s; the step is retried", self.name, trouble)
         self.trouble = trouble
 
     def _finished_recomputation(

@@ -32,7 +32,6 @@ from holdfast.errors import (
     InputsLost,
     LogCorrupted,
     LogError,
-    ProtocolViolation,
     SegmentLost,
     TransportError,
 )
@@ -389,9 +388,8 @@ class Node:
         if isinstance(err, HoldfastError):
             _log.error("node %s stopped: %s", self.name, err)
         else:
-            _log.error("node %s stopped by an internal error", self.name, exc_info=err)
-            if not isinstance(err, ProtocolViolation):
-                _log.error("please report this error, with the log of the node")
+            _log.error("node %s stopped by an internal error; please report it with this log",
+                       self.name, exc_info=err)  # fmt: skip
         self._stop.set()
         self.failed(err)
         self.ended.set()

@@ -47,7 +47,7 @@ class Parts:
     def hosts(self) -> dict[str, PartStatus]:
         at = monotonic_us()
         conditions = {host: process.condition for host, process in list(self._processes.items())}
-        return {host: one.status(at) for host, one in conditions.items() if one is not None}
+        return {host: one.status(at, host) for host, one in conditions.items() if one is not None}
 
     def nodes(self) -> dict[str, PartStatus]:
         return {
@@ -126,8 +126,7 @@ class Parts:
 
 
 def _body(what: str, part: str, host: str, status: PartStatus) -> dict[str, Any]:
-    body = {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
-    return body | {"remedy": status.remedy.replace("HOST", host)}
+    return {"part": part, "what": what, "host": host, "state": status.state} | asdict(status)
 
 
 def _out(status: PartStatus, final: bool) -> bool:

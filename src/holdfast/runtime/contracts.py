@@ -113,17 +113,19 @@ class Monitor:
 
     def text(self, action: core.Action) -> str:
         """The action as one line of text."""
-        contract = self._outputs[action.output].op.contract
+        contract, output = self._outputs[action.output].op.contract, f"output {action.output}"
         promise = f"{action.promise} {getattr(contract, action.promise)}"
         match action:
             case core.Broken(promise="within"):
                 overdue = f"bucket {action.bucket} is {action.overdue_us / 1_000:.1f} ms overdue"
-                return f"output {action.output}: BROKEN {promise}: {overdue}; {action.why}"
+                return f"{output}: contract BROKEN ({promise}): {overdue}; {action.why}"
             case core.Broken():
-                return f"output {action.output}: BROKEN {promise}: {action.why}"
+                return f"{output}: contract BROKEN ({promise}): {action.why}"
             case core.Kept():
-                after = f"after {action.broken_for_us / 1e6:.1f}s, up to bucket {action.bucket}"
-                return f"output {action.output}: {promise} is kept again {after}"
+                return (
+                    f"{output}: contract kept again ({promise}), was broken for "
+                    f"{action.broken_for_us / 1e6:.1f} s; received up to bucket {action.bucket}"
+                )
 
     # -- checking ---------------------------------------------------------------------------------
 

@@ -37,9 +37,11 @@ class Failure:
     user_location: str | None
     #: Microseconds since 1970.
     at: int
-    #: False: the component is retried, and the failure ends when a retry succeeds.
+    #: False: the component retries, and the failure ends when a retry succeeds.
     permanent: bool
     error: BaseException | None = field(default=None, repr=False, compare=False)
+    #: What to do, if the reporter knows it.
+    advice: str | None = None
 
     @property
     def kind(self) -> str:
@@ -54,13 +56,14 @@ class Failure:
             "user_location": self.user_location,
             "at": self.at,
             "permanent": self.permanent,
+            "remedy": self.remedy if self.permanent else None,
         }
 
     def text(self) -> str:
         """One line: the component, the error, and what to do next."""
         component = f"{self.kind} {self.node.rpartition(' ')[2]!r}"
         if not self.permanent:
-            return f"{component} failed and is retried: {self.message}"
+            return f"{component} cannot continue and retries: {self.message}"
         return f"{component} failed: {self.message.rstrip('.')}. {self.remedy}"
 
     @property
@@ -76,7 +79,9 @@ class Failure:
             return "Correct the function and start the run again"
         if ours:
             return "Report this bug in Holdfast with its log, and start the run again"
-        return "Resolve this problem and start the run again"
+        if self.advice is not None:
+            return self.advice[0].upper() + self.advice[1:]
+        return "Fix the cause and start the run again"
 
 
 class Failures:
@@ -112,10 +117,11 @@ class Failures:
         *,
         permanent: bool = True,
         user_location: str | None = None,
+        advice: str | None = None,
     ) -> Failure:
         """Report a failure. It remains valid until a newer instance of the component registers, or
         until `recovered` is called."""
-        failure = self._made(node, error, permanent, user_location)
+        failure = self._made(node, error, permanent, user_location, advice)
         with self._lock:
             self._held[node] = failure, self._epoch(node)
         self.tell()
@@ -166,7 +172,7 @@ class Failures:
         if not failures or len(failures) < len(causes):
             return None
         return _error(
-            f"source {source!r} takes no more rows: no consumer of the source is left", failures[0]
+            f"source {source!r} accepts no more rows: no consumer of it is left", failures[0]
         )
 
     def tell(self) -> None:
@@ -198,6 +204,7 @@ class Failures:
         error: BaseException | str,
         permanent: bool,
         user_location: str | None = None,
+        advice: str | None = None,
     ) -> Failure:
         message, cause, location = str(error), None, user_location
         if isinstance(error, BaseException):
@@ -209,7 +216,7 @@ class Failures:
         if location is not None and location not in message:
             message = f"{message}, at {location}"
         outputs = tuple(name for name, members in self._needs.items() if node in members)
-        return Failure(node, outputs, message, location, now_us(), permanent, cause)
+        return Failure(node, outputs, message, location, now_us(), permanent, cause, advice)
 
     def _members(self, output: str) -> set[str]:
         nodes_of, members = producers_of(self._network), {f"client {output}"}

@@ -30,6 +30,7 @@ from holdfast.cluster.controller_service import ControllerService
 from holdfast.cluster.supervisor import HostProcess
 from holdfast.config import Options
 from holdfast.core.contract_monitor import Action
+from holdfast.core.quarantine import reason_of
 from holdfast.edge.client import Client
 from holdfast.edge.feeds import run_clock
 from holdfast.edge.source import Source
@@ -113,7 +114,8 @@ class Run:
             )
         if deployment == "local" and options is not None and options.hosts is not None:
             raise InputError(
-                "hosts: expected deployment='processes', found 'local', which runs in one process"
+                "hosts: expected deployment='processes', found 'local', which runs in one process; "
+                "set deployment='processes' (--deployment processes), or remove hosts"
             )
         network.check()
         network = physical(network)
@@ -455,7 +457,8 @@ class Run:
         replica stop."""
         lost_nodes = self.parts.gone(final=True)
         for node in lost_nodes.keys() - self._noted:
-            self.failures.report(node, lost_nodes[node][1].reason)
+            status = lost_nodes[node][1]
+            self.failures.report(node, status.reason, advice=status.remedy)
         for node in self._noted - lost_nodes.keys():
             self.failures.recovered(node)
         self._noted = set(lost_nodes)
@@ -468,8 +471,8 @@ class Run:
                 pass  # no consumer of its rows is left
             except Exception as err:
                 if not self._stop.is_set():
-                    _log.error("thread %s stopped: %s", name, err)
                     component = f"thread {name}" if source is None else member(source)
+                    _log.error("%s stopped: %s", component, reason_of(err))
                     self.failures.report(component, err)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)

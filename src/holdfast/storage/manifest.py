@@ -1,6 +1,6 @@
 """The manifest: the append-only file of records that is the single source of truth of a log.
 
-    HOLDFAST 1\\n
+    HOLDFAST 2\\n
     u32 length | u32 crc32(length, payload) | payload: JSON list of records      (little endian)
     ...
 
@@ -36,6 +36,7 @@ HEADER = _MAGIC + str(FORMAT).encode() + b"\n"
 _PREFIX = struct.Struct("<II")
 #: Records per frame of a rewritten manifest. The rewrite is atomic because of its rename.
 _REWRITE_RECORDS = 1_000
+_REOPEN = "check the disk. A host restarts its node by itself; otherwise start the run again"
 
 
 def frame(payload: bytes) -> bytes:
@@ -168,7 +169,9 @@ class Manifest:
             try:
                 self._file.truncate(self._good)
             except OSError as second:
-                self._poison = f"an append failed ({err!r}) and was not rolled back ({second!r})"
+                self._poison = (
+                    f"an append failed ({err!r}) and was not rolled back ({second!r}); {_REOPEN}"
+                )
             if isinstance(err, OSError):
                 raise storage_error(err, self.path) from err
             raise
@@ -190,7 +193,9 @@ class Manifest:
                 file = self._disk.open_append(self.path, fsync=self._fsync)
         except LogError as err:
             if not self._file.in_place():
-                self._poison = f"a rewrite failed, and the content of the file is uncertain ({err})"
+                self._poison = (
+                    f"a rewrite failed, and the content of the file is uncertain ({err}); {_REOPEN}"
+                )
             raise
         with suppress(OSError):
             self._file.close()
@@ -203,4 +208,4 @@ class Manifest:
 
     def _refuse_if_poisoned(self) -> None:
         if self._poison is not None:
-            raise LogUnusable(f"{self.path}: refused to append: {self._poison}; restart the node")
+            raise LogUnusable(f"{self.path}: nothing can be appended: {self._poison}")

@@ -98,7 +98,8 @@ def _marker(path: str) -> dict[str, Any] | None:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise SetupError(
             f"{file}: expected a marker file of Holdfast, found foreign or damaged content; "
-            "restore the file from a backup, or delete it (each log also records its query)"
+            "restore the file from a backup, or delete it: the query is then checked against the "
+            "log of the controller"
         ) from None
     if version != FORMAT:
         raise SetupError(

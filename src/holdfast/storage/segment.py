@@ -21,7 +21,11 @@ from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import canonical, digest, times_us
 
-REMEDY = "restore the storage from a backup, or delete it so that the node is rebuilt by replay"
+#: Also for logs of sources and clients, which nothing rebuilds.
+REMEDY = (
+    "restore the folder of this log from a backup. Delete it only if it belongs to a node with "
+    "recovery='replay' or to a replica of a pair: such a node is then rebuilt"
+)
 #: Below this number of rows, decoding columns in several threads costs more than it saves.
 _THREADS_FROM_ROWS = 50_000
 

@@ -321,10 +321,7 @@ class Log:
         with self.changed:
             state = self._stream(stream)
             if state.starts_at <= state.trimmed_upto and from_bucket <= state.trimmed_upto:
-                raise Trimmed(
-                    f"stream {stream!r} cannot be read from bucket {from_bucket}: all consumers "
-                    f"released the buckets up to bucket {state.trimmed_upto}, which are deleted"
-                )
+                raise Trimmed.before(state.trimmed_upto + 1, stream, from_bucket)
             return state.between(from_bucket, upto)
 
     def tentative(
@@ -382,8 +379,8 @@ class Log:
             last = state.acks.get(consumer)
             if last is not None and epoch < last.epoch:
                 raise StaleEpoch(
-                    f"consumer {consumer!r} of stream {stream!r} reported epoch {epoch}, but its "
-                    f"instance of epoch {last.epoch} is known; the older one must stop"
+                    f"consumer {consumer!r} of stream {stream!r}: epoch {epoch} was replaced by "
+                    f"epoch {last.epoch}; the older instance must stop"
                 )
             if last is not None and epoch == last.epoch:
                 fold(self._state, ack)

@@ -61,7 +61,7 @@ def answered(act: Callable[[], T]) -> T:
     try:
         return act()
     except LogError as err:
-        raise TransportError(f"the peer cannot answer because of a storage error: {err}") from err
+        raise TransportError(f"the server cannot answer because of a storage error: {err}") from err
 
 
 @dataclass(slots=True)
@@ -157,10 +157,7 @@ class Service:
         info = log.info(stream)
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
-            raise Trimmed(
-                f"stream {stream!r} cannot be read from bucket {from_bucket}: all consumers have "
-                f"released the buckets before {oldest}, which are deleted"
-            )
+            raise Trimmed.before(oldest, stream, from_bucket)
         cursor = Cursor(
             oldest if from_bucket is None else from_bucket,
             None if tentative_after is None else tentative_after + 1,

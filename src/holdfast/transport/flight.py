@@ -92,7 +92,7 @@ def _refusals() -> Iterator[None]:
         raise
     except Exception as err:
         _log.exception("a request failed with an internal error")
-        error = TransportError(f"the peer failed ({type(err).__name__}); see its log")
+        error = TransportError(f"the server failed ({type(err).__name__}); see its log")
         raise flight.FlightServerError(wire.error_body(error)) from None
 
 

@@ -59,5 +59,5 @@ class InProcess:
 
     def _open(self) -> Service:
         if self._closed or self._service.stopping.is_set():
-            raise TransportError("the connection to the peer is closed")
+            raise TransportError("the connection to the server is closed")
         return self._service

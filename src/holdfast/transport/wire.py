@@ -81,8 +81,8 @@ def decode(
         raise error(f"expected a {expected} message, found {codec.shown(kind)}")
     if type(version) is not int or version != FORMAT:
         raise error(
-            f"the peer uses wire format {codec.shown(version)}, this process {FORMAT}; run the "
-            "same version on both sides"
+            f"the other process uses wire format {codec.shown(version)}, this process {FORMAT}; "
+            "run the same version of Holdfast on both sides"
         )
     return kind, message
 

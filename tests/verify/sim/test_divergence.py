@@ -75,7 +75,9 @@ def flip_result(node: NodeProcess) -> None:
 def flip_state(node: NodeProcess) -> None:
     """Damages a state file that the node continues from and that no checkpoint refers to."""
     performer = node.performer
-    durable = {name for version in performer._durable.values() for name in version.files()}
+    durable = {
+        name for version in performer.checkpoints.newest.values() for name in version.files()
+    }
     (name, *_) = [
         name
         for version in performer.versions.values()
@@ -100,7 +102,7 @@ def test_a_replica_that_computed_wrong_rows_is_refuted_and_rebuilt() -> None:
     broken = Broken("pairs-1", "lower.0@2", flip_result)
     (at, node, why), *_ = broken.refuted()
     assert node == "lower.0@2" and at < 12 * S + 4 * S
-    assert "has different digests: here" in why and "recomputation" in why
+    assert "differs between replicas: here" in why and "recomputation" in why
     assert broken.events_of("caught up, state from", "lower.0@2")
     assert broken.node.is_up and not broken.node.performer.comparison.differences
     assert not broken.failed() - GIVEN

@@ -25,7 +25,7 @@ def events_of(outcome: Outcome, process: str, event: str) -> list[int]:
 
 def evicted(outcome: Outcome, node: str) -> bool:
     declarations = [more for _, _, text, more in outcome.world.trace if text == "declares dead"]
-    return any(name == node and "makes no progress" in why for name, why in declarations)
+    return any(name == node and "no progress although" in why for name, why in declarations)
 
 
 def longest_wait_us(outcome: Outcome, from_us: int, to_us: int) -> int:

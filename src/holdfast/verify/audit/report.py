@@ -18,6 +18,15 @@ from holdfast.verify.audit.compare import EXAMPLES, Comparison, Delay, order_bre
 
 #: `unknown`: the data for a verdict is missing; the report names the missing data.
 Verdict = Literal["ok", "failed", "unknown"]
+#: The levels of `model.levels` in a few words.
+_LEGEND = {
+    "LOLE": "every row arrived, and no other",
+    "LILO": "LF is the share of rows that arrived, EF the share of wrong and duplicated rows",
+    "DEFR": "no delay",
+    "LIDE": "longest delay after the time of the row",
+    "IASO": "rows of each output in order",
+    "IESO": "rows of all outputs in order",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,12 @@ class Report:
         plain: dict[str, Any] = json.loads(json.dumps(report, default=str))
         return plain
 
+    def _legend(self) -> str:
+        """The meaning of the levels in the report."""
+        reached = {*self.levels, *(level for output in self.outputs for level in output.levels)}
+        names = {level.partition("(")[0] for level in reached}
+        return "; ".join(f"{name}: {text}" for name, text in _LEGEND.items() if name in names)
+
     def text(self) -> str:
         lines = [f"audit of {self.network}: {self.headline}", ""]
         lines += _table(
@@ -174,13 +189,13 @@ class Report:
             [_output_row(output) for output in self.outputs],
         )  # fmt: skip
         if self.levels:
-            lines += ["", f"all outputs together: {' '.join(self.levels)}"]
+            lines += ["", f"all outputs together: {' '.join(self.levels)}", self._legend()]
         delays = [row for output in self.outputs for row in _delay_rows(output)]
         if delays:
             lines += ["", *_table(["delay", "since", "p50", "p95", "p99", "max"], delays)]
         if self.sources:
             head = ["source", "rows", "late", "future", "no time", "restamped", "dead letters",
-                    "closed up to"]  # fmt: skip
+                    "complete up to"]  # fmt: skip
             lines += ["", *_table(head, [_source_row(source) for source in self.sources])]
         for output in self.outputs:
             remarks = [*([output.unknown] if output.unknown else []), *output.broken, *output.notes]

@@ -2,15 +2,9 @@
 
 Events in, actions out; the driver performs the actions in order. Each path waits for complete
 buckets (`SUnion`), runs them in groups, appends the results, writes checkpoints, and acknowledges
-its inputs with two positions, *received* and *released*, of which only the second allows trimming.
+its inputs with two positions, *received* and *released*, of which only the second allows trimming
+(`retention`).
 `consistency` decides what runs without complete buckets, and how those results are corrected.
-
-The released position depends on the recovery mode:
-`replay`      An empty node must be able to rebuild its state and every output that its consumers
-              still need. Inputs are retained for the extent of the windows before the slowest
-              consumer, or from the first bucket on if an operator is not convergent.
-`checkpoint`  The inputs after the newest durable state version suffice.
-`pairs`       As `checkpoint`; without checkpoints a lost replica is rebuilt from its peer.
 """
 
 from __future__ import annotations
@@ -51,6 +45,7 @@ from holdfast.core.progress_events import (
     Unpaired,
     Wake,
 )
+from holdfast.core.retention import released_upto
 from holdfast.core.sunion import FOREVER
 from holdfast.core.wake_ups import Alarm
 from holdfast.errors import ProtocolViolation
@@ -479,22 +474,8 @@ class Progress:
 
     def _needed(self, path: PathState) -> int:
         """Last bucket of the inputs that this path has released."""
-        assert path.position is not None
-        keep_from = min(path.needs_from, path.position + 1)
-        if path.consistency.position is not None:
-            keep_from = min(keep_from, path.consistency.needs_from)
-        if self.recovery == "pairs" and not (self.unpaired or self.checkpoint_buckets):
-            return keep_from - 1
-        if self.recovery in ("checkpoint", "pairs"):
-            keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
-            return keep_from - 1
-        if not path.plan.convergent:
-            return path.origin - 1
-        delivered = min(
-            (self._delivered.get(output, path.origin - 1) for output in path.plan.outputs),
-            default=path.origin - 1,
-        )
-        keep_from = min(keep_from, delivered + 1 - path.plan.extent)
-        if self.checkpoint_buckets:
-            keep_from = min(keep_from, path.durable[1] if path.durable else path.origin)
-        return max(keep_from, path.origin) - 1
+        delivered = [self._delivered.get(name, path.origin - 1) for name in path.plan.outputs]
+        return released_upto(
+            path, self.recovery, unpaired=self.unpaired, checkpoints=bool(self.checkpoint_buckets),
+            delivered=min(delivered, default=path.origin - 1),
+        )  # fmt: skip

@@ -1,9 +1,18 @@
-"""What a producer retains for a pair of consumers (Flux sections 3.2.2, 5.3.2). Pure.
+"""What may be deleted: what a node releases of its inputs, and what a producer retains for a pair
+of consumers. Pure. The log deletes what all its consumers have released.
 
-Each replica of the pair reports up to which bucket it has released a stream: the inputs before its
-newest checkpoint. A producer deletes what both replicas have released. Therefore *each disk of the
-pair, together with what the producers retain, can rebuild everything that was not acknowledged
-downstream*. One disk may be lost, and the other one is enough.
+**A node** acknowledges its inputs with a released position. It depends on the recovery mode:
+
+`replay`      An empty node must be able to rebuild its state and every output that its consumers
+              still need. Inputs are retained for the extent of the windows before the slowest
+              consumer, or from the first bucket on if an operator is not convergent.
+`checkpoint`  The inputs after the newest durable state version suffice.
+`pairs`       As `checkpoint`; without checkpoints a lost replica is rebuilt from its peer.
+
+**A pair** (Flux sections 3.2.2, 5.3.2). Each replica reports up to which bucket it has released a
+stream: the inputs before its newest checkpoint. A producer deletes what both replicas have
+released. Therefore *each disk of the pair, together with what the producers retain, can rebuild
+everything that was not acknowledged downstream*. One disk may be lost, and the other one is enough.
 
 The same must hold while one replica is dead, because its disk may return or may be lost:
 
@@ -24,7 +33,30 @@ from typing import NamedTuple
 
 from holdfast.core.catch_up_events import LEASE_US
 from holdfast.core.membership import InstanceStatus
+from holdfast.core.path_state import PathState
 from holdfast.core.sunion import FOREVER
+
+
+def released_upto(
+    path: PathState, recovery: str, *, unpaired: bool, checkpoints: bool, delivered: int
+) -> int:
+    """Last bucket of its inputs that a path has released. `delivered`: the last bucket that all
+    consumers of all its outputs have released."""
+    assert path.position is not None
+    keep_from = min(path.needs_from, path.position + 1)
+    if path.consistency.position is not None:
+        keep_from = min(keep_from, path.consistency.needs_from)
+    durable_from = path.durable[1] if path.durable else path.origin
+    if recovery == "pairs" and not (unpaired or checkpoints):
+        return keep_from - 1
+    if recovery in ("checkpoint", "pairs"):
+        return min(keep_from, durable_from) - 1
+    if not path.plan.convergent:
+        return path.origin - 1
+    keep_from = min(keep_from, delivered + 1 - path.plan.extent)
+    if checkpoints:
+        keep_from = min(keep_from, durable_from)
+    return max(keep_from, path.origin) - 1
 
 
 class Position(NamedTuple):

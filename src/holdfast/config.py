@@ -37,6 +37,10 @@ def duration_text(us: int) -> str:
     return f"{us}us"
 
 
+#: Interval between two heartbeats of a host to the controller.
+HOST_HEARTBEAT_US = 500_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How a network is run. The computed results do not depend on any option."""

@@ -119,6 +119,10 @@ class Trimmed(HoldfastError):
         )
 
 
+class RolledBack(HoldfastError):
+    """The log of a source is an older copy: a consumer has received buckets that it lacks."""
+
+
 class InputsLost(HoldfastError):
     """Files of a producer that a node reads by reference are gone. A new subscription recovers."""
 

@@ -241,6 +241,16 @@ def test_property_1_the_last_buckets_of_an_ended_stream_are_given_in_time() -> N
     assert handle(core, tentative_done(1_210, 6), Tick(9_999)) == []  # the stream has ended
 
 
+def test_property_1_an_input_that_ends_in_the_future_is_no_failure_of_the_others() -> None:
+    """Its last row was ahead of the clock. Only the next bucket is due."""
+    core = stable(plan_of(PROCESS))
+    handle(core, came(100, "s1", 5), came(100, "s2", 5), done(150, 5))
+    handle(core, BoundaryArrived(200, "s1", 60, ended=True))
+    assert handle(core, came(300, "s2", 6)) == [Run("p", 6, 6, spent_us=100)]
+    assert handle(core, done(350, 6), Tick(9_999), came(10_000, "s2", 7))[0] == Run("p", 7, 7)
+    assert core.paths["p"].consistency.line == 0
+
+
 # -- figure 6: trees ------------------------------------------------------------------------------
 
 
@@ -725,5 +735,5 @@ def test_streams_that_end_during_a_failure_are_corrected_before_the_path_ends() 
         STABILIZATION,
         Run("p", 5, 6, spent_us=100),
     ]
-    assert handle(core, done(1_400, 6)) == [Leave("p"), End("p")]
+    assert handle(core, done(1_400, 6)) == [Leave("p"), STABLE, End("p")]
     assert handle(core, Tick(9_999)) == []

@@ -397,7 +397,9 @@ def test_a_path_that_has_ended_neither_asks_nor_promises() -> None:
         actions = handle(core, BoundaryArrived(1_200, stream, 5, ended=True))
     assert actions[0] == Ask("p", 1, 4)
     handle(core, answered(1_300, "away"))
-    assert handle(core, done(1_400, 5)) == [Leave("p"), End("p"), Ask("p", 1, 5, done=True)]
+    assert handle(core, done(1_400, 5)) == [
+        Leave("p"), STABLE, End("p"), Ask("p", 1, 5, done=True),
+    ]  # fmt: skip
     assert handle(core, answered(1_500, "refused"), asked(1_600)) == [Reply(7, "away")]
 
 

@@ -277,6 +277,28 @@ def test_open_windows_close_after_all_inputs_ended_and_then_the_path_ends() -> N
     assert core.handle(StepDone(3, "out", 9, needs_from=10, horizon=9))[-1] == End("out")
 
 
+def test_a_path_that_resumes_at_the_end_of_its_inputs_still_closes_its_windows() -> None:
+    """Only a step tells which windows are open, so a resumed path runs one before it ends."""
+    core = Progress([PATH], resumed=RESUMED)
+    core.handle(Began(0))
+    core.handle(BoundaryArrived(1, "s1", 42, ended=True))
+    assert core.handle(BoundaryArrived(1, "s2", 42, ended=True)) == [Run("out", 43, 43)]
+    actions = core.handle(StepDone(2, "out", 43, needs_from=40, horizon=45))
+    assert actions[-1] == Run("out", 44, 45)
+    actions = core.handle(StepDone(3, "out", 45, needs_from=46, horizon=45))
+    assert actions[-2:] == [IS_STABLE, End("out")]
+
+
+def test_an_input_that_ends_without_any_bucket_does_not_extend_the_path() -> None:
+    """A source was retired before its first row: its stream starts at the wall clock."""
+    core = Progress([PATH])
+    core.handle(opened("s1", 0))
+    core.handle(opened("s2", 1_000_000))
+    core.handle(BoundaryArrived(1, "s2", 999_999, ended=True))
+    assert core.handle(BoundaryArrived(1, "s1", 5, ended=True)) == [Run("out", 0, 5)]
+    assert core.handle(StepDone(2, "out", 5, needs_from=6, horizon=5))[-1] == End("out")
+
+
 def test_the_result_of_a_step_that_was_not_started_is_a_protocol_violation() -> None:
     core = started()
     with pytest.raises(ProtocolViolation, match="expected the running step"):

@@ -217,7 +217,7 @@ def test_a_requested_stop_is_not_a_failure() -> None:
         (LogCorrupted("rot"), "damaged"),
         (StorageLost("gone"), "damaged"),
         (InputsLost("gone"), "inputs"),
-        (Trimmed("gone"), "inputs"),
+        (Trimmed("an older copy of the storage"), "damaged"),
         (SetupError("no Java"), "setup"),
         (NotDeterministic("rand"), "refused"),
         (HoldfastError("another query"), "refused"),

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.replica_selector import LAG_BUCKETS
+from holdfast.core.replica_selector import LAG_BUCKETS, STEP_US, ReplicaSelector, Status
 from holdfast.core.subscription import Delivered, Switched
 from holdfast.types import OutputState
 from tests.core.subscriptions import REPLICAS, STABILIZATION, STABLE, UP_FAILURE, Consumer
+
+S = 1_000_000
 
 # -- section 3.3: selection of a replica ----------------------------------------------------------
 
@@ -134,9 +136,45 @@ def test_corrections_are_read_from_the_replica_that_has_the_most() -> None:
 
 def test_no_replica_is_read_for_corrections_beside_a_stable_one() -> None:
     consumer = Consumer()
-    consumer.hears("a", STABLE)
+    consumer.hears("a", STABLE, 18)
     assert consumer.hears("b", STABILIZATION, 20) == []
     assert consumer.correcting is None
+
+
+def test_a_stuck_stable_replica_does_not_hide_one_that_is_correcting_and_ahead() -> None:
+    consumer = Consumer()
+    consumer.hears("a", STABLE, 9)
+    assert consumer.hears("b", STABILIZATION, 11) == []
+    assert consumer.hears("b", STABILIZATION, 12) == ["reads b"]
+    assert consumer.hears("b", STABLE, 13) == []
+
+
+def test_a_replica_that_starts_far_behind_is_not_read_instead_of_a_stuck_one() -> None:
+    consumer = Consumer()
+    consumer.hears("a", STABLE, 9)
+    assert consumer.hears("b", STABILIZATION, 5) == []
+    assert consumer.hears("b", STABILIZATION, 9) == []
+
+
+def test_with_wide_buckets_a_replica_without_progress_is_left_after_ten_seconds() -> None:
+    """Three buckets may take minutes."""
+    selector = ReplicaSelector(["a", "b"])
+    selector.heard(0, "a", Status(STABLE, 5))
+    selector.heard(0, "b", Status(STABLE, 5))
+    assert selector.choose(0, 6).main == "a"
+    selector.heard(S, "b", Status(STABLE, 6))
+    assert selector.choose(S, 6).main == "a"
+    assert selector.choose(S + STEP_US - 1, 6).main == "a"
+    assert selector.choose(S + STEP_US, 6).main == "b"
+
+
+def test_a_slow_replica_that_makes_progress_is_not_left() -> None:
+    selector = ReplicaSelector(["a", "b"])
+    for bucket in range(5):
+        at = bucket * STEP_US
+        selector.heard(at, "a", Status(STABLE, bucket))
+        selector.heard(at, "b", Status(STABLE, bucket + 1))
+        assert selector.choose(at, bucket).main == "a"
 
 
 # -- stable replicas that are behind --------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import InputError, NetworkError
-from holdfast.model.fragments import check_recovery, recovery_of
+from holdfast.model.fragments import check_options, recovery_of
 from holdfast.model.trees import Patience, patience
 
 SCHEMA = "ts timestamp, k string, x double"
@@ -102,12 +102,36 @@ def test_a_fragment_overrides_the_recovery_of_the_options() -> None:
     assert recovery_of(net, "first", hf.Options(recovery="checkpoint")) == "checkpoint"
 
 
+def test_silence_must_allow_for_a_lost_heartbeat_of_a_host() -> None:
+    net = two_fragments()
+    short = hf.Options(heartbeat="100ms", silence="1400ms")
+    check_options(net, short)
+    net.protect("second", replicas=2, replication="pairs")
+    with pytest.raises(InputError, match="silence: '1400ms' must be at least 1500ms with pairs"):
+        check_options(net, short)
+    check_options(net, hf.Options(heartbeat="100ms", silence="1500ms"))
+
+
+def test_max_delay_must_cover_the_difference_between_the_grace_of_two_sources() -> None:
+    def network(max_delay: str) -> hf.Network:
+        net = hf.Network("graces", bucket="500ms")
+        quick = net.source("quick", "ts timestamp", time="ts", grace="0s")
+        slow = net.source("slow", "ts timestamp", time="ts", grace="2s")
+        net.output("both", net.union(quick, slow))
+        net.protect("main", on_failure="process", max_delay=max_delay)
+        return net
+
+    with pytest.raises(hf.NetworkError, match="`grace` differs by 2s need at least 3056ms"):
+        network("3s").check()
+    network("3056ms").check()
+
+
 def test_recovery_from_disabled_checkpoints_is_refused() -> None:
     net = two_fragments()
     disabled = hf.Options(checkpoint_buckets=0)
-    check_recovery(net, disabled)
+    check_options(net, disabled)
     with pytest.raises(InputError, match="of fragment 'first' needs checkpoint_buckets >= 1"):
-        check_recovery(net, hf.Options(checkpoint_buckets=0, recovery="checkpoint"))
+        check_options(net, hf.Options(checkpoint_buckets=0, recovery="checkpoint"))
     net.protect("second", recovery="checkpoint")
     with pytest.raises(InputError, match="of fragment 'second' needs checkpoint_buckets >= 1"):
         hf.run(net, options=disabled)

@@ -577,5 +577,8 @@ def test_a_stream_that_starts_with_a_gap_records_the_gap_when_it_is_opened(tmp_p
     assert (info.starts_at, info.complete_upto, info.trimmed_upto) == (3, 7, 7)
     with pytest.raises(Trimmed):
         log.segments("s", 5, 8)
-    assert log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=9).complete_upto == 7
+    info = log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=5)
+    assert (info.complete_upto, info.trimmed_upto) == (7, 7)
+    info = log.open_stream("s", "ts timestamp", "ts", 3, gone_upto=9)  # an older copy of the log
+    assert (info.complete_upto, info.trimmed_upto) == (9, 9)
     log.close()

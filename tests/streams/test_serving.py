@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast.core.membership import InstanceStatus
+from holdfast.errors import RolledBack
 from holdfast.storage import Boundary, Log
 from holdfast.streams.serving import Service
 
@@ -37,3 +40,17 @@ def test_a_new_instance_that_holds_during_the_take_over_of_its_predecessor_is_wa
     service.lost({"r@2": InstanceStatus(1, 1, 1)}, 0)
     service.acknowledge("s", "r", 9, 9, 1)
     assert log.trimmable("s") <= 5, "the new instance has not received anything yet"
+
+
+def test_a_source_whose_log_is_an_older_copy_refuses_consumers_that_are_ahead(
+    tmp_path: Path,
+) -> None:
+    log = Log.open(tmp_path, "s", fsync="never")
+    log.open_stream("s", "ts timestamp", "ts", 0)
+    log.append(Boundary("s", 4))
+    service = Service(logs={"s": log})
+    assert service.begin("s", 10) is not None, "a node that is being rebuilt may be behind"
+    service.pushes["s"] = lambda table, token, flush: None
+    assert service.begin("s", 5) is not None
+    with pytest.raises(RolledBack, match="ends at bucket 4, but a consumer has received bucket 9"):
+        service.begin("s", 10)

@@ -233,6 +233,15 @@ def test_3_2_recomputing_a_bucket_without_its_rows_raises_not_deterministic(
     assert given(soutput)[0] == {0: [1], 1: [2]}
 
 
+def test_a_replay_beyond_the_logged_end_writes_nothing(soutput: SOutput) -> None:
+    stable(soutput, 0, 1, rows(0, 1))
+    soutput.log.append(Ended("out"), Ended("side"))
+    stable(soutput, 0, 4, rows(0, 1))
+    assert given(soutput)[0] == {0: [1]} and soutput.log.info("out").complete_upto == 1
+    with pytest.raises(NotDeterministic, match="output 'out', bucket 3"):
+        stable(soutput, 0, 4, rows(0, 1), rows(3, 3))
+
+
 def test_3_4_1_results_of_runs_that_rebuild_a_state_are_dropped(soutput: SOutput) -> None:
     """Undo/redo starts from an empty state, so its first results are not valid."""
     stable(soutput, 0, 3, rows(2, 1), rows(3, 2))

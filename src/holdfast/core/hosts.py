@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, assert_never
 
+from holdfast.config import HOST_HEARTBEAT_US
 from holdfast.core import quarantine as q
 from holdfast.core.quarantine import EXIT_CODES, Condition, Kind, Quarantine
 from holdfast.frozen import dataclass
 
-#: Interval between two heartbeats.
-HEARTBEAT_US = 500_000
+HEARTBEAT_US = HOST_HEARTBEAT_US
 #: A host terminates when its controller has been absent for this long.
 ORPHANED_US = 10_000_000
 #: Upper bound of the absence counted between two heartbeats: the process of the host itself may

@@ -28,7 +28,8 @@ class PathState:
     durable: tuple[int, int] | None = None
     #: Bucket and number of rows, oldest first, of inputs that have not been processed.
     waiting: list[tuple[int, int]] = field(default_factory=list)
-    horizon: int = 0
+    #: Last bucket that may have results without further input; None before the first step.
+    horizon: int | None = None
     #: Greatest boundary of any input.
     ended_upto: int | None = None
     ended: bool = False

@@ -188,7 +188,6 @@ class Progress:
                 )
             ]
         path.position = bucket
-        path.horizon = bucket
         actions: list[Action] = [Start(plan.name, bucket, path.origin, valid_from)]
         if self.buffer_buckets or self.recovery == "pairs":
             # Producers need the first position: with bounded buffers they wait for this node, and
@@ -212,8 +211,10 @@ class Progress:
                 )
             for bucket in event.rows:
                 insort(path.waiting, bucket)
-            ended_upto = path.ended_upto
-            path.ended_upto = event.upto if ended_upto is None else max(ended_upto, event.upto)
+            starts_at, _ = path.origins.get(event.stream, (event.upto, 0))
+            if not event.ended or event.upto >= starts_at:  # else the input ended without a bucket
+                before = path.ended_upto
+                path.ended_upto = event.upto if before is None else max(before, event.upto)
             if path.position is not None:
                 actions += self._next(path, event.at)
         return actions
@@ -260,7 +261,8 @@ class Progress:
     def _asked(self, event: Asked) -> list[Action]:
         path = self.paths[event.path]
         consistency = path.consistency
-        able = path.position is not None and consistency.answers(event.at)
+        started = path.position is not None and not path.ended
+        able = started and consistency.answers(event.at)
         wants = consistency.state is OutputState.UP_FAILURE
         newest = path.sunion.newest() or 0  # unused without inputs: `able` is then False
         answer = consistency.promises.asked(event, newest, able=able, wants=wants)
@@ -305,12 +307,16 @@ class Progress:
         assert path.position is not None
         consistency, ended = path.consistency, complete >= FOREVER
         if ended:
-            assert path.ended_upto is not None
-            complete = max(path.ended_upto, path.horizon)
+            last = path.position if path.ended_upto is None else path.ended_upto
+            # A resumed path learns only from a step which windows and timers are still open.
+            unknown = path.position + 1 if path.horizon is None else path.horizon
+            complete = max(last, unknown)
         if complete <= path.position:
             if ended:
                 path.ended = True
-                return [End(path.plan.name)]
+                corrects = consistency.state is OutputState.STABILIZATION
+                stable = self._change(path, OutputState.STABLE) if corrects else []
+                return [*stable, End(path.plan.name)]
             if consistency.state is OutputState.STABILIZATION and path.sunion.heard_all:
                 # No further complete bucket: the correction is done, or inputs are missing again.
                 over = consistency.position is None
@@ -331,11 +337,11 @@ class Progress:
         if consistency.forgotten:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
-        hi, rows, buckets, last = upto, 0, 0, None
+        hi, rows, buckets, counted = upto, 0, 0, None
         for bucket, count in path.waiting:  # one entry per bucket and input
             if bucket > upto:
                 break
-            rows, buckets, last = rows + count, buckets + (bucket != last), bucket
+            rows, buckets, counted = rows + count, buckets + (bucket != counted), bucket
             too_many = buckets > self.group_buckets_max or rows > self.group_rows_max
             if too_many and bucket > path.position + 1 and buckets > 1:
                 hi = bucket - 1

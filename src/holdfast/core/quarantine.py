@@ -141,9 +141,10 @@ def kind_of(err: BaseException) -> Kind:
     match err:
         case TransportError() | StaleEpoch():
             return "transport"
-        case InputsLost() | Trimmed():
+        case InputsLost():
             return "inputs"
-        case LogCorrupted() | StorageLost() | Refuted():
+        # Trimmed: the node has released these buckets, so its storage is an older copy.
+        case LogCorrupted() | StorageLost() | Refuted() | Trimmed():
             return "damaged"
         case LogError() | OSError():
             return "storage"

@@ -83,6 +83,8 @@ class ReplicaSelector:
         #: A STABLE replica that is this many buckets behind loses its rank to a tentative one.
         self.too_far = max(LAG_BUCKETS, tolerance_buckets + 1)
         self._known: dict[str, _Known] = {}
+        #: Position of a replica that is behind another one, and since when it has been there.
+        self._behind: dict[str, tuple[int, int]] = {}
         self.choice = Choice()
 
     def knows(self, replica: str) -> bool:
@@ -140,9 +142,23 @@ class ReplicaSelector:
         if first is None:
             return None
         equal = [entry for entry in entries if rank[entry.replica] == rank[first.replica]]
-        if self._furthest(first, equal, now) - first.status.reached >= LAG_BUCKETS:
+        lag = self._furthest(first, equal, now) - first.status.reached
+        if lag >= LAG_BUCKETS or self._is_stuck(first, lag, now):
             return max(equal, key=lambda entry: entry.status.reached).replica
         return first.replica
+
+    def _is_stuck(self, entry: _Known, lag: int, now: int) -> bool:
+        """Where buckets are wide, `LAG_BUCKETS` of them take long: a replica is also left when it
+        has made no progress for `STEP_US` while another one was ahead."""
+        if lag < 1:
+            self._behind.pop(entry.replica, None)
+            return False
+        reached = entry.status.reached
+        at, since = self._behind.setdefault(entry.replica, (reached, now))
+        if at != reached:
+            self._behind[entry.replica] = reached, now
+            return False
+        return now - since >= STEP_US
 
     def _rank(self, entry: _Known, now: int) -> int:
         status = entry.status
@@ -153,8 +169,8 @@ class ReplicaSelector:
         if status.state is OutputState.UP_FAILURE:
             # A replica that makes no progress has no new results.
             furthest = self._furthest(entry, self._known.values(), now)
-            return 4 if furthest - status.reached >= self.too_far else 1
-        return 3
+            return 3 if furthest - status.reached >= self.too_far else 1
+        return 2  # the furthest one of these and of the STABLE replicas that are too far behind
 
     def _furthest(self, entry: _Known, others: Iterable[_Known], now: int) -> int:
         """Position of the furthest replica. For the local replica: the position that it can be

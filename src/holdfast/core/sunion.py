@@ -69,6 +69,8 @@ class SUnion:
         self.complete_upto: dict[str, int | None] = dict.fromkeys(inputs)
         #: Last bucket of each input that has ended; its boundary is then FOREVER.
         self.ended_at: dict[str, int] = {}
+        #: Last bucket of such an input that was due when it ended; None: no bucket was due.
+        self._due_at_end: dict[str, int | None] = {}
         #: Last tentative bucket of each input, and the tentative buckets that may still be used.
         self.tentative_upto: dict[str, int] = {}
         self._tentative_inputs: dict[str, list[_TentativeInput]] = {stream: [] for stream in inputs}
@@ -114,7 +116,12 @@ class SUnion:
         complete = self.complete_upto[stream]
         self._heard.add(stream)
         if ended:
-            self._arrived(stream, upto, at, spent_us)
+            if stream not in self.ended_at:
+                # The end may be in the future: only the next bucket counts as due.
+                due = None if complete is None else min(upto, complete + 1)
+                if due is not None:
+                    self._arrived(stream, due, at, spent_us)
+                self._due_at_end[stream] = due
             self.ended_at[stream], upto = upto, FOREVER
         elif self._resumed_at is not None and upto <= self._resumed_at:
             return
@@ -173,8 +180,10 @@ class SUnion:
         self.rate[stream] = newest * weight + (before or 0.0) * (1.0 - weight)
 
     def newest(self) -> int | None:
-        """The newest bucket that is available on any input."""
-        positions = [self.ended_at.get(s, self.available(s)) for s in self.complete_upto]
+        """The newest bucket that is due on any input. The end of an input may be in the future."""
+        if len(self.ended_at) == len(self.complete_upto):
+            return max(self.ended_at.values())
+        positions = [self._due_at_end.get(s, self.available(s)) for s in self.complete_upto]
         return max((upto for upto in positions if upto is not None), default=None)
 
     def available(self, stream: str) -> int | None:
@@ -241,7 +250,8 @@ class SUnion:
         for held in self._held.values():
             while held and held[0].until <= at:
                 upto = held.popleft().upto
-                self._expired_upto = max(upto, self._expired_upto or upto)
+                last = self._expired_upto
+                self._expired_upto = upto if last is None else max(upto, last)
         return self._expired_upto
 
     def is_overdue(self, after: int, at: int) -> bool:

@@ -265,14 +265,15 @@ class Client:
         self._note_tentative(upto if self._standing is None else max(upto, self._standing))
         inputs, rows = delivery.partial
         for bucket, table in self._buckets(delivery, Stability.TENTATIVE).items():
-            self.tentative_upto = bucket
-            self._tentative_buckets.append(bucket)
-            self.tentative_rows += table.num_rows
+            if not self._tentative_buckets or bucket > self._tentative_buckets[-1]:
+                self._tentative_buckets.append(bucket)
+                self.tentative_rows += table.num_rows
             yield table, self._info(
                 bucket, Stability.TENTATIVE, table.num_rows,
                 missing=delivery.missing, inputs_share=inputs, rows_share=rows,
                 replaces=self._is_inherited(bucket),
             )  # fmt: skip
+            self.tentative_upto = bucket
         if upto > self._known():
             self.tentative_upto = upto
 

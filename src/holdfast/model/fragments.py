@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.config import Options, RecoveryPolicy
+from holdfast.config import HOST_HEARTBEAT_US, Options, RecoveryPolicy
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
@@ -87,8 +87,15 @@ def recovery_of(network: Network, fragment: str, options: Options) -> RecoveryPo
     return network.protection(fragment).recovery or options.recovery
 
 
-def check_recovery(network: Network, options: Options) -> None:
-    """Raise InputError if a fragment recovers from checkpoints but checkpoints are disabled."""
+def check_options(network: Network, options: Options) -> None:
+    """Raise InputError if a fragment recovers from checkpoints but checkpoints are disabled, or if
+    `silence` is too short for the heartbeats of hosts, which decide over replicas of pairs."""
+    if pairs_of(network) and options.silence_s < 3 * HOST_HEARTBEAT_US / 1e6:
+        raise InputError(
+            f"silence: {options.silence!r} must be at least {3 * HOST_HEARTBEAT_US // 1_000}ms "
+            "with pairs: hosts send two heartbeats per second, and one lost heartbeat does not "
+            "mean death"
+        )
     names = {fragment.name for fragment in fragments(network)}
     checkpointed = [name for name in names if recovery_of(network, name, options) == "checkpoint"]
     if checkpointed and options.checkpoint_buckets == 0:

@@ -256,24 +256,44 @@ def _protections(network: Network) -> list[str]:
 
 def _patience(network: Network) -> list[str]:
     """`max_delay` must exceed the delays that occur without any failure. The first rows of a bucket
-    are one bucket width old when the bucket closes, and inputs do not arrive simultaneously."""
-    from holdfast.model.trees import patience  # imports this module
+    are one bucket width old when the bucket closes, and inputs do not arrive simultaneously: a
+    source with a longer `grace` closes its buckets later."""
+    from holdfast.model.fragments import fragments  # import this module
+    from holdfast.model.trees import patience
 
     if _cycles(network) or _ports(network):
         return []
     violations = []
-    least_us = 3 * network.width_us // 2
-    for name, limits in patience(network).items():
+    limits_of = patience(network)
+    for part in fragments(network):
+        name, limits = part.name, limits_of[part.name]
         alpha = network.protection(name).wait_share
+        spread_us = max(_spread_us(network, path.inputs) for path in part.paths)
+        least_us = 3 * network.width_us // 2 + spread_us
         if limits is not None and alpha * limits.own_us < least_us:
             smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
+            differs = f" and inputs whose `grace` differs by {duration_text(spread_us)}"
             violations.append(
                 f"protect({name!r}): its max_delay is {duration_text(limits.own_us)} (max_delay=, "
-                f"or its share of `within`), but buckets of {duration_text(network.width_us)} need "
-                f"at least {duration_text(smallest_us)}, or results become tentative without a "
-                "failure; raise max_delay or `within`, or make the buckets shorter"
+                f"or its share of `within`), but buckets of {duration_text(network.width_us)}"
+                f"{differs if spread_us else ''} need at least {duration_text(smallest_us)}, or "
+                "results become tentative without a failure; raise max_delay or `within`, or make "
+                "the buckets shorter"
             )
     return violations
+
+
+def _spread_us(network: Network, inputs: tuple[str, ...]) -> int:
+    """How much later than others one of these inputs arrives because of `grace`."""
+    by_name = {op.name: op for op in network.operators}
+
+    def late_us(op: ops.Operator) -> int:
+        if isinstance(op, ops.Source):
+            return op.grace_us if op.clock == "wall" else 0
+        return max((late_us(other) for other in op.inputs if other is not None), default=0)
+
+    lates_us = [late_us(by_name[stream]) for stream in inputs if stream in by_name]
+    return max(lates_us, default=0) - min(lates_us, default=0)
 
 
 def _partitions(network: Network) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from holdfast.core.divergence import (
     extended,
 )
 from holdfast.engine.state import Version
-from holdfast.errors import Refuted, Trimmed
+from holdfast.errors import LogError, Refuted, Trimmed
 from holdfast.model.fragments import Fragment
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import (
@@ -32,12 +33,14 @@ from holdfast.node.node_events import (
     Recomputation,
     StepEngine,
 )
-from holdfast.storage import Log
+from holdfast.storage import Counter, Log
 from holdfast.streams.calls import Digests
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 
 _log = logging.getLogger("holdfast.node")
+#: Counter in the log of a node whose results were refuted.
+REFUTED = "refuted"
 
 
 class Comparison:
@@ -53,6 +56,8 @@ class Comparison:
         replicas: int,
     ) -> None:
         self._name, self._log, self._carrier = name, log, carrier
+        if log.counter(REFUTED):
+            raise Refuted(f"node {name!r}: recomputation has refuted the results in its storage")
         self._path_of = {out: path.name for path in fragment.paths for out in path.outputs}
         self._core = Divergence(name, replicas)
         #: Versions that recomputations start from: their files and inputs must be retained.
@@ -113,6 +118,9 @@ class Comparison:
                 case CompareInputs():
                     self._carrier.compare_inputs(self._path_of[action.stream], action.stream)
                 case Refute():
+                    # A restart for another reason must not continue with these results.
+                    with suppress(LogError):
+                        self._log.append(Counter(REFUTED, 1))
                     raise Refuted(
                         f"node {self._name!r}: {action.why}. The node is rebuilt, and its old "
                         "storage is moved aside; check the memory and the disk of its host"

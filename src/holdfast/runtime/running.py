@@ -43,7 +43,7 @@ from holdfast.errors import (
 )
 from holdfast.model.fragments import (
     Fragment,
-    check_recovery,
+    check_options,
     fragments,
     pairs_of,
     producers_for,
@@ -119,7 +119,7 @@ class Run:
             )
         network.check()
         network = physical(network)
-        check_recovery(network, options or Options())
+        check_options(network, options or Options())
         #: Identity of the network; computed before any function of the application is called.
         self.identity = identity_of(network)
         self._accept_versions = accept_versions

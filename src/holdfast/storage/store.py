@@ -213,7 +213,7 @@ class Log:
     ) -> StreamInfo:
         """Opens the stream. An existing stream keeps its contents and its original `starts_at`.
 
-        `gone_upto`: in a new stream, buckets up to this one count as trimmed instead of empty.
+        `gone_upto`: buckets up to this one that the log does not have count as trimmed, not empty.
         """
         with self.changed:
             state = self._state.streams.get(stream)
@@ -230,6 +230,9 @@ class Log:
                 f"but declared as '{schema}' with {time!r}; return to the logged schema, or give "
                 "the stream another name"
             )
+        elif gone_upto is not None and self.info(stream).complete_upto < gone_upto:
+            # An older copy of the storage: the missing buckets existed, so they are not empty.
+            self.append(Boundary(stream, gone_upto), Trim(stream, gone_upto))
         return self.info(stream)
 
     def streams(self) -> list[str]:

@@ -24,6 +24,7 @@ from holdfast.errors import (
     InputError,
     LogCorrupted,
     LogError,
+    RolledBack,
     SegmentLost,
     StaleEpoch,
     TransportError,
@@ -155,6 +156,14 @@ class Service:
         if not log.has(stream):
             return None
         info = log.info(stream)
+        received = info.complete_upto if from_bucket is None else from_bucket - 1
+        if stream in self.pushes and received > info.complete_upto:
+            # A source makes a bucket durable before any consumer receives it.
+            raise RolledBack(
+                f"source {stream!r}: its log ends at bucket {info.complete_upto}, but a consumer "
+                f"has received bucket {received}: the log is an older copy. Restore its newest "
+                "copy, or start the run with another storage"
+            )
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
             raise Trimmed.before(oldest, stream, from_bucket)

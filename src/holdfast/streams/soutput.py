@@ -60,7 +60,7 @@ class SOutput:
                     info = self.log.info(output)
                     replaced += self.log.tentative(output, upto=run.hi)[0]
                     records += [Added(segment) for segment in written[output]]
-                    if run.hi > info.complete_upto:
+                    if run.hi > info.complete_upto and not info.ended:
                         records.append(Boundary(output, run.hi))
                 self.log.append(*records)
         except LogError:
@@ -104,7 +104,8 @@ class SOutput:
     def _compare(self, output: str, results: list[tuple[int, Any]], lo: int, hi: int) -> None:
         """Compare recomputed buckets with the log, including buckets without rows."""
         info = self.log.info(output)
-        lo, hi = max(lo, info.trimmed_upto + 1), min(hi, info.complete_upto)
+        lo = max(lo, info.trimmed_upto + 1)
+        hi = hi if info.ended else min(hi, info.complete_upto)  # nothing follows the end
         if lo > hi:
             return
         segments = self.log.segments(output, lo, hi)

@@ -120,7 +120,7 @@ class Trimmed(HoldfastError):
 
 
 class RolledBack(HoldfastError):
-    """The log of a source is an older copy: a consumer has received buckets that it lacks."""
+    """The log of a source is an older copy: a consumer has received buckets that it does not have."""
 
 
 class InputsLost(HoldfastError):

@@ -120,7 +120,7 @@ class Trimmed(HoldfastError):
 
 
 class RolledBack(HoldfastError):
-    """The log of a source is an older copy: a consumer has received buckets that it does not have."""
+    """The log of a source is an older copy: a consumer has received more than it holds."""
 
 
 class InputsLost(HoldfastError):

@@ -69,8 +69,11 @@ def test_a_second_client_of_the_same_name_is_refused_with_the_remedy(run: hf.Run
 
 
 def test_clients_that_are_not_durable_need_no_name(run: hf.Run) -> None:
+    """They only watch: the position of the durable client does not depend on them."""
     names = [run.client("pages", durable=False).name for _ in range(3)]
-    assert names == ["client-pages", "client-pages#2", "client-pages#3"]
+    assert names == ["client-pages~1", "client-pages~2", "client-pages~3"]
+    assert not run.service.consumers.get("pages", set()) & set(names)
+    assert run.client("pages").name == "client-pages"
 
 
 def test_client_names_that_are_not_valid_file_names_are_refused(run: hf.Run) -> None:

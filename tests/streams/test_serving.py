@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.membership import InstanceStatus
-from holdfast.errors import RolledBack
+from holdfast.errors import InputError, RolledBack
 from holdfast.storage import Boundary, Log
+from holdfast.streams.calls import Acknowledge
 from holdfast.streams.serving import Service
 
 
@@ -54,3 +55,15 @@ def test_a_source_whose_log_is_an_older_copy_refuses_consumers_that_are_ahead(
     assert service.begin("s", 5) is not None
     with pytest.raises(RolledBack, match="ends at bucket 4, but a consumer has received bucket 9"):
         service.begin("s", 10)
+
+
+def test_acknowledgements_of_unknown_consumers_are_refused(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, "node", fsync="never")
+    log.open_stream("out", "ts timestamp", "ts", 0)
+    log.append(Boundary("out", 9))
+    service = Service(logs={"out": log}, consumers={"out": {"client-out", "next"}})
+    for consumer in ("next", "client-out", "client-out+dashboard"):
+        service._acknowledge(Acknowledge("out", consumer, 5, 5, 1))
+    with pytest.raises(InputError, match=r"no consumer 'nobody'; .* client-out, next"):
+        service._acknowledge(Acknowledge("out", "nobody", 0, 0, 1))
+    assert log.trimmable("out") == 5

@@ -79,9 +79,11 @@ class Client:
         from_bucket: int | None = None,
         tentative: bool = False,
         tolerance_buckets: int = 0,
+        acknowledges: bool = True,
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.output, self.width_us = output, width_us
+        self._acknowledges = acknowledges
         self.name = name or f"client-{output}"
         self._producers = producers
         self._log = log
@@ -355,7 +357,7 @@ class Client:
 
     def _acknowledge(self) -> None:
         """Acknowledge the position to the producers. Only durable buckets are released."""
-        if self.position is None or self._owed:
+        if self.position is None or self._owed or not self._acknowledges:
             return
         epoch = self._log.epoch if self._log is not None else 1
         self.advanced(Position(self.position, self.position, epoch))

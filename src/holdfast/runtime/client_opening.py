@@ -38,16 +38,20 @@ def open_client(
             + (f" with name={name!r}" if name is not None else "")
             + "; close() that client first, or give the new client its own name="
         )
-    if consumer in taken:  # not durable, so any unused name will do
-        consumer = next(name for n in count(2) if (name := f"{consumer}#{n}") not in taken)
+    # A further client that is not durable only watches: nothing is retained for it, and it releases
+    # nothing that a durable client needs.
+    watches = not persistent and (consumer in taken or not run.temporary)
+    if watches:
+        consumer = next(name for n in count(1) if (name := f"{consumer}~{n}") not in taken)
     folder = client_folder(run.storage, output if name is None else f"{output}+{name}")
     log = run.open_log(folder, consumer) if persistent else None
     client = Client(
         output, run.producers(output, consumer), run.network.width_us, log=log,
-        name=consumer, tentative=tentative,
+        name=consumer, tentative=tentative, acknowledges=not watches,
         tolerance_buckets=client_tolerance_buckets(run.network, output),
     )  # fmt: skip
-    run.service.consumers.setdefault(output, set()).add(client.name)
+    if not watches:
+        run.service.consumers.setdefault(output, set()).add(client.name)
     run.clients.append(client)
     run.failures.tell()
     return client

@@ -301,7 +301,8 @@ class Run:
         tentative buckets that are computed while inputs are missing, until the stable result
         replaces them (`info.replaces`). `durable` stores the position (and with `archive` the
         received rows); the default is true for a named storage. Several clients of one output need
-        a `name` each; a durable client continues under its name after a restart. The audit judges
+        a `name` each; a durable client continues under its name after a restart. Beside it, clients
+        that are not durable only watch: no results are retained for them. The audit judges
         the client without a name."""
         self._check_running()
         return open_client(self, output, tentative=tentative, durable=durable, name=name)

@@ -104,10 +104,22 @@ class Service:
         self.handle(Hold, lambda ask: self.held(ask, monotonic_us()))
 
     def _acknowledge(self, ask: Acknowledge) -> Done:
+        self._check_consumer(ask.stream, ask.consumer)
         self.acknowledge(ask.stream, ask.consumer, ask.received, ask.needed, ask.epoch)
         return Done()
 
+    def _check_consumer(self, stream: str, consumer: str) -> None:
+        """Refuse acknowledgements of unknown consumers: they would hold back trimming for ever."""
+        known = self.consumers.get(stream)
+        is_client = consumer.startswith(f"client-{stream}")  # clients may have names of their own
+        if known and consumer not in known and not is_client:
+            raise InputError(
+                f"stream {stream!r} has no consumer {consumer!r}; its consumers are "
+                f"{', '.join(sorted(known))}"
+            )
+
     def held(self, ask: Hold, at: int) -> Holding:
+        self._check_consumer(ask.stream, ask.consumer)
         reply = self.hold(ask.stream, ask.consumer, ask.epoch, at)
         return (
             Holding(open=False)
@@ -117,6 +129,7 @@ class Service:
 
     def _status(self, ask: GetStreamStatus) -> StreamStatus:
         if ask.position is not None:
+            self._check_consumer(ask.stream, ask.position[0])
             self.acknowledge(ask.stream, *ask.position)
         return StreamStatus(*self.stream_status(ask.stream) or ())
 

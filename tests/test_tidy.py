@@ -82,7 +82,6 @@ ALLOWED = {
     "tests/verify/chaos/test_judging.py: _until sleeps": "polls threads, with a limit",
     "tests/spark/test_running.py: wait_for sleeps": "polls a node's own threads, with a limit",
     "tests/storage/test_log_store.py: is too long": "one short scenario after another",
-    "tests/core/test_consistency.py: is too long": "one short scenario after another",
     "tests/core/test_correction_leases.py: is too long": "one short scenario after another",
 }
 

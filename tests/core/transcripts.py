@@ -20,6 +20,7 @@ from holdfast.core.progress_events import (
     Event,
     InputOpened,
     PathPlan,
+    Run,
     RunTentative,
     StepDone,
     TentativeDone,
@@ -97,3 +98,8 @@ def handle(core: Progress, *events: Event) -> list[Action]:
     for event in events:
         actions = [a for a in core.handle(event) if not isinstance(a, Acknowledge)]
     return actions
+
+
+def buckets(actions: list[Action], kind: type[Run] | type[RunTentative]) -> list[int]:
+    runs = [action for action in actions if isinstance(action, kind)]
+    return [bucket for run in runs for bucket in range(run.lo, run.hi + 1)]

@@ -136,10 +136,8 @@ class Consistency:
             return self.position is not None and self.mode(at) is not None
         return True
 
-    def failed(self, at: int, *, has_paused: bool) -> None:
+    def failed(self, at: int) -> None:
         """A tentative step failed. The stable line is not affected."""
-        if has_paused:
-            return
         self.retry_at = at + min(RETRY_US << min(self.failures, 10), RETRY_US_MAX)
         self.failures += 1
 

@@ -249,7 +249,8 @@ class Progress:
             return []  # the line ended while this step ran
         consistency.running_upto = None
         if event.hi is None:
-            consistency.failed(event.at, has_paused=event.has_paused)
+            if not event.has_paused:
+                consistency.failed(event.at)
             assert path.position is not None
             overtaken = path.position > consistency.position
             return [*(self._caught_up(path) if overtaken else ()), *self._next(path, event.at)]
@@ -307,10 +308,10 @@ class Progress:
         assert path.position is not None
         consistency, ended = path.consistency, complete >= FOREVER
         if ended:
-            last = path.position if path.ended_upto is None else path.ended_upto
+            ended_upto = path.position if path.ended_upto is None else path.ended_upto
             # A resumed path learns only from a step which windows and timers are still open.
-            unknown = path.position + 1 if path.horizon is None else path.horizon
-            complete = max(last, unknown)
+            horizon = path.position + 1 if path.horizon is None else path.horizon
+            complete = max(ended_upto, horizon)
         if complete <= path.position:
             if ended:
                 path.ended = True
@@ -337,11 +338,11 @@ class Progress:
         if consistency.forgotten:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
-        hi, rows, buckets, counted = upto, 0, 0, None
+        hi, rows, buckets, last = upto, 0, 0, None
         for bucket, count in path.waiting:  # one entry per bucket and input
             if bucket > upto:
                 break
-            rows, buckets, counted = rows + count, buckets + (bucket != counted), bucket
+            rows, buckets, last = rows + count, buckets + (bucket != last), bucket
             too_many = buckets > self.group_buckets_max or rows > self.group_rows_max
             if too_many and bucket > path.position + 1 and buckets > 1:
                 hi = bucket - 1

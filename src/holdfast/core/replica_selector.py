@@ -1,10 +1,12 @@
 """Which replica of a producer to read (Borealis sections 3.3 and 3.5). Pure.
 
 Every replica regularly reports its status for the stream. A consumer reads one replica: a STABLE
-replica that is not too far behind, else a replica in UP_FAILURE that makes progress, else any other
-replica. While the consumer reads a replica in UP_FAILURE, it also reads one in STABILIZATION or
-STABLE, for the corrections. Stable buckets may come from any replica. Tentative buckets come only
-from the main replica, so that tentative results of two replicas are never mixed.
+replica that is not too far behind, else a replica in UP_FAILURE that makes progress, else the
+furthest of the others. Among equals, it leaves a replica that is `LAG_BUCKETS` behind, or that
+makes no progress for `STEP_US` while another one is ahead. While the consumer reads a replica in
+UP_FAILURE, it also reads one in STABILIZATION or STABLE, for the corrections. Stable buckets may
+come from any replica. Tentative buckets come only from the main replica, so that tentative results
+of two replicas are never mixed.
 
 The consumer determines how far behind is too far: while its `max_delay` (X in Borealis) allows it
 to wait, stable rows a little later are better than tentative rows now.
@@ -111,13 +113,14 @@ class ReplicaSelector:
 
     def gone(self, replica: str) -> None:
         self._known.pop(replica, None)
+        self._behind.pop(replica, None)
         main, correcting = self.choice
         self.choice = Choice(
             None if main == replica else main, None if correcting == replica else correcting
         )
 
     def forget(self) -> None:
-        self._known, self.choice = {}, Choice()
+        self._known, self._behind, self.choice = {}, {}, Choice()
 
     def choose(self, now: int, wanted: int | None) -> Choice:
         """Choose the replicas to read. `wanted`: the next stable bucket that the consumer is

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import psutil
@@ -32,6 +34,14 @@ EXPERIMENTS = {
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
 }
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Median and range as text."""
+    median, low, high = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({low} to {high})"
 
 
 def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | None) -> int:

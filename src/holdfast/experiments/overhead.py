@@ -23,6 +23,7 @@ from rich.table import Table
 
 import holdfast as hf
 from holdfast.clock import now_us
+from holdfast.experiments import spread
 from holdfast.experiments.failing import Seen, Watch, merging
 from holdfast.runtime.running import Run
 
@@ -152,28 +153,23 @@ def table(result: dict[str, Any]) -> Table:
     ratios = [row["ratio"] for row in result["pairs"]]
     for policy in POLICIES:
         shown.add_row(
-            f'on_failure="{policy}"', _spread([row[f"{policy}_ms"] for row in result["pairs"]], 1),
-            _spread(ratios, 3) if policy == "process" else "1", "",
+            f'on_failure="{policy}"', spread([row[f"{policy}_ms"] for row in result["pairs"]], 1),
+            spread(ratios, 3) if policy == "process" else "1", "",
         )  # fmt: skip
     single_ms = statistics.median(r["cpu_ms"] for r in result["replicas"] if r["replicas"] == 1)
     for replicas in REPLICAS:
         mine = [row for row in result["replicas"] if row["replicas"] == replicas]
         cpu_ms = [row["cpu_ms"] for row in mine]
         shown.add_row(
-            f"replicas={replicas}, {REPLICAS_BUCKET_MS} ms buckets", _spread(cpu_ms, 0),
+            f"replicas={replicas}, {REPLICAS_BUCKET_MS} ms buckets", spread(cpu_ms, 0),
             f"{statistics.median(cpu_ms) / single_ms:.2f}",
-            _spread([row["delay_ms"] for row in mine], 0),
+            spread([row["delay_ms"] for row in mine], 0),
         )  # fmt: skip
     shown.caption = (
         f"on_failure: {len(ratios)} interleaved runs of each policy; bound of the ratio "
         f"{result['bound']}, mean ratio {result['cpu_ratio_mean']:.3f}"
     )
     return shown
-
-
-def _spread(values: list[float], digits: int) -> str:
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def plot(result: dict[str, Any], folder: str) -> list[str]:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import holdfast as hf
-from holdfast.experiments import sessions
+from holdfast.experiments import sessions, spread
 from holdfast.experiments.sessions import BUCKET_MS, HOSTS, Packets
 from holdfast.model.fragments import pairs_of
 from holdfast.runtime.rolling_restart import position
@@ -129,10 +129,7 @@ def text(result: dict[str, Any]) -> list[str]:
     names = {"plain": "one replica", "clusters": "cluster pairs", "flux": "pairs"}
 
     def rates(key: str) -> str:
-        return ", ".join(
-            f"{names[kind]} {statistics.median(of):,.0f} ({min(of):,} to {max(of):,})"
-            for kind, of in result[key].items()
-        )
+        return ", ".join(f"{names[kind]} {spread(of)}" for kind, of in result[key].items())
 
     return [
         f"rows/s until the last result, median (range) of {ROUNDS}: {rates('rows_per_s')}",

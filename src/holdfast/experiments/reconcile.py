@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from holdfast.experiments import checkpoint_cost
+from holdfast.experiments import checkpoint_cost, spread
 from holdfast.experiments.failing import WARM_AGAIN_S, WARM_S, failures, merging
 
 FAILURE_S, X = 5.0, "1s"
@@ -166,7 +166,7 @@ def table(result: dict[str, Any]) -> Table:
         rate, state, varied, boxes = point
         holder = "a window" if varied in ("promise", "window") else HOLDERS[boxes]
         shown.add_row(
-            f"{rate:,}", f"{state:,}", holder, *(_spread(of) for of in times),
+            f"{rate:,}", f"{state:,}", holder, *(spread(of) for of in times),
             "yes" if all(row["lossless"] for row in measured) else "NO",
         )  # fmt: skip
     lines = [
@@ -179,10 +179,6 @@ def table(result: dict[str, Any]) -> Table:
     lines.append(f"{promise} {result['speedup']:.1f} (undo: {result['speedup_undo']:.1f})")
     shown.caption = "\n".join([*lines, *checkpoint_cost.text(result["checkpoints"])])
     return shown
-
-
-def _spread(times_ms: list[float]) -> str:
-    return f"{statistics.fmean(times_ms):.0f} ({min(times_ms):.0f} to {max(times_ms):.0f})"
 
 
 def plot(result: dict[str, Any], folder: str) -> list[str]:

@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,6 +31,7 @@ from holdfast.clock import now_us
 from holdfast.edge.client import BucketInfo
 from holdfast.edge.source import Source
 from holdfast.errors import HoldfastError
+from holdfast.experiments import spread
 from holdfast.runtime.running import Run
 from holdfast.streams.calls import GetStreamStatus, StreamStatus
 from holdfast.types import OutputState, Stability
@@ -75,7 +75,7 @@ class _Recorder(threading.Thread):
     def __init__(self, run: Run) -> None:
         super().__init__(name="recorder", daemon=True)
         self.client = run.client("merged", tentative=True)
-        self.values: Counter[int] = Counter()
+        self._values: list[np.ndarray] = []
         #: Arrival time of each stable bucket, in microseconds.
         self.came: list[int] = []
         self.tentative_rows = 0
@@ -89,8 +89,13 @@ class _Recorder(threading.Thread):
         if info.stability is Stability.TENTATIVE:
             self.tentative_rows += table.num_rows
             return
-        self.values.update(table.column("value").to_pylist())
+        self._values.append(table["value"].to_numpy())
         self.came.append(info.received_at_us)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of all stable rows, in order of arrival."""
+        return np.concatenate(self._values)
 
     @property
     def reads(self) -> str | None:
@@ -191,7 +196,8 @@ def _measure(
         source.end()
     recorder.join(timeout=BACK_S)
     running.raise_failure()
-    wanted = {v for n in range(3) for v in range(n * 10**9, pushed[n])}
+    wanted = np.concatenate([np.arange(n * 10**9, pushed[n]) for n in range(3)])
+    distinct = np.unique(recorder.values)
     return {
         "bucket_ms": BUCKET_MS,
         "silence_ms": silence_ms,
@@ -199,9 +205,9 @@ def _measure(
         "switch_ms_median": round(statistics.median(row["switch_ms"] for row in rows), 1),
         "switch_ms_paper": PAPER_SWITCH_MS,
         "within_bounds": all(row["gap_ms"] <= row["bound_ms"] for row in rows),
-        "lossless": not wanted - set(recorder.values),
-        "duplicates": sum(recorder.values.values()) - len(recorder.values),
-        "wrong": len(set(recorder.values) - wanted),
+        "lossless": bool(np.isin(wanted, distinct).all()),
+        "duplicates": len(recorder.values) - len(distinct),
+        "wrong": len(np.setdiff1d(distinct, wanted)),
         "tentative_rows": recorder.tentative_rows,
         "rows": len(wanted),
     }
@@ -255,10 +261,6 @@ def _fail(
     }
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="The replica that a client reads fails: median (range), in ms")
     for column in ("failure", "times", "detected after", "switched in", "longest gap", "bound"):
@@ -267,7 +269,7 @@ def table(result: dict[str, Any]) -> Table:
         rows = [row for row in result["failures"] if row["failure"] == failure]
         shown.add_row(
             failure, str(len(rows)),
-            *(_spread([row[key] for row in rows]) for key in ("detected_ms", "switch_ms")),
+            *(spread([row[key] for row in rows], 1) for key in ("detected_ms", "switch_ms")),
             f"{max(row['gap_ms'] for row in rows):.0f}",
             f"{min(row['bound_ms'] for row in rows):.0f}",
         )  # fmt: skip

@@ -264,11 +264,12 @@ def _patience(network: Network) -> list[str]:
     if _cycles(network) or _ports(network):
         return []
     violations = []
-    limits_of = patience(network)
+    limits_of, late_us = patience(network), _late_us(network)
     for part in fragments(network):
         name, limits = part.name, limits_of[part.name]
         alpha = network.protection(name).wait_share
-        spread_us = max(_spread_us(network, path.inputs) for path in part.paths)
+        lates_us = [[late_us[stream] for stream in path.inputs] for path in part.paths]
+        spread_us = max(max(of) - min(of) for of in lates_us)
         least_us = 3 * network.width_us // 2 + spread_us
         if limits is not None and alpha * limits.own_us < least_us:
             smallest_us = -(-int(1_000 * least_us / alpha) // 1_000_000) * 1_000
@@ -283,17 +284,15 @@ def _patience(network: Network) -> list[str]:
     return violations
 
 
-def _spread_us(network: Network, inputs: tuple[str, ...]) -> int:
-    """How much later than others one of these inputs arrives because of `grace`."""
-    by_name = {op.name: op for op in network.operators}
-
-    def late_us(op: ops.Operator) -> int:
-        if isinstance(op, ops.Source):
-            return op.grace_us if op.clock == "wall" else 0
-        return max((late_us(other) for other in op.inputs if other is not None), default=0)
-
-    lates_us = [late_us(by_name[stream]) for stream in inputs if stream in by_name]
-    return max(lates_us, default=0) - min(lates_us, default=0)
+def _late_us(network: Network) -> dict[str, int]:
+    """Per operator: how long after its end a bucket is closed, because of `grace`."""
+    late_us: dict[str, int] = {}
+    for op in topological(network):
+        upstream = [late_us.get(other.name, 0) for other in op.inputs if other is not None]
+        late_us[op.name] = max(upstream, default=0)
+        if isinstance(op, ops.Source) and op.clock == "wall":
+            late_us[op.name] = op.grace_us
+    return late_us
 
 
 def _partitions(network: Network) -> list[str]:

@@ -54,6 +54,8 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=Request[Any])
 #: Heartbeat interval of an idle stream: a consumer must be able to tell idle from dead.
 HEARTBEAT_S = 0.1
+#: Pause before a server looks again whether a stream is open.
+OPENING_S = 0.05
 
 
 def answered(act: Callable[[], T]) -> T:
@@ -111,8 +113,8 @@ class Service:
     def _check_consumer(self, stream: str, consumer: str) -> None:
         """Refuse acknowledgements of unknown consumers: they would hold back trimming for ever."""
         known = self.consumers.get(stream)
-        is_client = consumer.startswith(f"client-{stream}")  # clients may have names of their own
-        if known and consumer not in known and not is_client:
+        unnamed = consumer.partition("+")[0]  # several clients of an output have names of their own
+        if known and consumer not in known and unnamed not in known:
             raise InputError(
                 f"stream {stream!r} has no consumer {consumer!r}; its consumers are "
                 f"{', '.join(sorted(known))}"
@@ -147,7 +149,7 @@ class Service:
         between. Tentative buckets are included only after `tentative_after`; None: not at all."""
         log = self._log(stream)
         while (begun := self.begin(stream, from_bucket, tentative_after)) is None:
-            if stop() or self.stopping.wait(0.05):  # declared, not opened yet
+            if stop() or self.stopping.wait(OPENING_S):  # declared, not opened yet
                 return
         first, cursor = begun
         yield self._whole(log, first)

@@ -12,6 +12,7 @@ from holdfast.core.subscription import Position, Subscription
 from holdfast.errors import HoldfastError, StorageFull, TransportError
 from holdfast.streams.calls import StreamStatus
 from holdfast.streams.delivery import Cursor, Delivery, verified
+from holdfast.streams.serving import OPENING_S
 from holdfast.streams.subscription_events import (
     Began,
     Broke,
@@ -27,9 +28,6 @@ from holdfast.streams.subscription_events import (
 from holdfast.verify.sim.links import SILENCE_US, Server, Wire
 from holdfast.verify.sim.tables import rows_digest
 from holdfast.verify.sim.world import Process
-
-#: Pause before a server looks again whether a stream is open.
-OPENING_US = 50_000
 
 
 class Connection:
@@ -59,7 +57,9 @@ class Connection:
         """Sends the first delivery as soon as the stream is open, as `Service.follow` does."""
         begun = self.server.service.begin(self.stream, from_bucket, tentative_after)
         if begun is None:
-            self.server.after(OPENING_US, lambda: self._begin_later(from_bucket, tentative_after))
+            self.server.after(
+                int(1e6 * OPENING_S), lambda: self._begin_later(from_bucket, tentative_after)
+            )
             return
         first, self.cursor = begun
         self.send(first)

@@ -269,10 +269,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("wait longer and longer for tentative results after a full disk", "standing", seed=15199)
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Consistency.failed
+    original = progress.Progress._tentative_done
 
-    def pauses(self: Consistency, at: int, *, has_paused: bool) -> None:
-        del has_paused
-        original(self, at, has_paused=False)
+    def pauses(self: progress.Progress, event: Any) -> Any:
+        return original(self, replace(event, has_paused=False))
 
-    patch.setattr(Consistency, "failed", pauses)
+    patch.setattr(progress.Progress, "_tentative_done", pauses)

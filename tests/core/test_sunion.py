@@ -47,6 +47,13 @@ def test_a_bucket_is_held_for_max_delay_after_its_arrival() -> None:
     assert sunion.next_expiry(7, 1_200) is None
 
 
+def test_an_earlier_bucket_that_expires_later_does_not_revoke_bucket_0() -> None:
+    sunion = holding(upto=-3)
+    sunion.boundary("s1", 0, at=100)
+    sunion.boundary("s2", -1, at=150)
+    assert [sunion.expired_upto(at) for at in (1_100, 1_150)] == [0, 0]
+
+
 def test_the_first_input_of_a_bucket_starts_its_deadline() -> None:
     sunion = holding("s1", "s2", "s3")
     sunion.boundary("s2", 5, at=400)

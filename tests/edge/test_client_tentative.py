@@ -342,6 +342,21 @@ def test_property_2_3_a_new_connection_delivers_only_newer_tentative_buckets(
     assert app.takes() == ["TENTATIVE 2"]
 
 
+def test_a_tentative_bucket_whose_function_raised_is_delivered_again(
+    stream: Stream, app: Application
+) -> None:
+    stream.stable(0, 0)
+    stream.tentative(1, 3, 1, 2, 3)
+    given = app.gets()
+    assert [spelled(*next(given)) for _ in range(3)] == ["STABLE 0", "TENTATIVE 1", "TENTATIVE 2"]
+    given.close()  # the function raised on bucket 2
+    app.reconnects()
+    assert app.takes() == ["TENTATIVE 2", "TENTATIVE 3"]
+    assert app.client.tentative_rows == 3
+    stream.stable(3, 1, 2, 3)
+    assert app.takes() == ["STABLE 1!", "STABLE 2!", "STABLE 3!", "REC_DONE 3"]
+
+
 def test_3_1_a_client_that_tolerates_no_inconsistency_receives_no_tentative_bucket(
     stream: Stream,
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 import random
+import shutil
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from holdfast.edge.client import Client
 from holdfast.edge.feeds import Replay
 from holdfast.edge.sinks import ParquetSink
 from holdfast.edge.source import Source
-from holdfast.errors import InputError, NodeFailed, RowsNotDurable, StorageFull
+from holdfast.errors import InputError, NodeFailed, RowsNotDurable, StorageFull, Trimmed
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.streams.serving import Service
@@ -222,6 +224,39 @@ def test_a_client_delivers_each_bucket_once_and_continues_after_a_restart(tmp_pa
     assert logged(receipts) == {0: 1, 1: 1, 2: 1, 3: 1}
     assert receipts.info("s").ended
     receipts.close()
+    log.close()
+
+
+def test_a_client_restored_from_an_older_copy_names_the_ways_to_continue(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "s", "s", fsync="never")
+    source = make(log)
+    service = Service(logs={"s": log})
+
+    def receive(upto: int) -> list[int]:
+        """Read up to a bucket with a client that has stored its position, and confirm it."""
+        seen: list[int] = []
+        with closing(Log.open(tmp_path / "c", "client-s", fsync="never")) as receipts:
+            client = Client("s", {"s": lambda: InProcess(service)}, WIDTH, log=receipts)
+            for _, info in client:
+                if info.bucket > upto:
+                    return seen
+                seen.append(info.bucket)
+        return seen
+
+    for bucket in range(6):
+        source.push([row(bucket * WIDTH + 1)])
+        source.advance((bucket + 1) * WIDTH)
+    assert receive(1) == [0, 1]
+    shutil.copytree(tmp_path / "c", tmp_path / "backup")
+    assert receive(4) == [2, 3, 4]
+    log.trim("s", 4)
+    shutil.rmtree(tmp_path / "c")
+    shutil.copytree(tmp_path / "backup", tmp_path / "c")
+    with pytest.raises(Trimmed, match=r"continues after bucket 1, .* older copy\. .* delete the f"):
+        receive(5)
+    shutil.rmtree(tmp_path / "c")
+    source.end()
+    assert receive(9) == [5]
     log.close()
 
 

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -131,9 +132,10 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        builder: Any = SparkSession.builder.master(options.master).appName(name)
         conf = {
             **_STATIC,
+            "spark.master": options.master,
+            "spark.app.name": name,
             "spark.driver.memory": options.memory,
             "spark.executor.memory": options.executor_memory,
             "spark.driver.extraJavaOptions": (
@@ -142,10 +144,8 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
             "spark.pyspark.python": sys.executable,
             "spark.log.level": "ERROR",
         }
-        for key, value in conf.items():
-            builder = builder.config(key, value)
         with nullcontext() if os.environ.get("HOLDFAST_DEBUG") else _output_to(jvm_log):
-            active = _launched(builder)
+            active = _launched(SparkConf().setAll(list(conf.items())))
         active.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for query_errors in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -159,12 +159,25 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
     )
 
 
-def _launched(builder: Any) -> SparkSession:
+def _launched(conf: SparkConf) -> SparkSession:
     """Start Spark. If the start fails or is interrupted, the JVM is killed; otherwise the JVM would
-    keep running. The previous SIGINT handler is restored: Spark's handler cancels running jobs."""
+    keep running. The previous SIGINT handler is restored: Spark's handler cancels running jobs.
+
+    The JVM is started in a thread of its own. Python calls signal handlers in the main thread, and
+    drops their exceptions while that thread forks: a Ctrl-C would be lost."""
     before = {child.pid for child in psutil.Process().children()}
     interrupt = signal.getsignal(signal.SIGINT)
+    builder: Any = SparkSession.builder.config(conf=conf)
     try:
+        with ThreadPoolExecutor(1) as thread:
+            starting = thread.submit(SparkContext._ensure_initialized, conf=conf)
+            try:
+                starting.result()
+            except BaseException:
+                while not starting.done():  # the JVM may be about to start
+                    _kill_jvm(before)
+                    wait([starting], timeout=0.1)
+                raise
         session: SparkSession = builder.getOrCreate()
         return session
     except BaseException:
@@ -177,13 +190,22 @@ def _launched(builder: Any) -> SparkSession:
 
 def end_jvm(before: Collection[int] = ()) -> None:
     """Kill the Spark JVM of this process. `before`: ids of child processes that are not it."""
+    for child in _kill_jvm(before):
+        with suppress(psutil.Error):
+            child.wait(timeout=END_S)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def _kill_jvm(before: Collection[int]) -> list[psutil.Process]:
+    """Kill the JVM without waiting: a thread that starts the JVM waits for its exit code."""
+    killed = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if child.pid not in before and any("spark" in word for word in child.cmdline()):
                 for process in (*child.children(recursive=True), child):
                     process.kill()
-                child.wait(timeout=END_S)
-    SparkContext._gateway = SparkContext._jvm = None
+                killed.append(child)
+    return killed
 
 
 def _session(base: SparkSession, settings: dict[str, str]) -> SparkSession:

@@ -181,8 +181,8 @@ class Client:
             return err
         return Trimmed(
             f"client {self.name!r} continues after bucket {self.position}, but {err}. The folder "
-            f"{self._log.root} is an older copy. Restore its newest copy, or delete the folder: the "
-            "client then starts with the oldest bucket that is left, and skips those in between"
+            f"{self._log.root} is an older copy. Restore its newest copy, or delete the folder: "
+            "the client then starts with the oldest bucket that is left, and skips the others"
         )
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:

@@ -249,6 +249,20 @@ def test_each_path_starts_independently() -> None:
     assert core.handle(Began(0)) == [Start("other", 42, 3, 3)]
 
 
+def test_a_checkpoint_whose_inputs_were_released_belongs_to_an_older_copy_of_the_storage() -> None:
+    """Another path has no checkpoint, so the node requests the oldest bucket that is left."""
+    other = replace(PATH, name="other", outputs=("other",))
+    core = Progress([PATH, other], resumed=RESUMED)
+    bucket, needs_from, _ = RESUMED["out"]
+    core.handle(Began(0))
+    assert not any(
+        isinstance(action, Fail) for action in core.handle(opened("s1", 0, needs_from - 1))
+    )
+    (failed,) = core.handle(opened("s2", 0, needs_from))
+    assert isinstance(failed, Fail) and failed.older_copy
+    assert f"resumes from bucket {bucket} and needs 's2' from bucket {needs_from}" in failed.why
+
+
 def test_a_replica_of_a_pair_acknowledges_its_start_position_at_once() -> None:
     core = Progress([replace(PATH, convergent=False)], recovery="pairs", resumed=RESUMED)
     actions = core.handle(Began(0))

@@ -158,6 +158,18 @@ class Progress:
         actions: list[Action] = []
         for path in self._reading(event.stream):
             path.origins.setdefault(event.stream, (event.starts_at, event.trimmed_upto))
+            if path.resumed is not None and event.trimmed_upto >= max(
+                path.resumed[1], event.starts_at
+            ):
+                # A node releases nothing that its newest checkpoint needs. The request names no
+                # bucket if another path has no checkpoint, so the producer does not notice.
+                why = (
+                    f"path {path.plan.name!r} resumes from bucket {path.resumed[0]} and needs "
+                    f"{event.stream!r} from bucket {path.resumed[1]}, but its buckets up to "
+                    f"{event.trimmed_upto} were released and deleted: the storage of this node is "
+                    "an older copy"
+                )
+                return [Fail(path.plan.name, why, older_copy=True)]
             if path.position is None and len(path.origins) == len(path.plan.inputs):
                 actions += self._start(path, event.at)
         return actions

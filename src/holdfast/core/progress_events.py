@@ -260,6 +260,8 @@ class End:
 class Fail:
     path: str
     why: str
+    #: The storage is an older copy: the node is rebuilt.
+    older_copy: bool = False
 
 
 Action = (

@@ -23,6 +23,7 @@ from holdfast.errors import (
     LogUnusable,
     ProtocolViolation,
     StorageFull,
+    Trimmed,
 )
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
@@ -448,7 +449,7 @@ class Performer:
                     if not self.log.info(output).ended:
                         self.log.append(Ended(output))
             case core.Fail():
-                raise HoldfastError(action.why)
+                raise (Trimmed if action.older_copy else HoldfastError)(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
         self.log.open_stream(

@@ -102,6 +102,20 @@ def apply(fault: Fault, cast: Cast) -> Heal:
             assert isinstance(process, SourceProcess)
             process.silent = True
             return process.retire
+        case "end":
+            assert isinstance(process, SourceProcess)
+            process.finish()
+            return lambda: None
+        case "restore":
+            copies = [(disk, disk.copied()) for disk in process.disks()]
+
+            def restart() -> None:
+                process.die("killed")
+                for disk, copy in copies:
+                    disk.restore(copy)
+                cast.start(process)
+
+            return restart
     assert isinstance(process, NodeProcess)
     if fault.do == "hang":
         return _hang(process)

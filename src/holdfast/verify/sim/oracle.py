@@ -20,6 +20,7 @@ from holdfast.model.fragments import (
     producers_of,
     replicas_of,
 )
+from holdfast.model.operators import sources_of
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
 from holdfast.verify.history import Deserted, Expected, Owed
 from holdfast.verify.sim import inspection
@@ -48,6 +49,11 @@ class Oracle:
             name: set(consumers) for name, consumers in consumers_of(cast.network).items()
         }
         self._paired = set(pairs_of(cast.network))
+        by_name = {source.name: source for source in cast.sources}
+        self._sources = {
+            op.name: [by_name[source.name] for source in sources_of(op)]
+            for op in cast.network.outputs
+        }
         self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
         self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
@@ -138,11 +144,13 @@ class Oracle:
 
     def _look_at_trees(self, now: int) -> None:
         """Evaluates the trees if necessary. The trees change only when a component fails, heals,
-        dies or starts, and until all components are up, so most looks can skip the evaluation."""
+        dies or starts, until all components are up, and when streams end, so most looks can skip
+        the evaluation."""
         lives = sum(process.life for process in self._cast.by_name.values())
         if lives != self._lives:
             self._lives, self._changed_at = lives, now
-        if self._looked_at > self._changed_at and self._all_up:
+        ending = any(source.ending for source in self._cast.sources)
+        if self._looked_at > self._changed_at and self._all_up and not ending:
             return
         self._looked_at = now
         self._kinds = {
@@ -270,6 +278,8 @@ class Oracle:
         """With `ready`, only replicas count that have caught up since their start."""
         if not self.condition.there(client) or self.condition.impaired(client):
             return UNKNOWN
+        if all(source.ending for source in self._sources[client.output]):
+            return UNKNOWN  # no bucket follows the last one
         return str(self._best(client, client.output, {}, now if ready else None))
 
     def _best(

@@ -14,7 +14,7 @@ from holdfast.model.fragments import fragments, replicas_of
 from holdfast.model.layout import EDGE, layout_of
 from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy
-from holdfast.verify.scenario import Scenario
+from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
 from holdfast.verify.sim.random_host_faults import host_scenario_of
@@ -34,7 +34,37 @@ NETWORK_CHOICES = sorted([*NETWORK_CHOICES, *[PAIRS] * (len(NETWORK_CHOICES) // 
 RARE_FAULTS, AN_HOUR = 0.5, 0.012
 
 
+#: Share of seeds in which a source ends during the faults, and in which a node is restarted with an
+#: older copy of its storage.
+ENDS, OLDER_COPIES = 0.06, 0.06
+
+
 def scenario_of(seed: int) -> Scenario:
+    scenario = _with_rare_faults(seed)
+    if not FAULTS_2 or scenario.network == HOURS:
+        return scenario
+    chance = random.Random(f"ends/{seed}")
+    added = []
+    if chance.random() < ENDS:
+        source = chance.choice([op.name for op in NETWORKS[scenario.network]().sources])
+        added.append(Fault(_time_in(chance, scenario.seconds, 0.1, 0.9), "end", source))
+    if chance.random() < OLDER_COPIES and options_of(seed).recovery == "replay":
+        targets = _targets(scenario.network, seed, chance)
+        # The peer of a pair must have its storage, or the state of the pair is lost.
+        disks = {"wipe", "rot", "eio-read", "eio-fsync"}
+        if not scenario.network.startswith(PAIRS) or not disks & {f.do for f in scenario.faults}:
+            at_us = _time_in(chance, scenario.seconds, 0.1, 0.6)
+            for_us = _time_in(chance, scenario.seconds, 0.05, 0.35)
+            added.append(Fault(at_us, "restore", chance.choice(targets.nodes), for_us))
+    faults = sorted((*scenario.faults, *added), key=lambda fault: fault.at_us)
+    return replace(scenario, faults=tuple(faults))
+
+
+def _time_in(chance: random.Random, seconds: float, low: float, high: float) -> int:
+    return round(1_000 * seconds * chance.uniform(low, high)) * 1_000
+
+
+def _with_rare_faults(seed: int) -> Scenario:
     scenario = _scenario_of(seed)
     chance = random.Random(f"hardship/{seed}")
     if not FAULTS_2 or chance.random() >= RARE_FAULTS:

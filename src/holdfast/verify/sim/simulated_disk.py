@@ -110,6 +110,21 @@ class MemoryDisk:
         self.crash(power=False)
         self._nodes = {"/": _Folder()}
 
+    def copied(self) -> MemoryDisk:
+        """A copy of the files, as a snapshot of the file system takes it."""
+        copy = MemoryDisk(self._rng)
+        for path, node in self._nodes.items():
+            copy._nodes[path] = _Folder()
+            if isinstance(node, _File):
+                copy._nodes[path] = file = _File(bytearray(node.data))
+                file.sync()
+        return copy
+
+    def restore(self, copy: MemoryDisk) -> None:
+        """The machine gets the files of an older copy."""
+        self.crash(power=False)
+        self._nodes = copy._nodes
+
     def _take_back(self, name: str, before: _File | None) -> None:
         if isinstance(self._nodes.pop(name, None), _Folder):
             for path in [path for path in self._nodes if path.startswith(f"{name}/")]:

@@ -138,7 +138,7 @@ class SourceProcess(Member):
             self._note()
             if self._logged_upto % 4 == 0:
                 self.note_held([self.name], self._kept_for_ever)
-        if not self.ending:
+        if self.silent or not self.ending:
             self._plan_tick()
 
     def retire(self) -> None:

@@ -11,6 +11,7 @@
     │   ├── LogUnusable           a failed append was not rolled back; the node must be restarted
     │   ├── StorageLost           a folder or file of the storage is gone
     │   ├── StorageFull           no space left; no acknowledged data is lost
+    │   │   └── BufferFull        a consumer is further behind than `buffer_buckets`
     │   ├── RowsNotDurable        pushed rows could not be written before the run stopped
     │   └── StorageDenied         no permission, read-only, not a folder
     │       └── StorageInUse      another process uses the storage, and may be about to terminate
@@ -32,6 +33,7 @@ Command-line users see only the message; `--debug` adds the stack trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class HoldfastError(Exception):
@@ -94,6 +96,16 @@ class StorageLost(LogError):
 class StorageFull(LogError):
     """No space left on the device. No acknowledged data is lost."""
 
+    #: Pause before a retry, in microseconds.
+    retry_us: ClassVar[int] = 1_000_000
+
+
+class BufferFull(StorageFull):
+    """A consumer is further behind than `buffer_buckets`. A retry succeeds when it has received
+    more buckets, so the pause before a retry is short."""
+
+    retry_us = 50_000
+
 
 class RowsNotDurable(LogError):
     """Rows that were pushed but not flushed could not be written when the run was stopped. The
@@ -102,6 +114,9 @@ class RowsNotDurable(LogError):
 
 class StorageDenied(LogError):
     """The storage cannot be written or read: permission, read-only, or not a folder."""
+
+    #: Pause before a retry, in microseconds.
+    retry_us: ClassVar[int] = 1_000_000
 
 
 class StorageInUse(StorageDenied):

@@ -19,7 +19,7 @@ import pytest
 from holdfast.edge import feeds
 from holdfast.edge.feeds import Generate, Replay, run_clock
 from holdfast.edge.source import Source
-from holdfast.errors import InputError
+from holdfast.errors import InputError, StorageFull
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.storage import Log
 from holdfast.storage.disk import AppendFile, OsDisk
@@ -42,7 +42,7 @@ class Stop(threading.Event):
         self.on_space: Callable[[], None] = lambda: None
 
     def wait(self, timeout: float | None = None) -> bool:
-        if timeout == feeds.FULL_S:
+        if timeout == StorageFull.retry_us / 1e6:
             self.asked_for_space += 1
             self.on_space()
             if self.asked_for_space % 3 == 0:
@@ -113,7 +113,7 @@ def test_a_generator_waits_for_disk_space_and_generates_every_row_once(
     assert values(source) == list(range(9))
     assert stop.asked_for_space == 3
     (warning,) = warnings(caplog)
-    assert warning.startswith("source s: paused, retrying every second: /s/")
+    assert warning.startswith("source s: paused, and retries: /s/")
 
 
 def test_a_replay_waits_for_disk_space_and_pushes_every_row_once(
@@ -141,7 +141,7 @@ def test_a_replay_that_stops_before_a_bucket_closes_pushes_the_rows_once(
     op = SourceOperator(name="s", schema="ts timestamp, value long", time="ts", clock="manual")
     log = Log.open("/s", "s", fsync="always", disk=disk)
     source = Source(op, log, WIDTH_US, buffer_buckets=2, received=lambda: 0)
-    stop.on_space = stop.set
+    stop.on_wait = lambda number: stop.set()
     replay.run(source, stop)
     assert source.log.info("s").complete_upto == 2
     source.close()
@@ -213,6 +213,102 @@ def test_a_push_refused_by_a_full_disk_is_repeated_with_its_token(
     assert feeds._done(lambda: source.push(rows, token="1", flush=True), source, stop)
     assert values(source) == [7] and source.token == "1"
     assert stop.asked_for_space == 3
+
+
+def test_a_generator_waits_for_a_consumer_that_falls_back_behind_the_buffer(
+    disk: MemoryDisk, stop: Stop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that restarts from its checkpoint reports an older position than before."""
+    op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock="live")
+    log = Log.open("/s", "s", fsync="always", disk=disk)
+    received = [2**40]
+    source = Source(op, log, WIDTH_US, buffer_buckets=3, received=lambda: received[0])
+    waits_before = 0
+
+    def on_wait(number: int) -> None:
+        if received[0] < 0 and number > waits_before + 3:
+            received[0] = 2**40
+
+    stop.on_wait = on_wait
+
+    def make(number: int, from_us: int, to_us: int) -> pa.Table:
+        nonlocal waits_before
+        if number == 3:
+            received[0], waits_before = -(2**40), stop.waits
+        if number == 6:
+            stop.set()
+        return pa.table({"ts": pa.array([from_us], TIME), "value": [number]})
+
+    Generate(make, every_ms=5).run(source, stop)
+    source.flush()
+    assert values(source) == list(range(7))
+    assert "buffer_buckets" in warnings(caplog)[0]
+
+
+def test_a_clock_catches_up_after_a_stall_although_the_buffer_is_shorter_than_a_second(
+    disk: MemoryDisk,
+) -> None:
+    stop = Set(20 * S)
+    op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock="wall")
+    log = Log.open("/s", "s", fsync="always", disk=disk)
+
+    def received() -> int:
+        """The consumer receives everything, except between 5 and 7 s."""
+        info = log.info("s")
+        return info.starts_at + 50 if 5 * S < stop.monotonic < 7 * S else info.complete_upto
+
+    source = Source(
+        op, log, 100_000, buffer_buckets=5, received=received,
+        clock=lambda: stop.wall, monotonic=lambda: stop.monotonic,
+    )  # fmt: skip
+    run_clock(source, stop)
+    assert stop.wall - (log.info("s").complete_upto + 1) * 100_000 < S
+
+
+def test_a_replay_continues_at_once_after_a_restart(disk: MemoryDisk, tmp_path: Path) -> None:
+    times = pa.array([number * S for number in range(20)], TIME)
+    pq.write_table(pa.table({"ts": times, "value": list(range(20))}), tmp_path / "rows.parquet")
+    source = opened(disk, "manual")
+    source.start(0)
+    source.advance(15 * S)
+    stop, waited = Stop(disk), []
+
+    def wait(timeout: float | None = None) -> bool:
+        waited.append(timeout)
+        return False
+
+    stop.wait = wait  # type: ignore[method-assign]
+    Replay(str(tmp_path / "rows.parquet"), speed=1.0).run(source, stop)
+    assert len(waited) == 5 and waited[0] is not None and waited[0] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("token", "batch", "new"),
+    [(None, ("a", 0), True), ("a/3", ("a", 4), True), ("a/3", ("a", 3), False),
+     ("a/3", ("b", 0), True), ("a/0", ("b", 0), True)],
+)  # fmt: skip
+def test_a_batch_of_spark_is_recognised_by_its_query_and_number(
+    disk: MemoryDisk, token: str | None, batch: tuple[str, int], new: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    source = opened(disk, "data")
+    source.start(0)
+    if token is not None:
+        source.push({"ts": [5], "value": [7]}, token=token, flush=True)
+    assert feeds._is_new(*batch, source, "checkpoint") is new
+    is_other = token is not None and not token.startswith(batch[0])
+    assert [text for text in warnings(caplog) if "checkpoint is new" in text] == (
+        warnings(caplog) if is_other else []
+    )
+    assert bool(warnings(caplog)) is is_other
+
+
+def test_an_older_copy_of_a_checkpoint_of_spark_is_refused(disk: MemoryDisk) -> None:
+    source = opened(disk, "data")
+    source.start(0)
+    source.push({"ts": [5], "value": [7]}, token="a/3", flush=True)
+    with pytest.raises(InputError, match=r"Spark repeats batch 2, .* is an older copy"):
+        feeds._is_new("a", 2, source, "checkpoint")
 
 
 class Set(threading.Event):

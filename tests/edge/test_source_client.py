@@ -300,6 +300,17 @@ def test_a_push_repeated_with_the_same_token_is_taken_once(log: Log) -> None:
     assert source.token == "2"
 
 
+def test_a_push_repeated_before_the_stream_is_open_adds_no_dead_letter_twice(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):  # the second time after a restart
+        with closing(Log.open(tmp_path, "s", fsync="never")) as log:
+            source = make(log)
+            source.push({"ts": [None], "key": ["a"], "value": [1.0]}, token="1", flush=True)
+            assert not source.opened and source.token == "1"
+            assert source.dead_letters().num_rows == 1
+
+
 def test_a_push_raises_the_failure_of_a_source_without_consumers(log: Log) -> None:
     source = make(log)
     source.push([row(1)])

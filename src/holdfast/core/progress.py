@@ -169,7 +169,7 @@ class Progress:
                     f"{event.trimmed_upto} were released and deleted: the storage of this node is "
                     "an older copy"
                 )
-                return [Fail(path.plan.name, why, older_copy=True)]
+                return [Fail(path.plan.name, why)]
             if path.position is None and len(path.origins) == len(path.plan.inputs):
                 actions += self._start(path, event.at)
         return actions
@@ -406,8 +406,10 @@ class Progress:
 
     def _room_upto(self, path: PathState) -> int:
         """Last bucket that may run: `buffer_buckets` after the last one that the slowest consumer
-        has received."""
-        if self.buffer_buckets is None:
+        has received. No limit applies when all inputs have ended: a consumer that has received
+        everything reports no position to a rebuilt node."""
+        complete = path.sunion.all_complete_upto()
+        if self.buffer_buckets is None or (complete is not None and complete >= FOREVER):
             return FOREVER
         received = [self._had.get(name, path.origin - 1) for name in path.plan.outputs]
         return min(received, default=FOREVER) + self.buffer_buckets

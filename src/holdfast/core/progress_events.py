@@ -258,10 +258,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    """The storage of the node does not have the state that its inputs continue."""
+
     path: str
     why: str
-    #: The storage is an older copy: the node is rebuilt.
-    older_copy: bool = False
 
 
 Action = (

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -29,8 +30,6 @@ GAP_US = 10_000_000
 #: Tokens of a replay: the prefix of the last pushed bucket; the token of the rows without a time,
 #: which are pushed first.
 REPLAYED, TIMELESS = "replayed-", "replayed"
-#: Pause between two attempts to write to a full disk.
-FULL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,9 @@ class Generate:
                 )  # fmt: skip
                 since = until - self.every_ms * 1_000
             if until > since:
-                source.push(self.fn(number, since, until))
+                rows = self.fn(number, since, until)
+                if not _done(partial(source.push, rows), source, stop):
+                    return
                 number, since = number + 1, until
             if not _done(partial(source.advance, until), source, stop):
                 return
@@ -105,22 +106,24 @@ class Replay:
         done = source.log.info(source.name).complete_upto if source.opened else None
         if source.token is None and done is None:
             # The source counts them and writes them to the dead letters.
-            source.push(table.filter(column.is_null()), token=TIMELESS)
+            timeless = partial(source.push, table.filter(column.is_null()), token=TIMELESS)
+            if not _done(timeless, source, stop):
+                return
         table = table.filter(column.is_valid()).sort_by(source.op.time)
         times = times_us(table, source.op.time)
         if not len(times):
             _done(source.end, source, stop)
             return
-        # Pushing to an open stream only buffers the rows. Only `start`, `advance` and `end` write
-        # to storage and need a retry.
         if not _done(partial(source.start, int(times[0])), source, stop):
             return
         pushed = _replayed(source.token)
-        began_us, origin_us = monotonic_us(), int(times[0])
+        began_us, origin_us = monotonic_us(), None
         for bucket, lo, hi in runs(times // source.width_us):
             if done is not None and bucket <= done:
                 continue  # replayed before a restart
             end_us = (bucket + 1) * source.width_us
+            if origin_us is None:
+                origin_us = int(times[lo])
             if self.speed is not None:
                 due_us = began_us + (end_us - origin_us) / self.speed
                 if stop.wait(max(0.0, (due_us - monotonic_us()) / 1e6)):
@@ -130,7 +133,9 @@ class Replay:
             # The token prevents a duplicate push: a run that stops before the bucket closes makes
             # the rows durable, and the next run skips them.
             if pushed is None or bucket > pushed:
-                source.push(table.slice(lo, hi - lo), token=f"{REPLAYED}{bucket}")
+                rows = partial(source.push, table.slice(lo, hi - lo), token=f"{REPLAYED}{bucket}")
+                if not _done(rows, source, stop):
+                    return
             if not _done(partial(source.advance, end_us), source, stop):
                 return
         _done(source.end, source, stop)
@@ -158,13 +163,16 @@ class ReadStream:
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         checkpoint = self.checkpoint or os.path.join(str(source.log.root), "read-stream")
 
+        started: Future[str] = Future()
+
         def take(batch: Any, number: int) -> None:
-            last = source.token
-            if last is not None and number <= int(last):
+            query = started.result()
+            if not _is_new(query, number, source, checkpoint):
                 return
             # A retry uses the same token, so the rows are taken once. While consumers are too far
             # behind, closing buckets blocks, and so does Spark.
-            push = partial(source.push, batch.toArrow(), token=str(number), flush=True)
+            token = f"{query}/{number}"
+            push = partial(source.push, batch.toArrow(), token=token, flush=True)
             if not (_done(push, source, stop) and _done(source.tick, source, stop)):
                 raise InputError(
                     f"source {source.name!r}: the run stopped before batch {number} was durable; "
@@ -177,6 +185,7 @@ class ReadStream:
             .option("checkpointLocation", checkpoint)
             .start()
         )
+        started.set_result(str(query.id))
         try:
             idle = False
             while not stop.wait(0.1) and query.isActive:
@@ -188,6 +197,26 @@ class ReadStream:
                 raise InputError(f"source {source.name!r}: the readStream query failed: {error}")
         finally:
             query.stop()
+
+
+def _is_new(query: str, number: int, source: Source, checkpoint: str) -> bool:
+    """Whether the source does not have a batch yet. Spark repeats at most the last batch, unless
+    the folder of its checkpoint is another one."""
+    last_query, _, last = (source.token or "").rpartition("/")
+    if last and query != last_query:
+        _log.warning(
+            "source %s: Spark's checkpoint %s is new, so Spark numbers its batches from 0 again "
+            "and may deliver rows that the source already has", source.name, checkpoint,
+        )  # fmt: skip
+    if not last or query != last_query or number > int(last):
+        return True
+    if number < int(last):
+        raise InputError(
+            f"source {source.name!r}: Spark repeats batch {number}, but the source has batches up "
+            f"to {last}: Spark's checkpoint {checkpoint} is an older copy. Restore its newest "
+            "copy, or delete it: Spark then starts again, and may repeat rows"
+        )
+    return False
 
 
 def _replayed(token: str | None) -> int | None:
@@ -220,7 +249,8 @@ def _done(action: Callable[[], None], source: Source, stop: threading.Event) -> 
             return True
         except (StorageFull, StorageDenied) as err:
             if not warned:
-                _log.warning("source %s: paused, retrying every second: %s", source.name, err)
+                _log.warning("source %s: paused, and retries: %s", source.name, err)
                 warned = True
-        if stop.wait(FULL_S):
+            pause_s = err.retry_us / 1e6
+        if stop.wait(pause_s):
             return False

@@ -24,7 +24,7 @@ from holdfast.core.watermark import Reason, Watermark, WatermarkPlan
 from holdfast.edge.dead_letters import DeadLetters
 from holdfast.edge.row_conversion import fit
 from holdfast.edge.source_messages import clock_text, report_text
-from holdfast.errors import HoldfastError, InputError, LogError, RowsNotDurable, StorageFull
+from holdfast.errors import BufferFull, HoldfastError, InputError, LogError, RowsNotDurable
 from holdfast.model.operators import Source as SourceOperator
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.storage import Added, Boundary, Counter, Ended, Log, Retired, Token
@@ -100,6 +100,11 @@ class Source:
         return self.log.has(self.name)
 
     @property
+    def ended(self) -> bool:
+        """The stream has ended, or the source was retired: no row is taken any more."""
+        return self.opened and self.log.info(self.name).ended
+
+    @property
     def token(self) -> str | None:
         """The application's token of the last durable push, to resume from after a restart."""
         return self.log.token(self.name)
@@ -117,7 +122,7 @@ class Source:
         clock = self._watermark.clock
         return {
             "complete_upto": self.log.info(self.name).complete_upto if self.opened else None,
-            "ended": self.opened and self.log.info(self.name).ended,
+            "ended": self.ended,
             "clock": self.op.clock,
             **self.counters,
             "dead_letter_rows": excluded_rows - self.counters["restamped_rows"],
@@ -145,7 +150,7 @@ class Source:
         Rows are durable when their bucket closes, when the run is stopped, or, with `flush`, when
         this call returns. The last push, if it failed or was not answered, may be repeated with the
         same `token`; rows that the source already has are not taken twice. While a consumer is
-        further behind than `buffer_buckets`, raises `StorageFull` and takes no row.
+        further behind than `buffer_buckets`, raises `BufferFull` and takes no row.
         """
         if self.failure is not None and not self._closed:
             raise self.failure.with_traceback(None)
@@ -390,8 +395,8 @@ class Source:
             return 2**62
         return self._received() + self._buffer_buckets
 
-    def _no_room(self) -> StorageFull:
-        return StorageFull(
+    def _no_room(self) -> BufferFull:
+        return BufferFull(
             f"source {self.name!r} accepts no more rows: the slowest consumer has not received the "
             f"last {self._buffer_buckets} closed buckets (buffer_buckets). See `holdfast status` "
             "for what is missing: restart that component (`holdfast restart`), retire a source "
@@ -428,11 +433,11 @@ class Source:
                     for name, value in self.counters.items()
                     if value
                 ]
+            if self._token is not None:
+                extra.append(Token(self.name, self._token))
             if upto is None:
                 self.log.append(*extra)
             else:
-                if self._token is not None:
-                    extra.append(Token(self.name, self._token))
                 rows = [segment for segment in written if segment is not dead]
                 self.log.commit(self.name, rows, upto, *extra)
         except LogError:
@@ -442,8 +447,6 @@ class Source:
             del self._pending[bucket]
             if upto is None or bucket > upto:
                 self._parts[bucket] = self._parts.get(bucket, 0) + 1
-        if upto is not None:
-            self._token = None
-        self._dirty = False
+        self._token, self._dirty = None, False
         if dead is not None:
             self._dead.written()

@@ -18,12 +18,11 @@ from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.engine.state import Version
 from holdfast.errors import (
-    HoldfastError,
     InputsLost,
     LogUnusable,
     ProtocolViolation,
     StorageFull,
-    Trimmed,
+    StorageLost,
 )
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
@@ -449,7 +448,7 @@ class Performer:
                     if not self.log.info(output).ended:
                         self.log.append(Ended(output))
             case core.Fail():
-                raise (Trimmed if action.older_copy else HoldfastError)(action.why)
+                raise StorageLost(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
         self.log.open_stream(

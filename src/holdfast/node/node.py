@@ -293,7 +293,7 @@ class Node:
             answer = answers.get(timeout=self._options.silence_s)
         except queue.Empty:
             raise TransportError(f"node {self.name!r} did not answer in time") from None
-        return offer_of(answer, self._fingerprints)
+        return offer_of(answer, self._fingerprints, lambda: self.post(StateRenewed(newcomer)))
 
     def _tell(self, event: Event) -> Done:
         self.post(event)

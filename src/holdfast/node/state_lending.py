@@ -101,11 +101,14 @@ class Lender:
             self._service.offered = {}
 
 
-def offer_of(answer: StateAnswer, fingerprints: Fingerprints) -> OfferedState:
-    """The reply that is sent to the newcomer."""
+def offer_of(
+    answer: StateAnswer, fingerprints: Fingerprints, renew: Callable[[], None] = lambda: None
+) -> OfferedState:
+    """The reply that is sent to the newcomer. The newcomer renews its lease when it has the reply;
+    until then, `renew` does."""
     match answer:
         case BeganEmpty():
             return OfferedState("began-empty")
         case NotReady():
             return OfferedState("not-ready", why=answer.why)
-    return OfferedState("state", answer, fingerprints.of(answer))
+    return OfferedState("state", answer, fingerprints.of(answer, renew))

@@ -60,13 +60,17 @@ class Fingerprints:
         self._folder, self._disk = folder, disk
         self._known: dict[str, StateFile] = {}
 
-    def of(self, paths: Iterable[Moving]) -> tuple[StateFile, ...]:
+    def of(
+        self, paths: Iterable[Moving], progressed: Callable[[], None] = lambda: None
+    ) -> tuple[StateFile, ...]:
+        """`progressed` is called after every file that was read."""
         names = list(dict.fromkeys(name for moving in paths for name in moving.files))
         for name in names:
             if name not in self._known:
                 file = f"{self._folder}/{name}"
                 with storage(file):
                     self._known[name] = StateFile(name, *_fingerprint(file, self._disk))
+                progressed()
         fingerprints = {name: self._known[name] for name in names}
         self._known = dict(fingerprints)
         return tuple(fingerprints.values())

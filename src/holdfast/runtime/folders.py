@@ -19,6 +19,15 @@ def client_folder(storage: str, output: str) -> str:
     return os.path.join(storage, "clients", output)
 
 
+def client_names(storage: str) -> dict[str, list[str]]:
+    """By output: the durable clients that the storage has, as names of consumers."""
+    names: dict[str, list[str]] = {}
+    folder = os.path.join(storage, "clients")
+    for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        names.setdefault(entry.partition("+")[0], []).append(f"client-{entry}")
+    return names
+
+
 def source_folder(storage: str, source: str) -> str:
     return os.path.join(storage, "sources", source)
 

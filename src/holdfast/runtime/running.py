@@ -58,7 +58,7 @@ from holdfast.runtime.client_opening import open_client
 from holdfast.runtime.component_health import Parts
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures, member
-from holdfast.runtime.folders import describe, source_folder
+from holdfast.runtime.folders import client_names, describe, source_folder
 from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
@@ -219,6 +219,9 @@ class Run:
         for fragment in self.fragments:
             for stream in fragment.inputs:
                 self.service.consumers.setdefault(stream, set()).update(self._replicas(fragment))
+        for output, clients in client_names(self.storage).items():
+            # Their rows are retained until they return, also by a node that is rebuilt.
+            self.service.consumers.setdefault(output, set()).update(clients)
         for op in self.network.sources:
             log = self.open_log(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(
@@ -245,11 +248,10 @@ class Run:
         else:
             self._start_processes()
         for name, source in self.sources.items():
-            feed = source.op.feed
             if source.op.clock in ("wall", "data"):
                 self._thread(partial(run_clock, source, self._stop), f"clock-{name}", name)
-            if feed is not None:
-                self._thread(partial(feed.run, source, self._stop), f"feed-{name}", name)
+            if source.op.feed is not None:
+                self._thread(partial(self._feed, source), f"feed-{name}", name)
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
             judge = partial(self._controller_service.judge, self._stop, self.options.heartbeat_s)
@@ -287,7 +289,9 @@ class Run:
 
     def retire(self, source: str, why: str = "the source will not return") -> int:
         """Continue permanently without a source, from the returned bucket on."""
-        return self.source(source).retire(why)
+        bucket = self.source(source).retire(why)
+        self.failures.recovered(member(source))  # no output needs the source any more
+        return bucket
 
     def client(
         self,
@@ -479,6 +483,16 @@ class Run:
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _feed(self, source: Source) -> None:
+        """Run the feed of a source, until the source ends or is retired."""
+        if source.ended:
+            return
+        try:
+            source.op.feed.run(source, self._stop)
+        except InputError:
+            if not source.ended:
+                raise
 
     def _producers_of(self, ask: GetProducers) -> Producers:
         has_nodes, outputs = (

@@ -179,8 +179,7 @@ def fold(state: LogState, record: Record) -> None:
             del stream.segments[: bisect_right(stream.segments, record.upto, key=_bucket)]
         case Ack():
             _fold_ack(state.stream(record.stream), record)
-        case Token():
-            state.stream(record.stream)
+        case Token():  # dead letters may be durable before the stream is open
             state.tokens[record.stream] = record.token
         case Counter():
             state.counters[record.name] = record.value

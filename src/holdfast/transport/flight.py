@@ -32,7 +32,15 @@ from holdfast.storage import Log
 from holdfast.storage.files import storage
 from holdfast.storage.rows import canonical, digest
 from holdfast.streams import codec
-from holdfast.streams.calls import Acknowledge, ListStreams, Ping, Request, call_of, reply_of
+from holdfast.streams.calls import (
+    Acknowledge,
+    GetState,
+    ListStreams,
+    Ping,
+    Request,
+    call_of,
+    reply_of,
+)
 from holdfast.streams.codec import is_inside
 from holdfast.streams.delivery import Delivery, verified
 from holdfast.streams.serving import Service
@@ -45,6 +53,9 @@ SILENCE_S = 5.0
 FETCH_S = 300.0
 #: Timeout of a push, whose rows may be many and are made durable before the reply.
 PUSH_S = 60.0
+#: Timeouts of calls that may take longer than `silence_s`. For `state`, the peer reads all files of
+#: its state.
+SLOW_CALLS_S = {call_of(GetState).name: 60.0}
 #: Rows are sent in pieces of about this size: on a slow link, each piece counts as a heartbeat.
 PIECE_BYTES = 64 * 1024
 #: Before a segment with more rows is read from disk, the server sends a heartbeat.
@@ -280,7 +291,8 @@ class FlightPeer:
     def _action(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         action = flight.Action(name, wire.encode(name, body))
         try:
-            options = flight.FlightCallOptions(timeout=self._silence_s)
+            timeout_s = max(self._silence_s, SLOW_CALLS_S.get(name, 0.0))
+            options = flight.FlightCallOptions(timeout=timeout_s)
             results = list(self._client.do_action(action, options))
         except _GONE as err:
             raise self._error(err) from None

@@ -15,7 +15,7 @@ from holdfast.model import operators as ops
 from holdfast.types import bucket_of
 from holdfast.verify.history import Accepted, Closed, History, Logged, PutAside
 from holdfast.verify.sim.links import Wire
-from holdfast.verify.sim.simulated_process import FOREVER, FULL_US, Member, Wiring, kept_for_ever
+from holdfast.verify.sim.simulated_process import FOREVER, Member, Wiring, kept_for_ever
 from holdfast.verify.sim.tables import Row
 from holdfast.verify.sim.world import EPOCH_US, World
 
@@ -112,8 +112,8 @@ class SourceProcess(Member):
         rows = pa.Table.from_arrays([times, draw.keys, draw.values], COLUMNS)
         try:
             self.source.push(rows, token=str(number), flush=draw.chance < 0.1)
-        except StorageFull:
-            self.after(FULL_US, self._push)
+        except StorageFull as err:
+            self.after(err.retry_us, self._push)
             return
         self._next += 1
         self._note()
@@ -131,9 +131,9 @@ class SourceProcess(Member):
                     self.source.end()
                 else:
                     self.source.tick()
-            except StorageFull:
+            except StorageFull as err:
                 self._note()
-                self.after(FULL_US, self._tick)
+                self.after(err.retry_us, self._tick)
                 return
             self._note()
             if self._logged_upto % 4 == 0:

@@ -249,6 +249,16 @@ def test_each_path_starts_independently() -> None:
     assert core.handle(Began(0)) == [Start("other", 42, 3, 3)]
 
 
+def test_the_buffer_limit_does_not_apply_when_all_inputs_have_ended() -> None:
+    """A consumer that has received everything reports no position to a rebuilt node."""
+    core = started(buffer_buckets=2)
+    core.handle(BoundaryArrived(1, "s1", 9))
+    assert core.handle(BoundaryArrived(1, "s2", 9))[-1] == Run("out", 0, 1)
+    core = started(buffer_buckets=2)
+    core.handle(BoundaryArrived(1, "s1", 9, ended=True))
+    assert core.handle(BoundaryArrived(1, "s2", 9, ended=True))[-1] == Run("out", 0, 9)
+
+
 def test_a_checkpoint_whose_inputs_were_released_belongs_to_an_older_copy_of_the_storage() -> None:
     """Another path has no checkpoint, so the node requests the oldest bucket that is left."""
     other = replace(PATH, name="other", outputs=("other",))

@@ -1,52 +1,14 @@
-"""Several clients of one output: each has its own name and position. No JVM: a script replaces the
-host and sends its heartbeats."""
+"""Several clients of one output: each has its own name and position. No JVM."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import holdfast as hf
 from holdfast.errors import InputError
-from holdfast.model.loading import load
-
-APP = """
-import holdfast as hf
-net = hf.Network("clicks", bucket="500ms")
-clicks = net.source("clicks", "ts timestamp, page string", time="ts")
-net.output("pages", clicks.filter("page <> ''"))
-"""
-HOST = """
-import sys, threading
-from holdfast.core.membership import process_of
-from holdfast.model.identity import identity_of
-from holdfast.model.loading import load
-from holdfast.model.partitions import physical
-from holdfast.streams.calls import Instance, NextEpoch, Register
-from holdfast.transport.flight import FlightPeer
-app, host, _, supervisor, _ = sys.argv[-5:]
-chief, identity = FlightPeer(supervisor), identity_of(physical(load(app)))
-epoch = chief.call(NextEpoch(process_of(host), identity=identity)).epoch
-node = Instance(host, "127.0.0.1:1", chief.call(NextEpoch(host)).epoch)
-while not threading.Event().wait(0.2):
-    chief.call(Register(host, epoch, (node,), {}))
-"""
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hf.Run]:
-    app, host, python = tmp_path / "app.py", tmp_path / "host.py", tmp_path / "python"
-    app.write_text(APP)
-    host.write_text(HOST)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {host} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    storage = str(tmp_path / "data")
-    with hf.run(load(str(app)), storage=storage, deployment="processes", app=str(app)) as started:
-        yield started
+from tests.runtime.conftest import Starter
 
 
 def test_named_clients_have_separate_folders_and_statuses(run: hf.Run) -> None:
@@ -79,3 +41,23 @@ def test_clients_that_are_not_durable_need_no_name(run: hf.Run) -> None:
 def test_client_names_that_are_not_valid_file_names_are_refused(run: hf.Run) -> None:
     with pytest.raises(InputError, match="expected letters, digits"):
         run.client("pages", name="../bob")
+
+
+def test_a_durable_client_that_is_not_open_is_still_a_consumer(started: Starter) -> None:
+    """Also a node that is rebuilt retains its rows, although no such client has spoken to it."""
+    with started() as run:
+        run.client("pages", name="bob")
+    with started() as run:
+        assert run.service.consumers["pages"] == {"client-pages+bob"}
+
+
+def test_a_retired_source_whose_feed_still_runs_stops_no_output(started: Starter) -> None:
+    with started(feed=True) as run:
+        source = run.source("clicks")
+        run.wait_for(lambda: source.opened, 10, "the first rows")
+        run.retire("clicks")
+        feed = next(thread for thread in run._threads if thread.name == "feed-clicks")
+        run.wait_for(lambda: not feed.is_alive(), 10, "the feed to stop")
+        assert run.failures.lost("pages") is None and source.failure is None
+    with started(feed=True) as run:  # after a restart, the feed is not started again
+        assert run.source("clicks").ended and run.failures.all() == []

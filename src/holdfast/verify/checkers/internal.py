@@ -97,7 +97,7 @@ def held(story: Story) -> Verdict:
         if trouble is None:  # within the bound, or already reported by `bounded`
             continue
         lost = any(
-            broke.fault in ("wipe", "replace") and trouble[0] <= broke.at <= sample.at
+            broke.fault in ("wipe", "replace", "restore") and trouble[0] <= broke.at <= sample.at
             for broke in story.of(Broke)
             if sample.where == f"{broke.on} log"
         )

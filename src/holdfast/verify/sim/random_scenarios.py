@@ -50,12 +50,12 @@ def scenario_of(seed: int) -> Scenario:
         added.append(Fault(_time_in(chance, scenario.seconds, 0.1, 0.9), "end", source))
     if chance.random() < OLDER_COPIES and options_of(seed).recovery == "replay":
         targets = _targets(scenario.network, seed, chance)
-        # The peer of a pair must have its storage, or the state of the pair is lost.
-        disks = {"wipe", "rot", "eio-read", "eio-fsync"}
-        if not scenario.network.startswith(PAIRS) or not disks & {f.do for f in scenario.faults}:
-            at_us = _time_in(chance, scenario.seconds, 0.1, 0.6)
-            for_us = _time_in(chance, scenario.seconds, 0.05, 0.35)
-            added.append(Fault(at_us, "restore", chance.choice(targets.nodes), for_us))
+        if scenario.network.startswith(PAIRS):
+            # Without other faults: the peer must have the newest state, or the pair has lost it.
+            scenario = replace(scenario, faults=())
+        at_us = _time_in(chance, scenario.seconds, 0.1, 0.6)
+        for_us = _time_in(chance, scenario.seconds, 0.05, 0.35)
+        added.append(Fault(at_us, "restore", chance.choice(targets.nodes), for_us))
     faults = sorted((*scenario.faults, *added), key=lambda fault: fault.at_us)
     return replace(scenario, faults=tuple(faults))
 

@@ -236,11 +236,15 @@ class Member(Server):
             self.service.lost(statuses, self.world.now)
 
     def note_held(self, streams: Sequence[str], kept_for_ever: Collection[str]) -> None:
-        """Records how many buckets of each stream the log holds, where a bound is promised."""
+        """Records how many buckets of each stream the log holds, where a bound is promised: not of
+        a stream that has ended, because finished consumers report no more positions."""
         for stream in streams:
             held = self.held(stream)
-            if held is not None and stream not in kept_for_ever:
+            if held is not None and stream not in kept_for_ever and not self._has_ended(stream):
                 self.history.add(Held(self.world.now, f"{self.name} log", stream, held))
+
+    def _has_ended(self, stream: str) -> bool:
+        return self.log.info(stream).ended
 
     def held(self, stream: str) -> int | None:
         """How many buckets of a stream the log holds; None before the stream was opened."""

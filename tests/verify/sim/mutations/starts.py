@@ -61,6 +61,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation(
+    "continue from an older copy although the inputs after it were deleted", "alive", "wrong",
+    seed=3172,
+)  # fmt: skip
+def _(patch: pytest.MonkeyPatch) -> None:
+    original = progress.Progress._opened
+
+    def opened(self: progress.Progress, event: Any) -> Any:
+        return original(self, replace(event, trimmed_upto=event.starts_at - 1))
+
+    patch.setattr(progress.Progress, "_opened", opened)
+
+
+@mutation(
     "suspend a path that was just started", "available", "standing", scene="restarts_suspending"
 )
 def _(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from holdfast.config import Options
     from holdfast.edge.feeds import Generate, ReadStream, Replay
     from holdfast.edge.sinks import CorrectedTable, ParquetSink
-    from holdfast.errors import HoldfastError, NetworkError, NodeFailed
+    from holdfast.errors import (
+        HoldfastError,
+        InputError,
+        NetworkError,
+        NodeFailed,
+        RowsNotDurable,
+        StorageFull,
+    )
     from holdfast.model.aggregates import (
         approx_distinct,
         avg,
@@ -34,8 +41,9 @@ if TYPE_CHECKING:
 __version__ = "0.5.0.dev0"
 
 __all__ = [
-    "Contract", "CorrectedTable", "Generate", "HoldfastError", "Network", "NetworkError",
-    "NodeFailed", "Options", "ParquetSink", "Protection", "ReadStream", "Replay", "Run", "Stream",
+    "Contract", "CorrectedTable", "Generate", "HoldfastError", "InputError", "Network",
+    "NetworkError", "NodeFailed", "Options", "ParquetSink", "Protection", "ReadStream", "Replay",
+    "RowsNotDurable", "Run", "StorageFull", "Stream",
     "approx_distinct", "avg", "count", "first", "last", "max", "min", "quantile", "run", "stddev",
     "sum", "top_k",
 ]  # fmt: skip
@@ -45,7 +53,10 @@ _MODULES = {
     "config": ("Options",),
     "edge.feeds": ("Generate", "ReadStream", "Replay"),
     "edge.sinks": ("CorrectedTable", "ParquetSink"),
-    "errors": ("HoldfastError", "NetworkError", "NodeFailed"),
+    "errors": (
+        "HoldfastError", "InputError", "NetworkError", "NodeFailed", "RowsNotDurable",
+        "StorageFull",
+    ),
     "model.aggregates": (
         "approx_distinct", "avg", "count", "first", "last", "max", "min", "quantile", "stddev",
         "sum", "top_k",
@@ -67,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -37,6 +37,7 @@ def duration_text(us: int) -> str:
     return f"{us}us"
 
 
+_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
 #: Interval between two heartbeats of a host to the controller.
 HOST_HEARTBEAT_US = 500_000
 
@@ -144,6 +145,12 @@ class Options:
             if value is not None and value < least:
                 note = f"; {otherwise}" if otherwise else ""
                 raise InputError(f"{name}: {value} must be at least {least}{note}")
+        for name in ("memory", "executor_memory"):
+            if not _MEMORY.fullmatch(getattr(self, name)):
+                raise InputError(
+                    f"{name}: {getattr(self, name)!r} is not an amount of memory; write a number "
+                    "and a unit, such as '512m' or '2g'"
+                )
         if self.standby and self.hosts is None:
             raise InputError(
                 f"standby: {self.standby} needs hosts, the number of hosts that share the nodes "

@@ -221,20 +221,20 @@ def test_a_generator_waits_for_a_consumer_that_falls_back_behind_the_buffer(
     """A node that restarts from its checkpoint reports an older position than before."""
     op = SourceOperator(name="s", schema="ts timestamp, value bigint", time="ts", clock="live")
     log = Log.open("/s", "s", fsync="always", disk=disk)
-    received = [2**40]
+    received = [2**60]
     source = Source(op, log, WIDTH_US, buffer_buckets=3, received=lambda: received[0])
     waits_before = 0
 
     def on_wait(number: int) -> None:
         if received[0] < 0 and number > waits_before + 3:
-            received[0] = 2**40
+            received[0] = 2**60
 
     stop.on_wait = on_wait
 
     def make(number: int, from_us: int, to_us: int) -> pa.Table:
         nonlocal waits_before
         if number == 3:
-            received[0], waits_before = -(2**40), stop.waits
+            received[0], waits_before = -(2**60), stop.waits
         if number == 6:
             stop.set()
         return pa.table({"ts": pa.array([from_us], TIME), "value": [number]})

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --hosts: N standbys take over the nodes of lost hosts (default: %(default)s)",
     )
-    run.add_argument("--seconds", type=float, help="stop after this many seconds")
+    run.add_argument("--seconds", type=_positive, help="stop after this many seconds")
     run.add_argument(
         "--fresh",
         action="store_true",
@@ -277,6 +277,13 @@ def _command(commands: Any, name: str, help: str, call: Any) -> argparse.Argumen
     return parser
 
 
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text}")
+    return seconds
+
+
 def _app(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("app", metavar="APP", help="path/to/app.py or package.module:network")
 
@@ -389,9 +396,13 @@ def _audit(args: argparse.Namespace) -> int:
     from holdfast.cli.show import show_report
 
     sessions, network = _load(args, Options(master=args.master))
+    from holdfast.storage.root import read_marker
     from holdfast.verify.audit import audit
 
-    report = audit(network, _folder(args, network), sessions.large)
+    folder = _folder(args, network)
+    if read_marker(folder) is None:
+        raise HoldfastError(f"{folder} holds no run of {network.name!r}; start one: holdfast run")
+    report = audit(network, folder, sessions.large)
     show_report(report, args.json)
     return 0 if report.ok else 1
 

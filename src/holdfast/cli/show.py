@@ -37,7 +37,8 @@ def show_network(network: Any, compiled: Any) -> None:
 
 
 def contract_word(contract: dict[str, Any]) -> str:
-    """`kept`, `not judged`, or `BROKEN` with duration, cause and lost buckets."""
+    """`kept`, `not judged`, `-` without a promised delay, or `BROKEN` with duration, cause and lost
+    buckets."""
     broken = []
     if contract["broken_for_ms"] is not None:
         waits = ", ".join(contract["waiting_for"])
@@ -48,7 +49,7 @@ def contract_word(contract: dict[str, Any]) -> str:
         return "BROKEN " + "; ".join(broken)
     if contract["within"] is not None and contract["not_judged"] is not None:
         return f"not judged: {contract['not_judged']}"
-    return "kept"
+    return "kept" if contract["within"] is not None else "-"
 
 
 def broken_text(output: str, contract: dict[str, Any]) -> str:

@@ -85,11 +85,13 @@ class _View:
                 absent = f"[red]{self._absent(node)}[/red]"
                 path_cell = ["-"] if several else []
                 table.add_row(*first, node["node"], *path_cell, pid, absent, "-", "-", "-")
+            stopped = f"[red]{self._absent(node)}[/red]" if node.get("failure") else None
             for name, path in node.get("paths", {}).items():
                 table.add_row(
-                    *first, node["node"], *([name] if several else []), pid, _state(path),
+                    *first, node["node"], *([name] if several else []), pid,
+                    stopped or _state(path),
                     *self._position(path["position"], ended=path["ended"]),
-                    ", ".join(path["waiting_for"]) or "-",
+                    "-" if stopped else ", ".join(path["waiting_for"]) or "-",
                 )  # fmt: skip
                 if path["tentative_upto"] is not None:
                     upto, lag = self._position(path["tentative_upto"])
@@ -104,11 +106,12 @@ class _View:
             delay = "-" if contract["delay_ms"] is None else _seconds(contract["delay_ms"] / 1_000)
             within = contract["within"]
             promise = f"within {within}: " if within else ""
-            color = "" if contract["kept"] else "[red]"
+            color, word = "" if contract["kept"] else "[red]", contract_word(contract)
+            if name in self._status.get("stopped", {}):
+                color, word = "[red]", "the output has stopped"
             table.add_row(
-                name, upto, delay, str(contract["breaks"]),
-                f"{color}{promise}{escape(contract_word(contract))}",
-            )  # fmt: skip
+                name, upto, delay, str(contract["breaks"]), f"{color}{promise}{escape(word)}"
+            )
         return table
 
     def notices(self) -> Iterator[str]:
@@ -137,7 +140,8 @@ class _View:
             reason = escape(why)
             yield f"[bold red]output {output} stopped, no replica is left:[/bold red] {reason}"
         for failure in status["failures"]:
-            yield _failure(failure, with_remedy=failure["node"] not in self._unhealthy)
+            if failure["node"] not in self._unhealthy:
+                yield _failure(failure)
         failed = {failure["node"] for failure in status["failures"]} | {*self._unhealthy}
         for node in status["nodes"]:
             if node.get("failure") and node.get("paths") and node["node"] not in failed:
@@ -209,7 +213,7 @@ def _clock(steps: int, apart_ms: float) -> str:
     return "; ".join(parts)
 
 
-def _failure(failure: dict[str, Any], *, with_remedy: bool) -> str:
+def _failure(failure: dict[str, Any]) -> str:
     """The component, the outputs that need it, the error, and what to do."""
     color = "red" if failure["permanent"] else "yellow"
     outcome = "failed" if failure["permanent"] else "cannot continue and retries"
@@ -217,7 +221,7 @@ def _failure(failure: dict[str, Any], *, with_remedy: bool) -> str:
     dependents = ", ".join(failure["outputs"])
     needed = f" (needed by {dependents})" if dependents else ""
     text = failure["message"]
-    if with_remedy and failure["remedy"]:
+    if failure["remedy"]:
         text = f"{text.rstrip('.')}. {failure['remedy']}"
     return f"[{color}]{escape(f'{name} {outcome}{needed}: {text}')}[/{color}]"
 

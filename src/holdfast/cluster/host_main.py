@@ -23,7 +23,7 @@ from holdfast.cluster.hosted_node import Hosted, Place, patiently
 from holdfast.config import Options
 from holdfast.core.hosts import Host, StartNode
 from holdfast.core.membership import process_of
-from holdfast.core.quarantine import EXIT_CODES, kind_of
+from holdfast.core.quarantine import EXIT_CODES, kind_of, reason_of
 from holdfast.engine import session
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     except (HoldfastError, OSError) as err:
         if stop.is_set():
             return 0
-        print(f"error: {err}", file=sys.stderr, flush=True)
+        print(f"error: {reason_of(err)}", file=sys.stderr, flush=True)
         return EXIT_CODES.get(kind_of(err), EXIT_CODES["crash"])
 
 

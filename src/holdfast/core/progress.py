@@ -158,11 +158,9 @@ class Progress:
         actions: list[Action] = []
         for path in self._reading(event.stream):
             path.origins.setdefault(event.stream, (event.starts_at, event.trimmed_upto))
-            if path.resumed is not None and event.trimmed_upto >= max(
-                path.resumed[1], event.starts_at
-            ):
-                # A node releases nothing that its newest checkpoint needs. The request names no
-                # bucket if another path has no checkpoint, so the producer does not notice.
+            needs_from = FOREVER if path.resumed is None else max(path.resumed[1], event.starts_at)
+            if path.resumed is not None and event.trimmed_upto >= needs_from:
+                # The producer does not notice if the node requests no certain bucket (`wanted`).
                 why = (
                     f"path {path.plan.name!r} resumes from bucket {path.resumed[0]} and needs "
                     f"{event.stream!r} from bucket {path.resumed[1]}, but its buckets up to "

@@ -233,6 +233,17 @@ def _waits(status: Mapping[str, Any], before: bool) -> bool:
     return before or status["message"] == "Waiting for data to arrive"
 
 
+def run_feed(source: Source, stop: threading.Event) -> None:
+    """Run the feed of a source, until the source ends or is retired."""
+    if source.ended:
+        return
+    try:
+        source.op.feed.run(source, stop)
+    except InputError:
+        if not source.ended:
+            raise
+
+
 def run_clock(source: Source, stop: threading.Event) -> None:
     """Close the buckets of a source as time passes."""
     while _done(source.tick, source, stop):

@@ -157,16 +157,24 @@ def _column(name: str, values: Any, schema: pa.Schema, real_time: bool) -> pa.Ar
                     "or attach the zone with value.replace(tzinfo=...)"
                 )
     try:
-        return pa.array(listed, kind, from_pandas=pa.types.is_timestamp(kind))
+        return _array(listed, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         raise TypeError(_misfit(name, listed, kind)) from None
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(kind):
+        for value in values:  # Arrow would truncate
+            if isinstance(value, float | np.floating) and not value.is_integer():
+                raise ValueError(value)
+    return pa.array(values, kind, from_pandas=pa.types.is_timestamp(kind))
 
 
 def _misfit(name: str, values: list[Any], kind: pa.DataType) -> str:
     """Describe the first value that does not fit the type of its column."""
     for number, value in enumerate(values):
         try:
-            pa.array([value], kind, from_pandas=pa.types.is_timestamp(kind))
+            _array([value], kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return (
                 f"column {name!r}: expected {type_ddl(kind)}, found {_shown(value)} in row "

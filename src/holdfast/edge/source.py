@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
 import numpy as np
@@ -450,3 +450,14 @@ class Source:
         self._token, self._dirty = None, False
         if dead is not None:
             self._dead.written()
+
+
+def close_all(sources: Iterable[Source]) -> list[str]:
+    """Make the rows in open buckets durable. Returns the errors."""
+    errors: list[str] = []
+    for source in sources:
+        try:
+            source.close()
+        except RowsNotDurable as err:
+            errors.append(str(err))
+    return errors

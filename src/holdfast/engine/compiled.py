@@ -6,6 +6,7 @@ every edge). All violations are collected and raised together.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import sysconfig
@@ -27,6 +28,8 @@ from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, check_time, columns_twice, schema_ddl, type_ddl
 from holdfast.model.wellformed import topological
+
+_log = logging.getLogger("holdfast.engine")
 
 
 @dataclass(slots=True)
@@ -305,11 +308,13 @@ def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
         df = spark.createDataFrame(order.to_pandas(), ddl).repartition(parts)
         try:
             digests.append(digest(canonical(op.fn(df).toArrow())))
-        except Exception as err:
+        except Exception as err:  # a UDF may expect more of its values than their type
             reason = str(err).strip().splitlines()[-1]
-            raise InputError(
-                f"{op.name}: its Python UDF failed on sample rows ({reason})"
-            ) from None
+            _log.warning(
+                "%s: whether its Python UDF is deterministic was not checked: the UDF raised on "
+                "generated rows, whose strings are like 'v56' (%s)", op.name, reason,
+            )  # fmt: skip
+            return
     if digests[0] != digests[1]:
         raise InputError(
             f"{op.name}: its Python UDF gave different results for the same rows in another order "

@@ -3,7 +3,8 @@ controller. Connections stay open, and bytes wait: only missing heartbeats revea
 
 from __future__ import annotations
 
-from holdfast.runtime.running import CONTROLLER, Run
+from holdfast.runtime.running import Run
+from holdfast.storage.root import CONTROLLER
 from holdfast.verify.chaos.proxy import Link, Proxies
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.errors import InputError
 from holdfast.model.contract import Contract
 
 #: Default of `grace`, by clock: how long after its end a bucket is closed. `wall` allows for the
@@ -184,6 +185,13 @@ class Stateful(Operator):
 class Output(Operator):
     contract: Contract
     sink: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.contract, Contract):
+            raise InputError(
+                f"output {self.name!r}: expected contract=hf.Contract(within=...), found "
+                f"{self.contract!r}"
+            )
 
 
 def sources_of(op: Operator) -> list[Source]:

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 from holdfast.edge.client import Client
 from holdfast.errors import InputError
 from holdfast.model.trees import client_tolerance_buckets
-from holdfast.runtime.folders import client_folder
+from holdfast.runtime.folders import client_folder, client_names
 
 if TYPE_CHECKING:
     from holdfast.runtime.running import Run
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def announce_clients(run: Run) -> None:
+    """Declare the durable clients of earlier runs as consumers: their rows are retained until they
+    return, also by a node that is rebuilt."""
+    for output, clients in client_names(run.storage).items():
+        run.service.consumers.setdefault(output, set()).update(clients)
 
 
 def open_client(

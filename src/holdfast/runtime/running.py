@@ -32,10 +32,12 @@ from holdfast.config import Options
 from holdfast.core.contract_monitor import Action
 from holdfast.core.quarantine import reason_of
 from holdfast.edge.client import Client
-from holdfast.edge.feeds import run_clock
-from holdfast.edge.source import Source
+from holdfast.edge.feeds import run_clock, run_feed
+from holdfast.edge.source import Source, close_all
 from holdfast.errors import (
     InputError,
+    LogError,
+    NetworkError,
     NodeFailed,
     RowsNotDurable,
     SetupError,
@@ -54,17 +56,17 @@ from holdfast.model.identity import identity_of
 from holdfast.model.layout import Layout, layout_of
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
-from holdfast.runtime.client_opening import open_client
+from holdfast.runtime.client_opening import announce_clients, open_client
 from holdfast.runtime.component_health import Parts
 from holdfast.runtime.contracts import Monitor
 from holdfast.runtime.failures import Failures, member
-from holdfast.runtime.folders import client_names, describe, source_folder
+from holdfast.runtime.folders import describe, source_folder
 from holdfast.runtime.local import start_nodes
 from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.rolling_restart import Rolling
 from holdfast.runtime.run_status import status_of
 from holdfast.storage import Log
-from holdfast.storage.root import StorageRoot
+from holdfast.storage.root import CONTROLLER, StorageRoot
 from holdfast.streams.calls import (
     GetProducers,
     GetStatus,
@@ -82,8 +84,6 @@ from holdfast.transport.flight import FlightPeer, FlightServer
 from holdfast.transport.in_process import InProcess
 
 _log = logging.getLogger("holdfast.running")
-#: Name of the controller as a producer in `Run.route`.
-CONTROLLER = "controller"
 NOT_STARTED = "not started: use `with hf.run(net) as run:`, or call run.start() and run.stop()"
 STOPPED = "stopped; start another one with hf.run(...) on the same storage"
 State = Literal["new", "starting", "running", "stopped"]
@@ -150,6 +150,8 @@ class Run:
         self.controller: Controller
         self.rolling: Rolling
         self._root: StorageRoot | None = None
+        #: The query was refused before anything was computed.
+        self._refused = False
         self._described = False
         self._logs: list[Log] = []
         self.clients: list[Client] = []
@@ -191,7 +193,8 @@ class Run:
         self._state = "starting"
         try:
             self._start()
-        except BaseException:
+        except BaseException as err:
+            self._refused |= isinstance(err, NetworkError | InputError)
             with suppress(RowsNotDurable):  # already logged
                 self.stop()
             raise
@@ -219,9 +222,7 @@ class Run:
         for fragment in self.fragments:
             for stream in fragment.inputs:
                 self.service.consumers.setdefault(stream, set()).update(self._replicas(fragment))
-        for output, clients in client_names(self.storage).items():
-            # Their rows are retained until they return, also by a node that is rebuilt.
-            self.service.consumers.setdefault(output, set()).update(clients)
+        announce_clients(self)
         for op in self.network.sources:
             log = self.open_log(source_folder(self.storage, op.name), op.name)
             source = self.sources[op.name] = Source(
@@ -251,7 +252,7 @@ class Run:
             if source.op.clock in ("wall", "data"):
                 self._thread(partial(run_clock, source, self._stop), f"clock-{name}", name)
             if source.op.feed is not None:
-                self._thread(partial(self._feed, source), f"feed-{name}", name)
+                self._thread(partial(run_feed, source, self._stop), f"feed-{name}", name)
         self._thread(partial(self.monitor.run, self._stop), "monitor")
         if pairs and self.deployment == "processes":
             judge = partial(self._controller_service.judge, self._stop, self.options.heartbeat_s)
@@ -276,6 +277,7 @@ class Run:
         """Whether the host is up, or waiting is useless and the outputs continue without it."""
         stopped = self.parts.stopped()
         if len(stopped) == len(self.network.outputs):
+            self._refused = True
             raise SetupError(f"no output can be computed: {next(iter(stopped.values()))}")
         return self._controller_service.is_up(host) or self.parts.settled(host)
 
@@ -370,7 +372,10 @@ class Run:
             client.close()
         for thread in self._threads:
             thread.join(timeout=10)
-        not_durable = self._close_sources()
+        errors = close_all(self.sources.values())
+        not_durable = [] if self.temporary else errors  # a temporary storage is deleted anyway
+        for error in not_durable:
+            _log.warning("%s", error)
         for node in self.nodes.values():
             node.stop()
         for host, process in self.processes.items():  # all in parallel
@@ -385,6 +390,9 @@ class Run:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.storage, "run.json"))
         if self._root is not None:
+            if self._refused:
+                with suppress(LogError):
+                    self._root.forget()
             self._root.release()
         if self.temporary:
             shutil.rmtree(self.storage, ignore_errors=True)
@@ -422,18 +430,6 @@ class Run:
         self._check_started()
         if self._state == "stopped":
             raise InputError(f"the run was {STOPPED}")
-
-    def _close_sources(self) -> list[str]:
-        """Make the rows in open buckets durable; returns the errors."""
-        errors: list[str] = []
-        for source in self.sources.values():
-            try:
-                source.close()
-            except RowsNotDurable as err:
-                if not self.temporary:  # a temporary storage is deleted anyway
-                    _log.warning("%s", err)
-                    errors.append(str(err))
-        return errors
 
     def open_log(
         self, folder: str, owner: str, *, archive: bool | None = None, epoch: bool = True
@@ -484,21 +480,9 @@ class Run:
         self._threads.append(thread)
         thread.start()
 
-    def _feed(self, source: Source) -> None:
-        """Run the feed of a source, until the source ends or is retired."""
-        if source.ended:
-            return
-        try:
-            source.op.feed.run(source, self._stop)
-        except InputError:
-            if not source.ended:
-                raise
-
     def _producers_of(self, ask: GetProducers) -> Producers:
-        has_nodes, outputs = (
-            ask.stream in self._producers,
-            tuple(op.name for op in self.network.outputs),
-        )
+        has_nodes = ask.stream in self._producers
+        outputs = tuple(op.name for op in self.network.outputs)
         names = tuple(self.producers(ask.stream, "")) if has_nodes else ()
         return Producers(names, has_nodes or ask.stream in self.service.logs, outputs)
 

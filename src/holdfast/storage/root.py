@@ -30,6 +30,8 @@ from holdfast.types import FORMAT
 
 MARKER = "network.json"
 LOCK = "lock"
+#: Folder of the controller, and its name as a producer in `Run.route`.
+CONTROLLER = "controller"
 #: Every path that a run may create in its storage; folders end with a slash.
 _OURS = re.compile(
     r"""
@@ -45,9 +47,11 @@ _OURS = re.compile(
 class StorageRoot:
     """The locked storage of one run."""
 
-    def __init__(self, path: str, lock: int) -> None:
+    def __init__(self, path: str, lock: int, *, is_new: bool) -> None:
         self.path = path
         self._lock: int | None = lock
+        #: No run had used the folder before.
+        self.is_new = is_new
 
     @classmethod
     def take(
@@ -59,6 +63,7 @@ class StorageRoot:
         lock = _locked(path, LOCK)
         try:
             recorded = read_marker(path)
+            is_new = recorded is None and not os.path.exists(os.path.join(path, CONTROLLER))
             if recorded is None:
                 _compare_log(path, identity)
             else:
@@ -68,7 +73,16 @@ class StorageRoot:
         except BaseException:
             OS_DISK.unlock(lock)
             raise
-        return cls(path, lock)
+        return cls(path, lock, is_new=is_new)
+
+    def forget(self) -> None:
+        """Undo `take` of a new storage, before anything was computed: the storage is not bound to a
+        query that was refused. Text files of the hosts remain."""
+        if self.is_new:
+            with storage(self.path):
+                for name in (CONTROLLER, "sources", "clients"):
+                    shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+                os.unlink(os.path.join(self.path, MARKER))
 
     def release(self) -> None:
         if self._lock is not None:

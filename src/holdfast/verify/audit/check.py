@@ -199,6 +199,12 @@ def _output(
                 f"the client received bucket {upto}, but source {source.name!r} is closed only "
                 f"up to {source_stream.complete_upto}"
             )
+    undelivered = _undelivered(stream, above, sources)
+    if undelivered:
+        notes.append(
+            f"the client received buckets up to {upto}; {undelivered} later buckets are complete "
+            "in the sources, and were not delivered (yet)"
+        )
     ideal_output = batch.output(op.name)
     names = [name for name in arrow_schema(stream.schema).names if name != RECEIVED_AT]
     schema = pa.schema([arrow_schema(stream.schema).field(name) for name in names])
@@ -246,8 +252,18 @@ def _output(
     broken += [*judge(comparison, op.contract, wall_clock=timed), *batch.accuracy(op.name)]
     return replace(
         report, broken=tuple(broken), notes=tuple(notes), from_bucket=first, upto=upto,
-        found=comparison, tentative_rows=tentative,
+        found=comparison, tentative_rows=tentative, undelivered_us=undelivered * network.width_us,
     )  # fmt: skip
+
+
+def _undelivered(client: StreamState, above: list[ops.Source], sources: dict[str, _Kept]) -> int:
+    """Number of buckets that all sources have completed and the client has not received."""
+    streams = [stream for op in above if (stream := sources[op.name].stream) is not None]
+    if client.ended or not streams:
+        return 0
+    open_upto = [stream.complete_upto for stream in streams if not stream.ended]
+    complete_upto = min(open_upto) if open_upto else max(s.complete_upto for s in streams)
+    return max(0, complete_upto - client.complete_upto)
 
 
 def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:

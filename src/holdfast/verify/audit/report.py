@@ -18,6 +18,8 @@ from holdfast.verify.audit.compare import EXAMPLES, Comparison, Delay, order_bre
 
 #: `unknown`: the data for a verdict is missing; the report names the missing data.
 Verdict = Literal["ok", "failed", "unknown"]
+#: Fewer undelivered results are usual when a run is stopped or still runs.
+UNDELIVERED_US = 3_000_000
 #: The levels of `model.levels` in a few words.
 _LEGEND = {
     "LOLE": "every row arrived, and no other",
@@ -43,6 +45,8 @@ class OutputReport:
     from_bucket: int | None = None
     upto: int | None = None
     found: Comparison | None = None
+    #: Time of the complete buckets after `upto` that the client has not received, in microseconds.
+    undelivered_us: int = 0
     #: Number of tentative rows given. They are counted, not compared: stable rows replace them.
     tentative_rows: int = 0
 
@@ -68,6 +72,7 @@ class OutputReport:
             "contract": asdict(self.contract),
             "from_bucket": self.from_bucket,
             "upto": self.upto,
+            "undelivered_us": self.undelivered_us,
             "tentative_rows": self.tentative_rows,
             "levels": list(self.levels),
             "rows": None if result is None else {
@@ -149,7 +154,12 @@ class Report:
     @property
     def headline(self) -> str:
         """The verdict, with the rows that it does not cover."""
-        return "; ".join([self.verdict, *self.not_as_pushed])
+        undelivered = [
+            f"output {output.name}: the last {_span(output.undelivered_us)} were not delivered"
+            for output in self.outputs
+            if output.undelivered_us >= UNDELIVERED_US
+        ]
+        return "; ".join([self.verdict, *undelivered, *self.not_as_pushed])
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -179,6 +179,33 @@ def test_failures_are_shown_once_with_their_dependent_outputs(
     assert lines.count("KeyError") == 2
 
 
+def test_a_failed_node_and_its_stopped_output_are_shown_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the local deployment, a failed node still reports its last position."""
+    parse = node("parse", 4712, parsed=path("STABLE", now(), None, "s"))
+    part = {
+        "part": "parse", "what": "node", "host": "local", "state": "quarantined", "out": True,
+        "for_ms": 3_000.0, "failures": 1, "retry_in_ms": None, "reason": "ValueError: x",
+        "remedy": "correct the function",
+    }  # fmt: skip
+    failure = {
+        "node": "parse", "outputs": ["parsed"], "message": "ValueError: x", "permanent": True,
+        "user_location": None, "at": 0, "remedy": "Correct the function",
+    }  # fmt: skip
+    body = status(
+        nodes=[parse | {"failure": "ValueError: x"}], unhealthy=[part], failures=[failure],
+        stopped={"parsed": "node 'parse' failed"},
+        contracts={"parsed": contract(), "other": contract(within=None)},
+    )  # fmt: skip
+    text = shown(body, capsys)
+    rows = rows_of(text)
+    assert "quarantined" in rows["parse"] and "STABLE" not in rows["parse"]
+    assert rows["parsed"][-4:] == ["the", "output", "has", "stopped"]
+    assert rows["other"][-1] == "-"
+    assert text.count("ValueError") == 1
+
+
 @pytest.mark.parametrize(
     ("steps", "apart_ms", "line"),
     [

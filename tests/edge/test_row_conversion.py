@@ -151,3 +151,20 @@ def test_integers_that_look_like_seconds_or_milliseconds_are_refused(
         assert fit(data, SCHEMA, "tap")["ts"].drop_null()[0].value == number, (
             "a manual clock may show any time"
         )
+
+
+@pytest.mark.parametrize("value", [2.7, -0.9, float("nan"), np.float64(1.5)])
+@pytest.mark.parametrize("rows", ["dicts", "tuples", "columns", "pandas"])
+def test_a_number_with_a_fraction_is_refused_in_an_integer_column(rows: str, value: float) -> None:
+    data: object = {
+        "dicts": [{"ts": NOON_US, "v": value}],
+        "tuples": [(NOON_US, value)],
+        "columns": {"ts": [NOON_US], "v": [value]},
+        "pandas": pd.DataFrame({"ts": [pd.Timestamp(NOON, tz="UTC")], "v": [value]}),
+    }[rows]
+    schema = arrow_schema("ts timestamp, v long")
+    if rows == "pandas" and value != value:
+        return  # pandas writes a missing integer as NaN
+    with pytest.raises(InputError, match=r"'v'|truncated"):
+        fit(data, schema, "tap")
+    assert fit([{"ts": NOON_US, "v": 2.0}], schema, "tap")["v"].to_pylist() == [2]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 import holdfast as hf
 from holdfast.cli.main import main
 from holdfast.errors import SetupError, StorageInUse
+from holdfast.model.identity import identity_of
 from holdfast.runtime.running import Run
 from holdfast.storage import Log
+from holdfast.storage.root import StorageRoot
 
 APP = """
 import holdfast as hf
@@ -217,3 +220,20 @@ def test_fresh_deletes_a_holdfast_storage_and_reports_it(
     assert "deleted" in captured.out and "sources" in captured.out
     with pytest.raises(SetupError, match="another query"):
         start(network(), storage, port)
+
+
+def test_a_storage_whose_first_query_was_refused_is_free_for_another_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was computed, so nothing would be mixed."""
+    host, storage = tmp_path / "host", tmp_path / "data"
+    host.write_text("#!/bin/sh\necho 'error: refused' >&2\nexit 2\n")
+    host.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(host))
+    run = Run(network(), storage=str(storage), deployment="processes", app="missing.py")
+    with pytest.raises(SetupError, match=r"no output can be computed: .* refused"):
+        run.start()
+    assert not (storage / "network.json").exists() and not (storage / "sources").exists()
+    assert list((storage / "nodes").glob("*.log"))  # the reason
+    root = StorageRoot.take(str(storage), identity_of(network(size="4s")), fsync=False)
+    root.release()

@@ -146,11 +146,31 @@ def test_an_intact_run_passes_the_audit(storage: str, sessions: Sessions) -> Non
     assert any(message in note for note in report.outputs[0].notes)
 
 
-def rewrite(folder: str, output: str, change: Any) -> None:
-    """Write the client's rows to a new log, each bucket as `change(number, table)` returns it."""
+def test_results_that_were_not_delivered_are_part_of_the_verdict(
+    storage: str, sessions: Sessions, tmp_path: Path
+) -> None:
+    """As after a failure of the only node: the rows up to there are right, and no more came."""
+    copied = str(tmp_path / "storage")
+    shutil.copytree(storage, copied)
+    folder = client_folder(copied, "sums")
+    last = read_only(folder).state.streams["sums"].complete_upto
+    rewrite(folder, "sums", lambda number, table: [table], upto=last - 8)
+    report = audit(network(), copied, sessions.large)
+    (sums,) = (output for output in report.outputs if output.name == "sums")
+    assert sums.undelivered_us == 8 * network().width_us
+    assert report.headline.startswith("ok; output sums: the last 4s were not delivered; ")
+
+
+def rewrite(folder: str, output: str, change: Any, upto: int | None = None) -> None:
+    """Write the client's rows to a new log, each bucket as `change(number, table)` returns it.
+    `upto`: the last bucket that is written; None: all buckets and the end of the stream."""
     before = read_only(folder)
     stream = before.state.streams[output]
-    received = [(segment.id.bucket, before.read(segment)) for segment in stream.segments]
+    received = [
+        (segment.id.bucket, before.read(segment))
+        for segment in stream.segments
+        if upto is None or segment.id.bucket <= upto
+    ]
     shutil.rmtree(folder)
     log = Log.open(folder, before.state.owner, fsync="never")
     log.open_stream(output, stream.schema, stream.time, stream.starts_at)
@@ -161,7 +181,10 @@ def rewrite(folder: str, output: str, change: Any) -> None:
             for number_of_part, part in enumerate(parts)
         ]
         log.commit(output, segments, bucket)
-    log.commit(output, [], stream.complete_upto, Ended(output))
+    if upto is None:
+        log.commit(output, [], stream.complete_upto, Ended(output))
+    else:
+        log.commit(output, [], upto)
     log.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -249,11 +250,16 @@ def test_a_declared_udf_is_tried_in_two_orders(sessions: Sessions, udf: Any) -> 
     assert "different results" in refusal(applied(fn, python_udfs=True), sessions)
 
 
-def test_the_error_of_a_failing_declared_udf_is_reported(sessions: Sessions) -> None:
-    broken = F.udf(lambda x: x / 0, "double")
-    fn = lambda df: df.withColumn("x", broken("x"))  # noqa: E731
-    message = refusal(applied(fn, python_udfs=True), sessions)
-    assert "ZeroDivisionError" in message
+def test_a_declared_udf_that_raises_on_generated_rows_is_accepted_with_a_warning(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a UDF that parses JSON: generated strings are none."""
+    parse = F.udf(lambda k: float(json.loads(k)["amount"]), "double")
+    fn = lambda df: df.withColumn("x", parse("k"))  # noqa: E731
+    assert compiled(applied(fn, python_udfs=True), sessions).schema["apply-1"]
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno >= 30)
+    assert "apply-1: whether its Python UDF is deterministic was not checked" in warning
+    assert "JSONDecodeError" in warning
 
 
 def test_declared_udfs_must_still_work_row_by_row(sessions: Sessions) -> None:

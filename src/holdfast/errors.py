@@ -137,6 +137,14 @@ class Trimmed(HoldfastError):
 class RolledBack(HoldfastError):
     """The log of a source is an older copy: a consumer has received more than it holds."""
 
+    @classmethod
+    def to(cls, upto: int, source: str, received: int) -> RolledBack:
+        return cls(
+            f"source {source!r}: its log ends at bucket {upto}, but a consumer has received bucket "
+            f"{received}: the log is an older copy. Restore its newest copy, or start the run with "
+            "another storage"
+        )
+
 
 class InputsLost(HoldfastError):
     """Files of a producer that a node reads by reference are gone. A new subscription recovers."""

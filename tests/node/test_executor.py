@@ -15,7 +15,7 @@ from holdfast.core import progress_events as core
 from holdfast.core.consistency import RETRY_US, RETRY_US_MAX
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.state import Version
-from holdfast.errors import ProtocolViolation, StorageFull
+from holdfast.errors import ProtocolViolation, RolledBack, StorageFull
 from holdfast.model.contract import Contract
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
@@ -314,3 +314,14 @@ def test_a_node_killed_during_a_failure_restarts_from_its_stable_results(node: N
     for stream in ("s1", "s2"):
         node.gets(stream, 9)
     assert node.holds() == stable(10)
+
+
+def test_a_restarted_node_refuses_an_older_copy_of_the_log_of_a_source() -> None:
+    node = Node(MemoryDisk(random.Random(1)))
+    for stream in ("s1", "s2"):
+        node.gets(stream, 4)
+    node.restarts()
+    node.gets("s1", 4)
+    with pytest.raises(RolledBack, match=r"'s2': its log ends at bucket 3, .* received bucket 4"):
+        node.gets("s2", 3)
+    node.log.close()

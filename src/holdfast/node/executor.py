@@ -21,6 +21,7 @@ from holdfast.errors import (
     InputsLost,
     LogUnusable,
     ProtocolViolation,
+    RolledBack,
     StorageFull,
     StorageLost,
 )
@@ -56,7 +57,7 @@ from holdfast.streams.calls import Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
-from holdfast.types import OutputState
+from holdfast.types import OutputState, StreamInfo
 
 _log = logging.getLogger("holdfast.node")
 #: Pause before a write to a full disk is retried.
@@ -182,6 +183,7 @@ class Performer:
         """Take the new buckets of a delivery; post their boundary once the rows are indexed."""
         opened = None
         if delivery.stream not in self._opened and delivery.info is not None:
+            self._check_source(delivery.info)
             opened = (delivery.info.starts_at, delivery.info.trimmed_upto)
         previous_upto = self._received[delivery.stream]
         news = delivery.ended or previous_upto is None or delivery.upto > previous_upto
@@ -197,6 +199,15 @@ class Performer:
             Arrived(delivery.stream, upto, tuple(rows), delivery.ended, opened,
                     delivery.tentative_upto, delivery.missing, delivery.partial, delivery.spent_us)
         )  # fmt: skip
+
+    def _check_source(self, info: StreamInfo) -> None:
+        """Refuse an older copy of the log of a source. The log of this node knows that the source
+        had more; the request of a node that restarts from its checkpoint does not tell."""
+        paths = [path for path in self.fragment.paths if info.name in path.inputs]
+        upto = self.soutput.computed_upto(name for path in paths for name in path.outputs)
+        is_source = any(op.name == info.name for op in self.engine.network.sources)
+        if is_source and not info.ended and upto is not None and upto > info.complete_upto:
+            raise RolledBack.to(info.complete_upto, info.name, upto)
 
     def step(self, work: Work, version: Version) -> Version:
         """Compute buckets and log the results: write the data first, then one append."""

@@ -174,11 +174,7 @@ class Service:
         received = info.complete_upto if from_bucket is None else from_bucket - 1
         if stream in self.pushes and received > info.complete_upto:
             # A source makes a bucket durable before any consumer receives it.
-            raise RolledBack(
-                f"source {stream!r}: its log ends at bucket {info.complete_upto}, but a consumer "
-                f"has received bucket {received}: the log is an older copy. Restore its newest "
-                "copy, or start the run with another storage"
-            )
+            raise RolledBack.to(info.complete_upto, stream, received)
         oldest = info.trimmed_upto + 1
         if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
             raise Trimmed.before(oldest, stream, from_bucket)

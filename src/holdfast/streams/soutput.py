@@ -9,7 +9,7 @@ tentative one. Data files are written before the append.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast.core import progress_events
@@ -30,6 +30,12 @@ class SOutput:
         #: Number of the tentative line of each path that has one.
         self.lines: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    def computed_upto(self, outputs: Iterable[str]) -> int | None:
+        """Last bucket that the log has of any of the outputs; None: none, or all are deleted."""
+        infos = [self.log.info(output) for output in outputs if self.log.has(output)]
+        computed = [info.complete_upto for info in infos if info.complete_upto > info.trimmed_upto]
+        return max(computed, default=None)
 
     def stable(self, run: progress_events.Run, path: Path, results: Results) -> None:
         """Write results and boundaries of all outputs in one append. Buckets that were already
@@ -117,5 +123,5 @@ class SOutput:
                 raise NotDeterministic(
                     f"output {output!r}, bucket {bucket}: the result recomputed after a restart "
                     "differs from the logged result; find the function in the network that is not "
-                    "deterministic"
+                    "deterministic, unless the log of a source was replaced by an older copy"
                 )

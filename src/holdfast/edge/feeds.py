@@ -147,7 +147,7 @@ class ReadStream:
     the source before Spark commits it. A batch that Spark repeats is recognised and skipped.
 
     Buckets close by the times of the rows. Rows that waited while no run was active, or that are
-    years old, are therefore not late.
+    years old, are therefore not late, unless the source was idle before (`idle`).
     """
 
     fn: Callable[[Any], Any]

@@ -98,6 +98,7 @@ def test_times_before_1970_have_their_own_buckets(log: Log) -> None:
         ([(0, "a")], r"tuples of 3 values \(ts, key, value\), found tuple"),
         (["a"], "expected rows as dicts, or as tuples"),
         ([row(0), 5], "found int 5"),
+        ([row(0), {"ts": 0, "key": "a"}], "row 1 has no 'value', .* write None"),
     ],
 )
 def test_rows_that_do_not_fit_the_schema_are_refused_with_the_reason(

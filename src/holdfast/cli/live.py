@@ -6,8 +6,8 @@ import argparse
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import chdir, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import chdir, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +35,9 @@ from holdfast.transport.flight import FlightPeer
 from holdfast.types import Stability
 
 SHOWN_ROWS = 3
+DAY_US = 86_400_000_000
+#: Interval of the messages while a run starts.
+STARTING_S = 10.0
 
 
 class Printer:
@@ -58,11 +61,16 @@ class Printer:
             if info.stability is Stability.STABLE and not info.rec_done:
                 self.buckets += 1
                 self.rows += info.rows
-                self.delays_ms.append(info.delay_us / 1_000)
+                if info.delay_us < DAY_US:
+                    self.delays_ms.append(info.delay_us / 1_000)
             for row in table.slice(0, SHOWN_ROWS).to_pylist():
                 text = "  ".join(f"{key}={_text(value)}" for key, value in row.items())
                 self._console.print(
                     f"    {text}", highlight=False, overflow="ellipsis", no_wrap=True, markup=False
+                )
+            if table.num_rows > SHOWN_ROWS:
+                self._console.print(
+                    f"    ... {table.num_rows - SHOWN_ROWS} more", style="dim", highlight=False
                 )
 
     def failures(self, failures: Iterable[Failure]) -> None:
@@ -95,14 +103,30 @@ def description(info: BucketInfo) -> str:
     if info.stability is Stability.TENTATIVE:
         shares = f"{info.inputs_share:.0%} of the inputs, about {info.rows_share:.0%} of the rows"
         note = f", without {', '.join(info.missing) or 'earlier rows'} ({shares})"
-    return (
-        f"bucket {info.bucket} [{color}]{info.stability.value}[/{color}] {info.rows} rows, "
-        f"{info.delay_us / 1_000:.0f} ms after its end{note}"
-    )
+    rows = "1 row" if info.rows == 1 else f"{info.rows} rows"
+    # In a replay of old rows, the delay means nothing.
+    delay = f", {info.delay_us / 1_000:.0f} ms after its end" if info.delay_us < DAY_US else ""
+    return f"bucket {info.bucket} [{color}]{info.stability.value}[/{color}] {rows}{delay}{note}"
 
 
 def _text(value: Any) -> str:
     return value.strftime("%H:%M:%S.%f") if isinstance(value, datetime) else str(value)
+
+
+@contextmanager
+def _reminding(notes: Console) -> Iterator[None]:
+    """Say regularly that the run is still starting: hosts and their JVMs take a while."""
+    started, began = threading.Event(), time.monotonic()
+
+    def remind() -> None:
+        while not started.wait(STARTING_S):
+            notes.print(f"still starting ({time.monotonic() - began:.0f} s) ...", highlight=False)
+
+    threading.Thread(target=remind, daemon=True).start()
+    try:
+        yield
+    finally:
+        started.set()
 
 
 def run_live(args: argparse.Namespace, options: Options) -> int:
@@ -128,7 +152,8 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
             )
         hosts = f"hosts {', '.join(run.layout)} (Spark)" if run.layout else "Spark"
         notes.print(f"starting {hosts} ...", highlight=False)
-        run.start()
+        with _reminding(notes):
+            run.start()
         try:
             _show(run, args, console, printer)
         except KeyboardInterrupt:
@@ -137,12 +162,12 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
             run.stop()
     printer.failures(run.failures.all())
     run.raise_failure()
-    if printer.delays_ms:
-        delays = sorted(printer.delays_ms)
-        console.print(
-            f"{printer.buckets} buckets, {printer.rows} rows, median delay "
-            f"{delays[len(delays) // 2]:.0f} ms, longest {delays[-1]:.0f} ms"
-        )
+    if printer.buckets:
+        summary = f"{printer.buckets} buckets, {printer.rows} rows"
+        if delays := sorted(printer.delays_ms):
+            median = f"median delay {delays[len(delays) // 2]:.0f} ms"
+            summary += f", {median}, longest {delays[-1]:.0f} ms"
+        console.print(summary)
     for name, contract in run.monitor.contracts().items():
         if contract["breaks"]:
             console.print(f"[red]{broken_text(name, contract)}[/red]", highlight=False)

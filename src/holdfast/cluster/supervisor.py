@@ -309,7 +309,8 @@ class HostProcess:
 
     def _report(self, condition: Condition | None) -> None:
         if condition is None:
-            _log.info("host %s is healthy again", self.host)
+            # As visible as the warning before.
+            _log.warning("host %s is healthy again", self.host)
         else:
             status = condition.status(monotonic_us(), self.host)
             level = logging.ERROR if status.quarantined else logging.WARNING

@@ -102,6 +102,12 @@ def _table(data: Any, schema: pa.Schema, real_time: bool) -> pa.Table:
     if isinstance(data, Iterable):
         rows = [_named(row, schema) for row in data]
         names = dict.fromkeys(name for row in rows for name in row) if rows else schema.names
+        for number, row in enumerate(rows):
+            if absent := [name for name in names if name in schema.names and name not in row]:
+                raise TypeError(
+                    f"row {number} has no {absent[0]!r}, which other rows have; write None for a "
+                    "missing value"
+                )
         columns = {name: [row.get(name) for row in rows] for name in names}
         return _table(columns, schema, real_time)
     raise TypeError(

@@ -47,6 +47,13 @@ soak: setup ## what is too long for every commit: planted bugs, 20,000 seeds, lo
 	$(WITH_JAVA) $(BIN)/pytest -n auto -m soak
 	$(BIN)/holdfast simulate --seeds 1..20000
 
+.PHONY: experiments
+experiments: setup ## all experiments in full, into docs/results: some hours, on a machine without other work
+	mkdir -p docs/results
+	$(WITH_JAVA) for experiment in $(if $(ONLY),$(ONLY),$$($(BIN)/holdfast experiment list | cut -d' ' -f1)); do \
+	    $(BIN)/holdfast experiment "$$experiment" --json "docs/results/$$experiment.json"; \
+	done
+
 .PHONY: figures
 figures: $(READY) ## render the tables and plots of the documents from docs/results
 	$(BIN)/python scripts/figures.py

@@ -42,7 +42,7 @@ POLICIES = [
     for failure in ("process", "delay")
     for healing in ("process", "delay", "suspend")
 ]
-SECONDS = (2, 4, 6, 8, 10, 14, 20, 30, 45, 60)
+SECONDS = (2, 4, 6, 10, 14, 30, 60)
 QUICK_SECONDS = (2, 6)
 #: Lengths of the failure in the table; the plot shows all.
 SHOWN_S = (2, 6, 14, 30, 60)

@@ -20,6 +20,8 @@ DAY_S = 86_400.0
 _COLORS = {"STABLE": "green", "UP_FAILURE": "red"}
 #: States of a path as shown here; STABLE is shown as it is.
 _STATES = {"UP_FAILURE": "INPUT MISSING", "STABILIZATION": "CORRECTING"}
+#: A path that is later than this shows the inputs that it waits for.
+WAITS_S = 2.0
 #: Smallest difference between the source clock and the wall clock that is shown.
 _APART_MS = 100
 
@@ -91,7 +93,7 @@ class _View:
                     *first, node["node"], *([name] if several else []), pid,
                     stopped or _state(path),
                     *self._position(path["position"], ended=path["ended"]),
-                    "-" if stopped else ", ".join(path["waiting_for"]) or "-",
+                    "-" if stopped or not self._waits(path) else ", ".join(path["waiting_for"]),
                 )  # fmt: skip
                 if path["tentative_upto"] is not None:
                     upto, lag = self._position(path["tentative_upto"])
@@ -100,17 +102,17 @@ class _View:
         return table
 
     def outputs(self) -> Table:
-        table = _table("output", "client up to", ">delay", ">breaks", "contract")
+        table = _table("output", "client up to", ">lag", ">last delay", ">breaks", "contract")
         for name, contract in self._status["contracts"].items():
-            upto, _ = self._position(contract["position"])
+            upto, lag = self._position(contract["position"])
             delay = "-" if contract["delay_ms"] is None else _seconds(contract["delay_ms"] / 1_000)
             within = contract["within"]
             promise = f"within {within}: " if within else ""
             color, word = "" if contract["kept"] else "[red]", contract_word(contract)
             if name in self._status.get("stopped", {}):
-                color, word = "[red]", "the output has stopped"
+                color, promise, word = "[red]", "", "STOPPED"
             table.add_row(
-                name, upto, delay, str(contract["breaks"]), f"{color}{promise}{escape(word)}"
+                name, upto, lag, delay, str(contract["breaks"]), f"{color}{promise}{escape(word)}"
             )
         return table
 
@@ -146,6 +148,13 @@ class _View:
         for node in status["nodes"]:
             if node.get("failure") and node.get("paths") and node["node"] not in failed:
                 yield f"[red]node {node['node']} stopped:[/red] {escape(node['failure'])}"
+
+    def _waits(self, path: dict[str, Any]) -> bool:
+        """Whether a path is late because of its inputs. A healthy one waits for the next bucket."""
+        end_s = self._end_s(path["position"])
+        late_s = max(WAITS_S, 3 * (self._width_us or 0) / 1e6)
+        is_late = end_s is None or self._now_s - end_s > late_s
+        return bool(path["waiting_for"]) and (path["state"] != "STABLE" or is_late)
 
     # -- cells ------------------------------------------------------------------------------------
 
@@ -198,8 +207,10 @@ def _seconds(seconds: float) -> str:
 
 
 def _state(path: dict[str, Any]) -> str:
-    color = _COLORS.get(path["state"], "yellow")
-    return f"[{color}]{_STATES.get(path['state'], path['state'])}[/{color}]"
+    color, state = _COLORS.get(path["state"], "yellow"), _STATES.get(path["state"], path["state"])
+    if path["state"] == "STABILIZATION" and path["tentative_upto"] is None:
+        state = "CATCHING UP"  # after a restart, nothing is corrected
+    return f"[{color}]{state}[/{color}]"
 
 
 def _clock(steps: int, apart_ms: float) -> str:

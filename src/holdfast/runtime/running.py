@@ -275,10 +275,13 @@ class Run:
 
     def _ready(self, host: str) -> bool:
         """Whether the host is up, or waiting is useless and the outputs continue without it."""
-        stopped = self.parts.stopped()
-        if len(stopped) == len(self.network.outputs):
+        if len(self.parts.stopped()) == len(self.network.outputs):
             self._refused = True
-            raise SetupError(f"no output can be computed: {next(iter(stopped.values()))}")
+            component, status = next(iter(self.parts.gone().values()))
+            raise SetupError(
+                f"no output can be computed: {component}: {status.reason.rstrip('.')}. Fix the "
+                f"cause and start the run again; the logs are in {self.storage}/nodes"
+            )
         return self._controller_service.is_up(host) or self.parts.settled(host)
 
     # -- for the application ----------------------------------------------------------------------

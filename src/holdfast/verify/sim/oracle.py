@@ -20,7 +20,6 @@ from holdfast.model.fragments import (
     producers_of,
     replicas_of,
 )
-from holdfast.model.operators import sources_of
 from holdfast.model.trees import AllOf, AnyOf, Kind, Tree, longest, patience, tree_of
 from holdfast.verify.history import Deserted, Expected, Owed
 from holdfast.verify.sim import inspection
@@ -49,11 +48,6 @@ class Oracle:
             name: set(consumers) for name, consumers in consumers_of(cast.network).items()
         }
         self._paired = set(pairs_of(cast.network))
-        by_name = {source.name: source for source in cast.sources}
-        self._sources = {
-            op.name: [by_name[source.name] for source in sources_of(op)]
-            for op in cast.network.outputs
-        }
         self._said: dict[str, tuple[str, tuple[int, int, bool]]] = {}
         self.condition = Condition(cast, recovery_us)
         parts = fragments(cast.network)
@@ -278,8 +272,6 @@ class Oracle:
         """With `ready`, only replicas count that have caught up since their start."""
         if not self.condition.there(client) or self.condition.impaired(client):
             return UNKNOWN
-        if all(source.ending for source in self._sources[client.output]):
-            return UNKNOWN  # no bucket follows the last one
         return str(self._best(client, client.output, {}, now if ready else None))
 
     def _best(

@@ -113,7 +113,7 @@ def test_a_generator_waits_for_disk_space_and_generates_every_row_once(
     assert values(source) == list(range(9))
     assert stop.asked_for_space == 3
     (warning,) = warnings(caplog)
-    assert warning.startswith("source s: paused, and retries: /s/")
+    assert warning.startswith("source s is paused and retries until the rows are taken: /s/")
 
 
 def test_a_replay_waits_for_disk_space_and_pushes_every_row_once(
@@ -297,7 +297,7 @@ def test_a_batch_of_spark_is_recognised_by_its_query_and_number(
         source.push({"ts": [5], "value": [7]}, token=token, flush=True)
     assert feeds._is_new(*batch, source, "checkpoint") is new
     is_other = token is not None and not token.startswith(batch[0])
-    assert [text for text in warnings(caplog) if "checkpoint is new" in text] == (
+    assert [text for text in warnings(caplog) if "not the one of the last batch" in text] == (
         warnings(caplog) if is_other else []
     )
     assert bool(warnings(caplog)) is is_other

@@ -158,7 +158,7 @@ def test_results_that_were_not_delivered_are_part_of_the_verdict(
     report = audit(network(), copied, sessions.large)
     (sums,) = (output for output in report.outputs if output.name == "sums")
     assert sums.undelivered_us == 8 * network().width_us
-    assert report.headline.startswith("ok; output sums: the last 4s were not delivered; ")
+    assert report.headline.startswith("ok; output sums: the results of the last 4s were not ")
 
 
 def rewrite(folder: str, output: str, change: Any, upto: int | None = None) -> None:

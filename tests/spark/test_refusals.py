@@ -258,7 +258,7 @@ def test_a_declared_udf_that_raises_on_generated_rows_is_accepted_with_a_warning
     fn = lambda df: df.withColumn("x", parse("k"))  # noqa: E731
     assert compiled(applied(fn, python_udfs=True), sessions).schema["apply-1"]
     (warning,) = (record.getMessage() for record in caplog.records if record.levelno >= 30)
-    assert "apply-1: whether its Python UDF is deterministic was not checked" in warning
+    assert "apply-1: Holdfast could not check that the Python UDF is deterministic" in warning
     assert "JSONDecodeError" in warning
 
 

@@ -70,7 +70,7 @@ class Printer:
                 )
             if table.num_rows > SHOWN_ROWS:
                 self._console.print(
-                    f"    ... {table.num_rows - SHOWN_ROWS} more", style="dim", highlight=False
+                    f"    ... {table.num_rows - SHOWN_ROWS} more rows", style="dim", highlight=False
                 )
 
     def failures(self, failures: Iterable[Failure]) -> None:

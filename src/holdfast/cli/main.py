@@ -278,9 +278,12 @@ def _command(commands: Any, name: str, help: str, call: Any) -> argparse.Argumen
 
 
 def _positive(text: str) -> float:
-    seconds = float(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text}")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, such as 30, found {text!r}")
     return seconds
 
 
@@ -401,7 +404,10 @@ def _audit(args: argparse.Namespace) -> int:
 
     folder = _folder(args, network)
     if read_marker(folder) is None:
-        raise HoldfastError(f"{folder} holds no run of {network.name!r}; start one: holdfast run")
+        raise HoldfastError(
+            f"expected the storage of a run of {network.name!r}, found none in {folder}; name it "
+            "with --storage DIR, or start a run: holdfast run APP"
+        )
     report = audit(network, folder, sessions.large)
     show_report(report, args.json)
     return 0 if report.ok else 1

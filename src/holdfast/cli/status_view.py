@@ -87,7 +87,10 @@ class _View:
                 absent = f"[red]{self._absent(node)}[/red]"
                 path_cell = ["-"] if several else []
                 table.add_row(*first, node["node"], *path_cell, pid, absent, "-", "-", "-")
-            stopped = f"[red]{self._absent(node)}[/red]" if node.get("failure") else None
+            stopped = None
+            if node.get("failure"):
+                part = self._unhealthy.get(node["node"], {"state": "failed"})
+                stopped = f"[red]{part['state']}[/red]"
             for name, path in node.get("paths", {}).items():
                 table.add_row(
                     *first, node["node"], *([name] if several else []), pid,

@@ -170,19 +170,20 @@ class Client:
             except TransportError as err:  # the files were lost with the storage of the producer
                 self._lost(err)
                 self._stop.wait(RETRY_S)
-            except Trimmed as err:
-                raise self._older_copy(err) from None
+            except Trimmed:
+                if self._log is None:
+                    raise
+                raise self._older_copy(str(self._log.root)) from None
         if self._failure is not None and not self.ended:
             raise self._failure[0].with_traceback(None)
 
-    def _older_copy(self, err: Trimmed) -> Trimmed:
+    def _older_copy(self, folder: str) -> Trimmed:
         """Nothing is deleted that a client has not acknowledged: its folder is an older copy."""
-        if self._log is None:
-            return err
         return Trimmed(
-            f"client {self.name!r} continues after bucket {self.position}, but {err}. The folder "
-            f"{self._log.root} is an older copy. Restore its newest copy, or delete the folder: "
-            "the client then starts with the oldest bucket that is left, and skips the others"
+            f"client {self.name!r} continues after bucket {self.position}, but the next buckets "
+            f"are deleted: its folder {folder} is an older copy. Restore its newest copy, "
+            "or delete the folder: the client then starts with the oldest bucket that is left, and "
+            "skips those in between"
         )
 
     def subscription(self, replicas: tuple[str, ...]) -> Subscription:

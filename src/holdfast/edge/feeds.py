@@ -205,8 +205,8 @@ def _is_new(query: str, number: int, source: Source, checkpoint: str) -> bool:
     last_query, _, last = (source.token or "").rpartition("/")
     if last and query != last_query:
         _log.warning(
-            "source %s: Spark's checkpoint %s is new, so Spark numbers its batches from 0 again "
-            "and may deliver rows that the source already has", source.name, checkpoint,
+            "source %s: Spark's checkpoint %s is not the one of the last batch: Spark starts where "
+            "the function of the feed says, and may repeat or skip rows", source.name, checkpoint,
         )  # fmt: skip
     if not last or query != last_query or number > int(last):
         return True
@@ -214,7 +214,8 @@ def _is_new(query: str, number: int, source: Source, checkpoint: str) -> bool:
         raise InputError(
             f"source {source.name!r}: Spark repeats batch {number}, but the source has batches up "
             f"to {last}: Spark's checkpoint {checkpoint} is an older copy. Restore its newest "
-            "copy, or delete it: Spark then starts again, and may repeat rows"
+            "copy. If you delete it, Spark starts where the function of the feed says (for example "
+            "startingOffsets), and repeats or skips rows"
         )
     return False
 
@@ -260,7 +261,9 @@ def _done(action: Callable[[], None], source: Source, stop: threading.Event) -> 
             return True
         except (StorageFull, StorageDenied) as err:
             if not warned:
-                _log.warning("source %s: paused, and retries: %s", source.name, err)
+                _log.warning(
+                    "source %s is paused and retries until the rows are taken: %s", source.name, err
+                )
                 warned = True
             pause_s = err.retry_us / 1e6
         if stop.wait(pause_s):

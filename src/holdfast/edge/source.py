@@ -150,7 +150,7 @@ class Source:
         Rows are durable when their bucket closes, when the run is stopped, or, with `flush`, when
         this call returns. The last push, if it failed or was not answered, may be repeated with the
         same `token`; rows that the source already has are not taken twice. While a consumer is
-        further behind than `buffer_buckets`, raises `BufferFull` and takes no row.
+        further behind than `buffer_buckets`, raises `hf.StorageFull` and takes no row.
         """
         if self.failure is not None and not self._closed:
             raise self.failure.with_traceback(None)
@@ -400,7 +400,8 @@ class Source:
             f"source {self.name!r} accepts no more rows: the slowest consumer has not received the "
             f"last {self._buffer_buckets} closed buckets (buffer_buckets). See `holdfast status` "
             "for what is missing: restart that component (`holdfast restart`), retire a source "
-            "that will not return (`holdfast retire`), or raise buffer_buckets"
+            "that will not return (`holdfast retire`), open a durable client that is not reading "
+            "(folders in STORAGE/clients), or raise buffer_buckets"
         )
 
     def _close(self, upto: int) -> None:

@@ -311,8 +311,9 @@ def _try_udfs(op: ops.Apply, ddl: str, time: str, spark: SparkSession) -> None:
         except Exception as err:  # a UDF may expect more of its values than their type
             reason = str(err).strip().splitlines()[-1]
             _log.warning(
-                "%s: whether its Python UDF is deterministic was not checked: the UDF raised on "
-                "generated rows, whose strings are like 'v56' (%s)", op.name, reason,
+                "%s: Holdfast could not check that the Python UDF is deterministic: the UDF raised "
+                "on sample rows, whose strings are like 'v56' (%s). Make sure that it gives the "
+                "same result on every replica", op.name, reason,
             )  # fmt: skip
             return
     if digests[0] != digests[1]:

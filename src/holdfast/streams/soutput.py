@@ -123,5 +123,6 @@ class SOutput:
                 raise NotDeterministic(
                     f"output {output!r}, bucket {bucket}: the result recomputed after a restart "
                     "differs from the logged result; find the function in the network that is not "
-                    "deterministic, unless the log of a source was replaced by an older copy"
+                    "deterministic. If the log of a source was replaced by an older copy, restore "
+                    "its newest copy instead"
                 )

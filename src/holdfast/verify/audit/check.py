@@ -202,8 +202,8 @@ def _output(
     undelivered = _undelivered(stream, above, sources)
     if undelivered:
         notes.append(
-            f"the client received buckets up to {upto}; {undelivered} later buckets are complete "
-            "in the sources, and were not delivered (yet)"
+            f"the client received buckets up to {upto}; the sources are complete up to bucket "
+            f"{upto + undelivered}"
         )
     ideal_output = batch.output(op.name)
     names = [name for name in arrow_schema(stream.schema).names if name != RECEIVED_AT]

@@ -155,7 +155,8 @@ class Report:
     def headline(self) -> str:
         """The verdict, with the rows that it does not cover."""
         undelivered = [
-            f"output {output.name}: the last {_span(output.undelivered_us)} were not delivered"
+            f"output {output.name}: the results of the last {_span(output.undelivered_us)} were "
+            "not delivered"
             for output in self.outputs
             if output.undelivered_us >= UNDELIVERED_US
         ]

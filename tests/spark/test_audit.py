@@ -153,8 +153,8 @@ def test_results_that_were_not_delivered_are_part_of_the_verdict(
     copied = str(tmp_path / "storage")
     shutil.copytree(storage, copied)
     folder = client_folder(copied, "sums")
-    last = read_only(folder).state.streams["sums"].complete_upto
-    rewrite(folder, "sums", lambda number, table: [table], upto=last - 8)
+    complete_upto = read_only(source_folder(copied, "one")).state.streams["one"].complete_upto
+    rewrite(folder, "sums", lambda number, table: [table], upto=complete_upto - 8)
     report = audit(network(), copied, sessions.large)
     (sums,) = (output for output in report.outputs if output.name == "sums")
     assert sums.undelivered_us == 8 * network().width_us

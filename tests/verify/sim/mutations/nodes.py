@@ -23,6 +23,7 @@ from holdfast.node.node_events import Again
 from holdfast.storage import Log
 from holdfast.storage.records import State
 from holdfast.streams.serving import Service
+from holdfast.verify.scenario import Fault
 from tests.verify.sim.mutations.planting import mutation
 
 # -- subscriptions --------------------------------------------------------------------------------
@@ -242,7 +243,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Monitor, "_due_us", late)
 
 
-@mutation("hand out an epoch before it is durable", "lost", "alive", "wrong", seed=194, slow=True)
+@mutation(
+    "hand out an epoch before it is durable", "lost", "alive", "wrong", on="pairs-8",
+    options_seed=194, slow=True,
+    faults=(
+        Fault(4_631_000, "pause", "lower.5@2", 2_500_000),
+        Fault(5_187_000, "kill", "controller", 300_000),
+        Fault(16_953_000, "replace", "lower.4@2", 2_500_000),
+        Fault(16_953_000, "replace", "lower.5", 2_500_000),
+    ),
+)  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Controller, name: str, at_least: int = 0) -> int:
         held = self.__dict__.setdefault("held", {})

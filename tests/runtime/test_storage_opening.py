@@ -222,17 +222,28 @@ def test_fresh_deletes_a_holdfast_storage_and_reports_it(
         start(network(), storage, port)
 
 
+@pytest.mark.parametrize("rows", [0, 1])
 def test_a_storage_whose_first_query_was_refused_is_free_for_another_query(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """Nothing was computed, so nothing would be mixed."""
+    """Nothing was computed, so nothing would be mixed. Rows that were pushed meanwhile remain."""
     host, storage = tmp_path / "host", tmp_path / "data"
     host.write_text("#!/bin/sh\necho 'error: refused' >&2\nexit 2\n")
     host.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(host))
     run = Run(network(), storage=str(storage), deployment="processes", app="missing.py")
+    start_processes = run._start_processes
+
+    def pushed_meanwhile() -> None:
+        run.sources["tap"].push([{"ts": 5, "n": 1}] * rows, flush=True)
+        start_processes()
+
+    monkeypatch.setattr(run, "_start_processes", pushed_meanwhile)
     with pytest.raises(SetupError, match=r"no output can be computed: .* refused"):
         run.start()
+    if rows:
+        assert (storage / "network.json").exists() and (storage / "sources").exists()
+        return
     assert not (storage / "network.json").exists() and not (storage / "sources").exists()
     assert list((storage / "nodes").glob("*.log"))  # the reason
     root = StorageRoot.take(str(storage), identity_of(network(size="4s")), fsync=False)

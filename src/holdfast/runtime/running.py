@@ -393,7 +393,7 @@ class Run:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.storage, "run.json"))
         if self._root is not None:
-            if self._refused:
+            if self._refused and not any(s.log.streams() for s in self.sources.values()):
                 with suppress(LogError):
                     self._root.forget()
             self._root.release()

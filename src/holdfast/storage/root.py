@@ -77,7 +77,8 @@ class StorageRoot:
 
     def forget(self) -> None:
         """Undo `take` of a new storage, before anything was computed: the storage is not bound to a
-        query that was refused. Text files of the hosts remain."""
+        query that was refused. The caller has made sure that no source has rows. Text files of the
+        hosts remain."""
         if self.is_new:
             with storage(self.path):
                 for name in (CONTROLLER, "sources", "clients"):

@@ -240,11 +240,8 @@ class Member(Server):
         a stream that has ended, because finished consumers report no more positions."""
         for stream in streams:
             held = self.held(stream)
-            if held is not None and stream not in kept_for_ever and not self._has_ended(stream):
+            if held is not None and stream not in kept_for_ever and not self.log.info(stream).ended:
                 self.history.add(Held(self.world.now, f"{self.name} log", stream, held))
-
-    def _has_ended(self, stream: str) -> bool:
-        return self.log.info(stream).ended
 
     def held(self, stream: str) -> int | None:
         """How many buckets of a stream the log holds; None before the stream was opened."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from holdfast.config import Options
 from holdfast.core import progress_events as core
+from holdfast.core.connection import check_source
 from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
@@ -21,7 +22,6 @@ from holdfast.errors import (
     InputsLost,
     LogUnusable,
     ProtocolViolation,
-    RolledBack,
     StorageFull,
     StorageLost,
 )
@@ -201,13 +201,12 @@ class Performer:
         )  # fmt: skip
 
     def _check_source(self, info: StreamInfo) -> None:
-        """Refuse an older copy of the log of a source. The log of this node knows that the source
-        had more; the request of a node that restarts from its checkpoint does not tell."""
-        paths = [path for path in self.fragment.paths if info.name in path.inputs]
-        upto = self.soutput.computed_upto(name for path in paths for name in path.outputs)
-        is_source = any(op.name == info.name for op in self.engine.network.sources)
-        if is_source and not info.ended and upto is not None and upto > info.complete_upto:
-            raise RolledBack.to(info.complete_upto, info.name, upto)
+        """The log of this node knows what the source had; the request of a node that restarts from
+        its checkpoint does not tell."""
+        if any(op.name == info.name for op in self.engine.network.sources):
+            paths = [path for path in self.fragment.paths if info.name in path.inputs]
+            outputs = (output for path in paths for output in path.outputs)
+            check_source(info, self.soutput.computed_upto(outputs))
 
     def step(self, work: Work, version: Version) -> Version:
         """Compute buckets and log the results: write the data first, then one append."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from holdfast.clock import monotonic_us
 from holdfast.core.catch_up_events import Held, NotOpen
+from holdfast.core.connection import first_bucket
 from holdfast.core.membership import InstanceStatus
 from holdfast.core.replica_selector import Status
 from holdfast.core.retention import Position, position_of_gone
@@ -24,11 +25,9 @@ from holdfast.errors import (
     InputError,
     LogCorrupted,
     LogError,
-    RolledBack,
     SegmentLost,
     StaleEpoch,
     TransportError,
-    Trimmed,
 )
 from holdfast.storage import Log
 from holdfast.storage.segment import REMEDY
@@ -171,15 +170,8 @@ class Service:
         if not log.has(stream):
             return None
         info = log.info(stream)
-        received = info.complete_upto if from_bucket is None else from_bucket - 1
-        if stream in self.pushes and received > info.complete_upto:
-            # A source makes a bucket durable before any consumer receives it.
-            raise RolledBack.to(info.complete_upto, stream, received)
-        oldest = info.trimmed_upto + 1
-        if from_bucket is not None and from_bucket < oldest and info.trimmed_upto >= info.starts_at:
-            raise Trimmed.before(oldest, stream, from_bucket)
         cursor = Cursor(
-            oldest if from_bucket is None else from_bucket,
+            first_bucket(info, from_bucket, is_source=stream in self.pushes),
             None if tentative_after is None else tentative_after + 1,
         )
         return replace(self.next(stream, cursor), info=info), cursor

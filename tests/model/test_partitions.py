@@ -127,6 +127,43 @@ def test_a_join_reads_both_sides_in_one_partition() -> None:
     assert fragment.inputs == ("l.to-split.1", "r.to-split.1")
 
 
+JOINED = "ts timestamp, src string, dst string, n long"
+
+
+def joined(left_by: list[str], right_by: list[str]) -> hf.Network:
+    net = hf.Network("joined")
+    left = net.source("l", SCHEMA, time="ts").on("split", by=left_by, partitions=2)
+    right = net.source("r", JOINED, time="ts").on("split", by=right_by, partitions=2)
+    net.output("out", left.join(right, on=["src", "dst"], within="1s"))
+    return net
+
+
+def test_the_sides_of_a_join_must_be_split_by_the_same_columns() -> None:
+    joined(["src", "dst"], ["dst", "src"]).check()
+    refused(joined(["src"], ["dst"]), "split by dst and by src", "the same by=")
+    refused(joined(["src"], ["src", "dst"]), "split by dst, src and by src", "the same by=")
+
+
+def test_united_streams_must_be_split_by_the_same_columns() -> None:
+    net = hf.Network("united")
+    left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    right = net.source("r", SCHEMA, time="ts").on("split", by="dst", partitions=2)
+    united = net.union(left, right)
+    net.output("rows", united.filter("bytes > 0"))
+    net.check()
+    net.output("counts", united.window("1s").group_by("src", "dst").agg(n=hf.count()))
+    refused(net, "split by dst and by src")
+
+
+def test_results_of_a_stateful_operator_are_routed_again() -> None:
+    net = hf.Network("again")
+    split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    out = "ts timestamp, src string"
+    changed = split.stateful(lambda s, r, i: (r, s), key="src", state="src string", out=out)
+    net.output("out", changed.window("1s").group_by("src").agg(n=hf.count()))
+    refused(net, "its function may change these columns", "route its results again")
+
+
 def test_different_partition_counts_for_one_fragment_are_refused() -> None:
     net = hf.Network("two")
     left = net.source("l", SCHEMA, time="ts").on("split", by="src", partitions=2)

@@ -10,11 +10,13 @@ from itertools import cycle
 import numpy as np
 import pyarrow as pa
 
+from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
+from holdfast.model.partitions import physical
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import canonical, digest, times_us
 from holdfast.storage.segment import write_segment
@@ -24,20 +26,23 @@ class Files:
     """Input segments of whole tables, divided into buckets."""
 
     def __init__(self, network: Network, tables: Mapping[str, pa.Table], folder: str) -> None:
+        self.folder = folder
         self.by_stream: dict[str, list[InputFile]] = {}
         for op in network.sources:
             schema = arrow_schema(op.schema)
             table = canonical(tables[op.name].select(schema.names).cast(schema))
             buckets = times_us(table, op.time) // network.width_us
-            files = self.by_stream[op.name] = []
             for bucket in np.unique(buckets):
                 rows = table.filter(pa.array(buckets == bucket))
-                path = os.path.join(folder, f"{op.name}.{bucket}.parquet")
-                write_segment(rows, path, time=op.time, fsync=False)
-                files.append(InputFile(int(bucket), path, rows.num_rows))
+                self.add(op.name, int(bucket), rows, op.time)
+
+    def add(self, stream: str, bucket: int, rows: pa.Table, time: str) -> None:
+        path = os.path.join(self.folder, f"{stream}.{bucket}.parquet")
+        write_segment(rows, path, time=time, fsync=False)
+        self.by_stream.setdefault(stream, []).append(InputFile(bucket, path, rows.num_rows))
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-        return [file for file in self.by_stream[stream] if lo <= file.bucket <= hi]
+        return [file for file in self.by_stream.get(stream, ()) if lo <= file.bucket <= hi]
 
     def span(self) -> tuple[int, int]:
         buckets = [file.bucket for files in self.by_stream.values() for file in files]
@@ -55,29 +60,35 @@ def run_network(
 ) -> dict[str, pa.Table]:
     """Every output as one table, over all buckets with rows and `extra_buckets` after them (by
     default the reach of the windows). `groups`: sizes of the groups of buckets, repeated."""
+    network = physical(network)
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
         files = Files(network, tables, folder)
         first, last = files.span()
-        engine = Engine(network, sessions, os.path.join(folder, "state"), pane_buckets=pane_buckets)
-        (fragment,) = fragments(network)
-        outputs: dict[str, list[pa.Table]] = {name: [] for name in fragment.outputs}
-        for path in fragment.paths:
-            reach = -(-path.extent_us() // network.width_us) + len(path.operators)
-            end = last + (reach if extra_buckets is None else extra_buckets)
-            version = engine.empty(path, first - 1)
-            for lo, hi in _cut(first, end, groups):
-                result = engine.run(path, version, lo, hi, files)
-                version = result.version
-                engine.release(path, [version])
-                for output, buckets in result.outputs.items():
-                    for bucket, table in buckets:
-                        times = times_us(table, engine.compiled.time[output])
-                        assert set(times // network.width_us) == {bucket}
-                        outputs[output].append(table)
+        compiled = compile_network(network, sessions.small)
+        outputs: dict[str, list[pa.Table]] = {op.name: [] for op in network.outputs}
+        for fragment in fragments(network):
+            engine = Engine(
+                network, sessions, os.path.join(folder, "state", fragment.name),
+                pane_buckets=pane_buckets, compiled=compiled,
+            )  # fmt: skip
+            reach = 0
+            for path in fragment.paths:
+                extent = -(-path.extent_us() // network.width_us) + len(path.operators)
+                reach = max(reach, extent if extra_buckets is None else extra_buckets)
+                version = engine.empty(path, first - 1)
+                for lo, hi in _cut(first, last + reach, groups):
+                    result = engine.run(path, version, lo, hi, files)
+                    version = result.version
+                    engine.release(path, [version])
+                    for output, buckets in result.outputs.items():
+                        for bucket, table in buckets:
+                            times = times_us(table, compiled.time[output])
+                            assert set(times // network.width_us) == {bucket}
+                            files.add(output, bucket, table, compiled.time[output])
+                            outputs.get(output, []).append(table)
+            last += reach
         return {
-            name: pa.concat_tables(
-                [arrow_schema(engine.compiled.schema[name]).empty_table(), *parts]
-            )
+            name: pa.concat_tables([arrow_schema(compiled.schema[name]).empty_table(), *parts])
             for name, parts in outputs.items()
         }
 

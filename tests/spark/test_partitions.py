@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.engine.compiled import compile_network
 from holdfast.engine.session import Sessions
-from holdfast.storage.rows import digest
+from holdfast.model.schema import arrow_schema
+from holdfast.storage.rows import TIMESTAMP, digest
 from holdfast.verify.audit import audit
+from tests.spark.harness import run_network
 
 WIDTH_US = 100_000
 BUCKETS = 16
@@ -98,3 +103,62 @@ def test_a_partitioned_run_passes_the_audit(
     assert result(net, str(tmp_path)) == expected
     report = audit(network(2, 2), str(tmp_path), sessions.large)
     assert report.ok, report
+
+
+# -- equal keys meet in one partition (G1) --------------------------------------------------------
+
+KEYS: dict[str, tuple[str, str, list[Any]]] = {
+    "int and bigint": ("int", "bigint", [-4, -3, -2, -1, 0, 1, 2, 3]),
+    "tinyint and smallint": ("tinyint", "smallint", [-4, -3, -2, -1, 0, 1, 2, 3]),
+    "float and double": ("float", "double", [0.0, 0.5, -1.5, math.nan, math.inf, 2.0, 3.0, 4.0]),
+    "decimals": ("decimal(9,2)", "decimal(30,5)", [Decimal(n) / 4 for n in range(-4, 4)]),
+}
+
+
+def joined(left: str, right: str, partitions: int | None, *, cast: str = "") -> hf.Network:
+    net = hf.Network("joined", bucket="100ms")
+    a = net.source("a", f"ts timestamp, k {left}, x long", time="ts")
+    b = net.source("b", f"ts timestamp, k {right}, y long", time="ts")
+    if partitions is not None:
+        a, b = (side.on("f", by="k", partitions=partitions) for side in (a, b))
+    if cast:
+        a = a.map("ts", "x", k=f"cast(k as {cast})")
+    net.output("out", a.join(b, on=["k"], within="1s"))
+    return net
+
+
+def two_sides(left: str, right: str, keys: list[Any]) -> dict[str, pa.Table]:
+    times = pa.array(range(len(keys)), TIMESTAMP)
+    numbers = pa.array(range(len(keys)))
+    kinds = [arrow_schema(f"k {kind}").field("k").type for kind in (left, right)]
+    return {
+        "a": pa.table({"ts": times, "k": pa.array(keys, kinds[0]), "x": numbers}),
+        "b": pa.table({"ts": times, "k": pa.array(keys, kinds[1]), "y": numbers}),
+    }
+
+
+@pytest.mark.parametrize("types", KEYS)
+def test_equal_keys_of_other_types_meet_in_one_partition(sessions: Sessions, types: str) -> None:
+    left, right, keys = KEYS[types]
+    rows = two_sides(left, right, keys)
+    whole = run_network(joined(left, right, None), rows, sessions)["out"]
+    assert whole.num_rows == len(keys)
+    split = run_network(joined(left, right, 3), rows, sessions)["out"]
+    assert digest(split) == digest(whole)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("bigint", "double"), ("decimal(9,2)", "int"), ("string", "int")]
+)
+def test_keys_of_types_that_are_not_routed_alike_are_refused(
+    sessions: Sessions, left: str, right: str
+) -> None:
+    compile_network(joined(left, right, None), sessions.small)
+    with pytest.raises(hf.NetworkError, match=r"different partitions: cast one of them with .map"):
+        compile_network(joined(left, right, 2), sessions.small)
+
+
+def test_a_function_that_changes_a_routing_column_is_refused(sessions: Sessions) -> None:
+    with pytest.raises(hf.NetworkError, match="changes the column 'k', by which fragment 'f'"):
+        compile_network(joined("int", "bigint", 2, cast="bigint"), sessions.small)
+    compile_network(joined("int", "bigint", None, cast="bigint"), sessions.small)

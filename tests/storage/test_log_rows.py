@@ -272,3 +272,29 @@ def test_the_partition_of_a_key_never_changes() -> None:
     table = pa.table({"k": ["a", "b", None, ""], "n": pa.array([1, 2, 3, None], pa.int64())})
     assert [part.num_rows for part in parts_of(table, ["k"], 3)] == [1, 0, 3]
     assert [part.num_rows for part in parts_of(table, ["k", "n"], 3)] == [2, 2, 0]
+
+
+def test_equal_keys_share_a_partition_whatever_their_type() -> None:
+    """G1: Spark compares int with bigint, float with double, and decimals of any scale by value."""
+    number = decimal.Decimal("-3.25")
+    same: list[list[tuple[pa.DataType, Any]]] = [
+        [(kind, -4) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())],
+        [(pa.float32(), -0.0), (pa.float64(), 0.0)],
+        [(pa.float32(), math.nan), (pa.float64(), -math.nan)],
+        [(pa.float32(), 0.5), (pa.float64(), 0.5)],
+        [(pa.decimal128(3, 2), number), (pa.decimal128(38, 20), number)],
+        [(pa.decimal128(38, 0), decimal.Decimal(7)), (pa.decimal128(38, 37), decimal.Decimal(7))],
+        [(pa.struct([("a", kind)]), {"a": 5}) for kind in (pa.int32(), pa.int64())],
+        [(pa.list_(kind), [5, None]) for kind in (pa.int32(), pa.int64())],
+        [(kind, None) for kind in (pa.int32(), pa.float64(), pa.string())],
+    ]
+    for variants in same:
+        tables = [pa.table({"k": pa.array([value], kind)}) for kind, value in variants]
+        sizes = [[part.num_rows for part in parts_of(table, ["k"], 61)] for table in tables]
+        assert all(size == sizes[0] for size in sizes), variants
+
+
+def test_the_order_of_the_key_columns_does_not_matter() -> None:
+    table = pa.table({"x": [1, 1, 2, 2, 3], "y": [1, 2, 1, 2, 3]})
+    parts = [[digest(part) for part in parts_of(table, keys, 4)] for keys in ("xy", "yx")]
+    assert parts[0] == parts[1]

@@ -27,7 +27,8 @@ from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema, check_time, columns_twice, schema_ddl, type_ddl
-from holdfast.model.wellformed import topological
+from holdfast.model.wellformed import routed_by, routes_into, topological
+from holdfast.storage.rows import family
 
 _log = logging.getLogger("holdfast.engine")
 
@@ -129,6 +130,8 @@ def _compile(
             after = determinism.call(op.fn, stub(ddl[0]), op.name)
             determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
             determinism.check_time_kept(after, time, op.name)
+            for key in sorted(routed_by(compiled.network, op)):
+                determinism.check_key_kept(after, key, op.fragment, op.name)
             result_ddl = _ddl(after, op.name)
             if op.python_udfs:
                 _try_udfs(op, ddl[0], time, spark)
@@ -169,6 +172,7 @@ def _compile(
                 time, compiled.time[ups[1].name],
             )  # fmt: skip
             _same_everywhere(joined, op.name)
+            _comparable_keys(op, ddl[0], ddl[1])
             compiled.schema[op.name] = _ddl(joined, op.name)
         case ops.CountWindow():
             df = stub(ddl[0])
@@ -257,6 +261,20 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
                 + [f"r.{c}" for c in right.columns],
             ) from None  # fmt: skip
         raise
+
+
+def _comparable_keys(op: ops.Join, left: str, right: str) -> None:
+    """Equal keys of both sides must be routed to the same partition."""
+    sides = (arrow_schema(left), arrow_schema(right))
+    for key in sorted({key for route in routes_into(op) for key in route}):
+        kinds = [side.field(key).type for side in sides]
+        if family(kinds[0]) != family(kinds[1]):
+            raise InputError(
+                f"{op.name}: the column {key!r}, by which fragment {op.fragment!r} is split, is "
+                f"{type_ddl(kinds[0])} on the left and {type_ddl(kinds[1])} on the right; equal "
+                "values would be in different partitions: cast one of them with .map(...) before "
+                f".on({op.fragment!r}, ...)"
+            )
 
 
 def _have(keys: tuple[str, ...], df: DataFrame, of: str, option: str) -> None:

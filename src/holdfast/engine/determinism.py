@@ -179,23 +179,37 @@ def check_time_kept(after: DataFrame, time: str, of: str) -> None:
         )
     if after.columns.count(time) > 1:
         raise InputError(f"{of}: the result has the column {time!r} twice; rename one")
-    plan = after._jdf.queryExecution().analyzed()
-    if not _passed_on(plan, after.columns.index(time), time):
+    if not _keeps(after, time):
         raise InputError(
             f"{of}: it changes the time column {time!r}, which assigns rows to buckets; put the "
             "computed time into a column of another name"
         )
 
 
-def _passed_on(plan: Any, place: int, time: str) -> bool:
-    """Whether output column `place` is the unchanged time column of the input, even if renamed."""
+def check_key_kept(after: DataFrame, key: str, fragment: str, of: str) -> None:
+    """Raise InputError if the function changes a column by which the rows were routed."""
+    if key in after.columns and not _keeps(after, key):
+        raise InputError(
+            f"{of}: it changes the column {key!r}, by which fragment {fragment!r} is split, so "
+            "rows that belong together would be in different partitions; put the computed value "
+            f"into a column of another name, or use .map(...) before .on({fragment!r}, ...)"
+        )
+
+
+def _keeps(after: DataFrame, name: str) -> bool:
+    plan = after._jdf.queryExecution().analyzed()
+    return _passed_on(plan, after.columns.index(name), name)
+
+
+def _passed_on(plan: Any, place: int, name: str) -> bool:
+    """Whether output column `place` is the unchanged column `name` of the input."""
     column = plan.output().apply(place)
     children = plan.children()
     kind = plan.getClass().getSimpleName()
     if children.size() == 0:
-        return bool(column.name() == time)
+        return bool(column.name() == name)
     if kind == "Union":
-        return all(_passed_on(children.apply(n), place, time) for n in range(children.size()))
+        return all(_passed_on(children.apply(n), place, name) for n in range(children.size()))
     if kind == "Project":
         column = plan.projectList().apply(place)
         while column.getClass().getSimpleName() == "Alias":
@@ -205,7 +219,7 @@ def _passed_on(plan: Any, place: int, time: str) -> bool:
     inputs = children.apply(0).output()
     for index in range(inputs.size()):
         if inputs.apply(index).exprId().equals(column.exprId()):
-            return _passed_on(children.apply(0), index, time)
+            return _passed_on(children.apply(0), index, name)
     return False
 
 

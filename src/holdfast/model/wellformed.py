@@ -324,16 +324,7 @@ def _partitions(network: Network) -> list[str]:
                     f"without keys that route its rows; use .on({op.fragment!r}, by=..., "
                     f"partitions={split[op.fragment]})"
                 )
-        by = _exchanged_by(op)
-        keys = _keys_of(op)
-        if keys is not None and not by <= set(keys):
-            combined = f"rows by {', '.join(keys)}" if keys else "all rows"
-            remedy = "split by some of its keys" if keys else "run it in another fragment"
-            violations.append(
-                f"{op.name} combines {combined}, but fragment {op.fragment!r} is split by "
-                f"{', '.join(sorted(by))}, so rows that belong together are in different "
-                f"partitions; {remedy}"
-            )
+        violations += _together(op)
     return violations
 
 
@@ -352,12 +343,60 @@ def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
             return None
 
 
-def _exchanged_by(op: ops.Operator) -> set[str]:
-    """The keys by which the rows that an operator reads were routed to its partition."""
-    keys: set[str] = set()
-    for up in inputs_of(op):
-        if isinstance(up, ops.Exchange):
-            keys |= set(up.keys)
-        elif up.fragment == op.fragment and not isinstance(up, ops.Source):
-            keys |= _exchanged_by(up)
-    return keys
+def _together(op: ops.Operator) -> list[str]:
+    """Rows that an operator of a partitioned fragment combines must be in the same partition."""
+    keys, routes = _keys_of(op), routes_into(op)
+    if keys is None:
+        return []
+    if len(routes) > 1:
+        listed = " and ".join(f"by {', '.join(route)}" for route in sorted(routes))
+        return [
+            f"{op.name} combines rows that enter fragment {op.fragment!r} split {listed}, so rows "
+            "that belong together are in different partitions; use the same by= for all of them"
+        ]
+    violations = []
+    by = {key for route in routes for key in route}
+    if not by <= set(keys):
+        combined = f"rows by {', '.join(keys)}" if keys else "all rows"
+        remedy = "split by some of its keys" if keys else "run it in another fragment"
+        violations.append(
+            f"{op.name} combines {combined}, but fragment {op.fragment!r} is split by "
+            f"{', '.join(sorted(by))}, so rows that belong together are in different "
+            f"partitions; {remedy}"
+        )
+    for up in _above(op):
+        if isinstance(up, ops.Stateful):
+            violations.append(
+                f"{op.name} combines rows by {', '.join(keys)} that {up.name} returns; its "
+                "function may change these columns, so rows that belong together may be in "
+                f"different partitions; route its results again: .on('other', by=..., "
+                "partitions=...)"
+            )
+    return violations
+
+
+def _above(op: ops.Operator) -> list[ops.Operator]:
+    """The operators upstream of an operator in its fragment, up to the ways into the fragment."""
+    above: list[ops.Operator] = []
+    waiting = [op]
+    while waiting:
+        for up in inputs_of(waiting.pop()):
+            if up.fragment == op.fragment and not isinstance(up, ops.Source) and up not in above:
+                above.append(up)
+                if not isinstance(up, ops.Exchange):
+                    waiting.append(up)
+    return above
+
+
+def routes_into(op: ops.Operator) -> set[tuple[str, ...]]:
+    """The keys of each way into the partitioned fragment on which an operator gets rows."""
+    return {tuple(sorted(up.keys)) for up in _above(op) if isinstance(up, ops.Exchange)}
+
+
+def routed_by(network: Network, op: ops.Operator) -> set[str]:
+    """The columns of its input that an operator must not change, because an operator downstream in
+    the same partitioned fragment combines rows by them."""
+    combining = (other for other in network.operators if _keys_of(other) is not None)
+    if not any(op in _above(other) for other in combining):
+        return set()
+    return {key for route in routes_into(op) for key in route}

@@ -62,12 +62,35 @@ def sort_canonical(table: pa.Table, time: str) -> pa.Table:
 
 def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
     """Splits the rows into `of` partitions by key, keeping their order. A key belongs to the same
-    partition on every machine."""
+    partition on every machine, whatever the order of `keys`, and in all types of a `family`."""
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
-    for key in keys:
-        hashes = hashes * _ODD + hash_array(_canonical(table.column(key).combine_chunks()))
+    for key in sorted(keys):
+        column = _widest(_canonical(table.column(key).combine_chunks()))
+        hashes = hashes * _ODD + hash_array(column)
     partition = hashes % np.uint64(of)
     return [table.filter(pa.array(partition == number)) for number in range(of)]
+
+
+def family(kind: pa.DataType) -> pa.DataType:
+    """The widest of the types whose equal values are routed to the same partition."""
+    if at.is_integer(kind):
+        return pa.int64()
+    if at.is_floating(kind):
+        return pa.float64()
+    if at.is_decimal(kind):
+        return pa.decimal256(76, 38)  # holds every decimal of Spark exactly
+    if at.is_timestamp(kind):
+        return TIMESTAMP
+    if at.is_struct(kind):
+        return pa.struct([item.with_type(family(item.type)) for item in kind])
+    if at.is_list(kind) or at.is_large_list(kind):
+        return pa.list_(family(kind.value_type))
+    return _plain(kind)
+
+
+def _widest(array: pa.Array) -> pa.Array:
+    wanted = family(array.type)
+    return array if array.type == wanted else array.cast(wanted)
 
 
 def times_us(table: pa.Table, time: str) -> npt.NDArray[np.int64]:

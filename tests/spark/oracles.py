@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import duckdb
@@ -193,26 +194,39 @@ def sessions(rows: pa.Table, quiet_us: int) -> pa.Table:
 
 
 def exact_sum(values: Iterable[float | None]) -> tuple[float | None, float]:
-    """The exact sum, rounded once, and the allowed error: 1e-12 of the sum of the magnitudes."""
+    """The exact sum, rounded once; no error is allowed."""
     present = [value for value in values if value is not None]
     if not present:
         return None, 0.0
     if not all(map(math.isfinite, present)):
         return sum(value for value in present if not math.isfinite(value)), 0.0
-    return math.fsum(present), 1e-12 * math.fsum(map(abs, present))
+    return nearest(sum(map(Fraction, present))), 0.0
+
+
+def nearest(number: Fraction | int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def spread(values: Iterable[float | None]) -> tuple[float | None, float]:
-    """Sample standard deviation by two passes, and the error of the one-pass formula."""
+    """Sample standard deviation from exact fractions; it may be off by two units of its last
+    digit."""
     present = [value for value in values if value is not None]
     if len(present) < 2:
         return None, 0.0
     if not all(map(math.isfinite, present)):
         return math.nan, 0.0
-    mean = math.fsum(present) / len(present)
-    variance = math.fsum((value - mean) ** 2 for value in present) / (len(present) - 1)
-    error = 1e-13 * math.fsum(value * value for value in present)
-    return math.sqrt(variance), error / max(math.sqrt(variance), math.sqrt(error), 1e-300)
+    exact = [Fraction(value) for value in present]
+    mean = sum(exact) / len(exact)
+    variance = sum((value - mean) ** 2 for value in exact) / (len(exact) - 1)
+    # The square root of the numerator as an integer, with more digits than a double has.
+    bits = variance.numerator.bit_length() - variance.denominator.bit_length()
+    digits = max(0, 400 - bits) // 2
+    root = math.isqrt((variance.numerator << 2 * digits) // variance.denominator)
+    deviation = nearest(Fraction(root, 1 << digits))
+    return deviation, max(4.5e-16 * deviation, 5e-324)
 
 
 def quantile(values: Iterable[float | None], q: float) -> float | None:

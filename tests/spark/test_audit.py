@@ -290,9 +290,7 @@ def test_the_batch_and_the_engine_agree_on_difficult_rows(
     for name, received in outputs.items():
         result = batch.output(name)
         ideal = result.collect(received.schema, 0, 2 * START_US)
-        comparison = compare(
-            ideal, received, time="ts", width_us=net.width_us, tolerance=result.tolerance
-        )
+        comparison = compare(ideal, received, time="ts", width_us=net.width_us)
         assert comparison.lossless, (name, comparison.examples)
         assert comparison.correct > 10
         assert batch.accuracy(name) == []

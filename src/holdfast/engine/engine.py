@@ -20,6 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, StepResult
 from holdfast.engine.sample import sample_rows
@@ -28,7 +29,7 @@ from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import Version, check_files, files_below, release, write_rows
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
@@ -55,6 +56,10 @@ class Engine:
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
         self.compiled = compiled or compile_network(network, sessions.small)
+        #: Operators whose numbers are too wide for their shorter plan.
+        self.wide: set[str] = set()
+        plans = self.compiled.plans
+        self._may_be_wide = {name for name, plan in plans.items() if plan.wide is not None}
         self._made: dict[str, set[str]] = {}
         #: Shard folders of failed steps, by line, until the next `release` of the line.
         self._failed: dict[str, list[str]] = {}
@@ -105,6 +110,18 @@ class Engine:
         """Compute buckets lo..hi. The stable and the tentative line of a path may run at the same
         time, in two threads."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        try:
+            return self._run(path, version, lo, hi, inputs, tentative)
+        except InputError as err:
+            wide = {op.name for op in path.operators} & self._may_be_wide
+            if exact.TOO_WIDE not in str(err) or wide <= self.wide:
+                raise
+            self.wide |= wide
+            return self._run(path, version, lo, hi, inputs, tentative)
+
+    def _run(
+        self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, tentative: bool
+    ) -> StepResult:
         step = Step(self, path, version, lo, hi, inputs, line=line_of(path, tentative))
         files_before = frozenset(self._made.get(step.line, ()))
         try:

@@ -2,31 +2,28 @@
 
 Each aggregate has *dimensions* (columns by which partials are grouped, in addition to the keys),
 *partials* (columns with a commutative, associative, exact merge) and a *finish* (the result,
-computed from merged partials). Sums of doubles are exact: a value is split into four integers of 30
-bits on a grid fixed by its block of 64 binary exponents. The integers are added, and only the
-finish rounds. The block is a dimension; typical data has a single block. The results therefore do
-not depend on the distribution of rows over tasks, panes or jobs.
+computed from merged partials). Sums and variances are exact and rounded once (`exact.py`). The
+results therefore do not depend on the distribution of rows over tasks, panes or jobs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from holdfast.engine import exact
 from holdfast.engine.determinism import brief, explain
 from holdfast.engine.sql import listed, quoted
 from holdfast.errors import InputError
 from holdfast.model.aggregates import Aggregate
 
-_NAN, _PLUS_INF, _MINUS_INF = 1000, 1001, 1002
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
-_2P60, _2P30 = "1152921504606846976D", "1073741824L"
 
 
 @dataclass(slots=True)
@@ -41,6 +38,8 @@ class _Part:
     #: SQL over the partials; with dimensions, SQL over the array of items (structs of dimensions
     #: and partials).
     finish: str = ""
+    #: A shorter `finish` for most data, which raises an error for other data.
+    narrow_finish: str = ""
     #: Items with the same dimensions must be merged before the finish (top_k).
     unique_items: bool = False
 
@@ -58,6 +57,8 @@ class AggregatePlan:
     #: Levels that remove the dimensions: (dimensions that remain grouped, columns).
     _folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     _finish: tuple[str, ...]
+    #: The plan for data on which this one raises `exact.TOO_WIDE`; the partials are the same.
+    wide: AggregatePlan | None = None
 
     def prepare(self, rows: str) -> str:
         for layer in self.layers:
@@ -155,15 +156,23 @@ def _assemble(
         folds.append(((), _fold(parts, unique, flatten=tuple(others))))
     elif dims:
         folds.append(((), _fold(parts, others + unique, flatten=())))
-    texts = {label: part.finish for label, part in parts.items()}
-    finish = []
+    general = AggregatePlan(
+        keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds),
+        _results(finishes, {label: part.finish for label, part in parts.items()}),
+    )  # fmt: skip
+    if not any(part.narrow_finish for part in parts.values()):
+        return general
+    narrow = {label: part.narrow_finish or part.finish for label, part in parts.items()}
+    return replace(general, _finish=_results(finishes, narrow), wide=general)
+
+
+def _results(finishes: list[tuple[str, str]], texts: Mapping[str, str]) -> tuple[str, ...]:
+    results = []
     for name, text in finishes:
         for label, sql in texts.items():
             text = text.replace(_placeholder(label), sql)
-        finish.append(f"{text} AS {quoted(name)}")
-    return AggregatePlan(
-        keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds), tuple(finish)
-    )
+        results.append(f"{text} AS {quoted(name)}")
+    return tuple(results)
 
 
 def _fold(parts: dict[str, _Part], collect: list[str], flatten: tuple[str, ...]) -> tuple[str, ...]:
@@ -273,9 +282,17 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
             part.finish = f"if({a}_g + {a}_n < 1000000000000000000BD, {part.finish}, null)"
         return
     _number(kind, of)
-    total = _exact(part, a, x)
-    part.finish = f"if({_items_n(a)} = 0, null, {total}" + (
-        ")" if wanted == "sum" else f" / {_items_n(a)})"
+    sums = _sums(part, a, _doubles(part, a, x))
+    n = _items_n("i", a)
+    # Bound to a name, the expression is interpreted; as generated code it would be too long.
+    part.finish, part.narrow_finish = (
+        exact.let(
+            "i", f"{a}_i", f"if({n} = 0, null, {total}{'' if wanted == 'sum' else f' / {n}'})"
+        )
+        for total in (
+            exact.sum_of_doubles("i", f"{a}_ed", sums),
+            exact.narrow_sum_of_doubles("i", f"{a}_ed", sums),
+        )
     )
 
 
@@ -291,86 +308,50 @@ def _decimal_average(total: str, n: str, precision: int, scale: int) -> str:
     return f"if({n} = 0, null, try_cast(try_add({whole}, {part}) as {wide}))"
 
 
-def _items_n(a: str) -> str:
-    return f"aggregate({a}_i, 0L, (s, e) -> s + e.{a}_n)"
+def _items_n(items: str, a: str) -> str:
+    return f"aggregate({items}, 0L, (s, e) -> s + e.{a}_n)"
 
 
-def _exact(part: _Part, a: str, x: str, tag: str = "") -> str:
-    """Add the dimension and the limbs for the exact sum of the double `x`; return the finish."""
-    y, e, w = f"{a}{tag}_y", f"{a}{tag}_e", f"{a}{tag}_w"
-    block = (
-        f"case when {x} is null then null when isnan({x}) then {_NAN} "
-        f"when {x} = double('Infinity') then {_PLUS_INF} "
-        f"when {x} = double('-Infinity') then {_MINUS_INF} "
-        f"when {x} = 0 then 0 "
-        f"when abs({x}) >= 9.5367431640625e-7D and abs({x}) < 1.7592186044416e13D then 0 "
-        f"else shiftright(cast(floor(log2(abs({x}))) as int) + 20, 6) end"
-    )
-    scaled = (
-        f"case when {e} = 0 then {x} * 4.722366482869645213696e21D when {e} >= {_NAN} then 0D "
-        f"else {x} * pow(2D, 36 - 32 * {e}) * pow(2D, 36 - 32 * {e}) end"
-    )
-    layers = [
-        {e: block},
-        {y: scaled},
-        {w: f"cast({y} / {_2P60} as bigint)"},
-        {f"{w}l": f"cast({y} - cast({w} as double) * {_2P60} as bigint)"},
-    ]
-    for depth, layer in enumerate(layers, start=1):
+def _doubles(part: _Part, a: str, x: str) -> list[str]:
+    """Add the layers that split the double `x`, and its block as a dimension; return the digits."""
+    for depth, layer in enumerate(exact.layers_of_double(x, a), start=len(part.layers)):
         while len(part.layers) <= depth:
             part.layers.append({})
         part.layers[depth].update(layer)
     # The block is a column of an early layer too, so the dimension needs a different name.
-    part.dims[f"{e}d"] = e
-    for limb, sql in (("3", f"{w} div {_2P30}"), ("2", f"{w} % {_2P30}"),
-                      ("1", f"{w}l div {_2P30}"), ("0", f"{w}l % {_2P30}")):  # fmt: skip
-        part.partials[f"{a}{tag}_{limb}"] = ("sum", "sum", sql)
-    i, d = f"{a}_i", f"{e}d"
-    # Other dimensions may divide a block into several items: add these before rounding.
-    limbs = [
-        ("3", "1237940039285380274899124224D"),
-        ("2", _2P60),
-        ("1", "1073741824D"),
-        ("0", "1D"),
-    ]
-    zero = ", ".join(f"'l{limb}', 0L" for limb, _ in limbs)
-    added = ", ".join(f"'l{limb}', s.l{limb} + e.{a}{tag}_{limb}" for limb, _ in limbs)
-    value = " + ".join(f"cast(s.l{limb} as double) * {weight}" for limb, weight in limbs)
-    half = "pow(2D, 32 * b - 36)"
-    block_sum = (
-        f"aggregate(filter({i}, e -> e.{d} = b), named_struct({zero}), "
-        f"(s, e) -> named_struct({added}), s -> ({value}) * {half} * {half})"
-    )
-    blocks = f"array_sort(array_distinct(transform({i}, e -> e.{d})))"
-    return (
-        f"case when exists({i}, e -> coalesce(e.{d} = {_NAN}, false)) "
-        f"or (exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) "
-        f"and exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false))) then double('NaN') "
-        f"when exists({i}, e -> coalesce(e.{d} = {_PLUS_INF}, false)) then double('Infinity') "
-        f"when exists({i}, e -> coalesce(e.{d} = {_MINUS_INF}, false)) then double('-Infinity') "
-        f"else aggregate(filter({blocks}, b -> b is not null), 0D, (t, b) -> t + {block_sum}) end"
-    )
+    part.dims[f"{a}_ed"] = f"{a}_e"
+    return exact.digits_of_double(a)
+
+
+def _sums(part: _Part, a: str, columns: Sequence[str]) -> list[str]:
+    """Add the sums of the columns to the partials; return their names."""
+    names = [f"{a}_{place}" for place in range(len(columns))]
+    part.partials |= {name: ("sum", "sum", sql) for name, sql in zip(names, columns, strict=True)}
+    return names
 
 
 def _spread(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
-    if kind not in _WHOLE and not kind.startswith("decimal"):
-        _number(kind, of)
-    part.layers = [{f"{x}r": part.layers[0][x]}, {x: f"cast({x}r as double)"}]
-    part.layers.append({f"{x}q": f"{x} * {x}"})
     part.partials = {f"{a}_n": ("count", "sum", x)}
-    head = part.layers
-    part.layers = [{}, {}]
-    sum_1 = _exact(part, a, x, "s")
-    sum_2 = _exact(part, a, f"{x}q", "q")
-    tail = part.layers[1:]
-    part.layers = [*head, *[layer for layer in tail if layer]]
-    n = _items_n(a)
-    divisor = n if wanted.endswith("pop") else f"({n} - 1)"
+    if kind in _WHOLE:
+        digits = exact.digits_of_whole(x)
+    else:
+        if not kind.startswith("decimal"):
+            _number(kind, of)
+        part.layers = [{f"{x}r": part.layers[0][x]}, {x: f"cast({x}r as double)"}]
+        digits = _doubles(part, a, x)
+    places, products = range(len(digits)), range(2 * len(digits) - 1)
+    part.layers.append({f"{a}_g{i}": digits[i] for i in places})
+    terms = exact.products_of([f"{a}_g{i}" for i in places])
+    part.layers.append({f"{a}_h{i}": terms[i] for i in products})
+    sums = _sums(part, f"{a}_s", [f"{a}_g{i}" for i in places])
+    squares = _sums(part, f"{a}_q", exact.digits_of_square([f"{a}_h{i}" for i in products]))
+    if kind in _WHOLE:
+        n, result = f"{a}_n", exact.variance_of_whole(sums, squares, "n", wanted)
+    else:
+        n = _items_n(f"{a}_i", a)
+        result = exact.variance_of_doubles(f"{a}_i", f"{a}_ed", sums, squares, "n", wanted)
     least = 1 if wanted.endswith("pop") else 2
-    variance = f"greatest(0D, ({sum_2} - ({sum_1}) * (({sum_1}) / {n})) / {divisor})"
-    part.finish = f"if({n} < {least}, null, " + (
-        f"sqrt({variance}))" if wanted.startswith("stddev") else f"{variance})"
-    )
+    part.finish = exact.let("n", n, f"if(n < {least}, null, {result})")
 
 
 _BIN_ZERO, _BIN_INF, _BIN_NAN = 10_000_000, 900_000_000, 1_000_000_000
@@ -391,7 +372,7 @@ def _quantile(part: _Part, a: str, x: str, kind: str, aggregate: Aggregate, of: 
     }
     part.partials = {f"{a}_n": ("count", "sum", x)}
     items = f"filter({a}_i, e -> e.{a}_b is not null)"
-    rank = f"floor({q!r}D * ({_items_n(a)} - 1))"
+    rank = f"floor({q!r}D * ({_items_n(f'{a}_i', a)} - 1))"
     # The first bin at which the cumulative count exceeds `rank`.
     bin_of_rank = (
         f"aggregate({items}, named_struct('seen', 0L, 'bin', cast(null as int)), (s, e) -> "

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.inputs import StepResult
+from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.sql import query
 from holdfast.engine.state import Chunk, Shard, Version
 from holdfast.engine.step_inputs import PANE_FILES, History
@@ -101,6 +102,10 @@ class Step(History):
                 return self._stateful(op)
         raise InputError(f"{op.name}: operators of kind {op.kind} cannot run")
 
+    def _plan(self, op: ops.TimeWindow | ops.CountWindow) -> AggregatePlan:
+        plan = self.compiled.plans[op.name]
+        return plan.wide if op.name in self.engine.wide and plan.wide is not None else plan
+
     # -- time windows ----------------------------------------------------------------------------
 
     def _window(self, op: ops.TimeWindow) -> DataFrame | None:
@@ -119,7 +124,7 @@ class Step(History):
         newest = (ends[-1] - 1) // self.width_us
         if op.fn is not None:
             return self._window_function(op, ends, time)
-        plan, stamp_as = self.compiled.plans[op.name], self.compiled.time[op.name]
+        plan, stamp_as = self._plan(op), self.compiled.time[op.name]
         files = [
             os.path.join(self.engine.folder, chunk.file) for chunk in chunks if chunk.hi >= oldest
         ]
@@ -251,7 +256,7 @@ class Step(History):
         assigned = self._keyed(
             op, rows, keyed.CountWindowStep(op.keys, time, op.size, op.slide), out, ddl
         )
-        plan = self.compiled.plans[op.name]
+        plan = self._plan(op)
         # All rows of a key are in one task already, so the groups are complete there.
         text = count_windows(plan, "SELECT * FROM {rows}", self.compiled.time[op.name])
         return query(text, rows=assigned)

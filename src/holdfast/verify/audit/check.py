@@ -12,7 +12,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
     from holdfast.verify.audit.ideal import Batch
 
-#: Above this relative tolerance, a note warns that the column is unreliable.
-_BLURRED = 1e-3
 #: Minimum rows per row group of the input of the batch; the last group may be smaller.
 _GROUP_ROWS = 1_000_000
 
@@ -227,12 +224,10 @@ def _output(
         received,
         time=ideal_output.time,
         width_us=network.width_us,
-        tolerance=ideal_output.tolerance,
     )
     wall_clock = all(source.clock in ("wall", "live") for source in above)
     if not wall_clock:
         notes.append("delays are not judged: the clock of a source is manual or data")
-    notes += _blurred(ideal, ideal_output.tolerance)
     tentative, replaced, pending = (
         log.state.counters.get(f"{op.name}.{name}", 0)
         for name in ("tentative_rows", "replacements", "tentative")
@@ -264,20 +259,6 @@ def _undelivered(client: StreamState, above: list[ops.Source], sources: dict[str
     open_upto = [stream.complete_upto for stream in streams if not stream.ended]
     complete_upto = min(open_upto) if open_upto else max(s.complete_upto for s in streams)
     return max(0, complete_upto - client.complete_upto)
-
-
-def _blurred(ideal: pa.Table, tolerance: dict[str, str]) -> list[str]:
-    """Return a note for each column whose tolerance is too large to verify its values."""
-    notes = []
-    for name, allowed in tolerance.items():
-        values = np.abs(ideal[name].to_numpy().astype(np.float64))
-        count = int((ideal[allowed].to_numpy().astype(np.float64) > _BLURRED * values).sum())
-        if count:
-            notes.append(
-                f"column {name!r} cannot be verified in {count} rows: a spread computed from "
-                "n, sum and sum of squares is inexact if it is small compared with the values"
-            )
-    return notes
 
 
 def _first_whole(

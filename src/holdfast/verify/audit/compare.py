@@ -9,7 +9,7 @@ All operations work on columns; there is no loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,15 +92,12 @@ def compare(
     *,
     time: str,
     width_us: int,
-    tolerance: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Compare the received rows with the ideal rows.
 
-    `received` has the columns of `ideal`, and optionally `_received_at` and `_bucket`. `tolerance`
-    maps a column of doubles to the column of `ideal` that holds its absolute tolerance.
+    `received` has the columns of `ideal`, and optionally `_received_at` and `_bucket`.
     """
-    tolerance = tolerance or {}
-    names = [name for name in ideal.column_names if name not in tolerance.values()]
+    names = ideal.column_names
     ideal_times, times = times_us(ideal, time), times_us(received, time)
     buckets = (
         received[BUCKET].to_numpy().astype(np.int64)
@@ -114,8 +111,7 @@ def compare(
     for name in names:
         for leaf in _leaves(_both(ideal[name], received[name])):
             if at.is_floating(leaf.type):
-                absolute = ideal[tolerance[name]] if name in tolerance else None
-                floats.append(_Values.of(leaf, absolute))
+                floats.append(_Values.of(leaf))
                 ids = _number(ids, floats[-1].nulls)
             else:
                 ids = _number(ids, _codes(leaf))
@@ -203,25 +199,19 @@ class _Values:
     values: Floats
     nulls: npt.NDArray[np.bool_]
     relative: float
-    #: Absolute tolerance per row, 0 for received rows.
-    absolute: Floats
 
     @classmethod
-    def of(cls, leaf: pa.Array, tolerance: pa.ChunkedArray | None) -> _Values:
+    def of(cls, leaf: pa.Array) -> _Values:
         nulls = leaf.is_null().to_numpy(zero_copy_only=False)
         values = leaf.fill_null(0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         relative = TOLERANCE if at.is_float64(leaf.type) else TOLERANCE_FLOAT
-        absolute = np.zeros(len(values))
-        if tolerance is not None:
-            absolute[: len(tolerance)] = np.nan_to_num(tolerance.to_numpy(), nan=0.0, posinf=0.0)
-        return cls(values, nulls, relative, absolute)
+        return cls(values, nulls, relative)
 
     def near(self, one: Ints, other: Ints) -> npt.NDArray[np.bool_]:
         a, b = self.values[one], self.values[other]
         finite = np.isfinite(a) & np.isfinite(b)
         with np.errstate(invalid="ignore", over="ignore"):
             allowed = self.relative * np.maximum(np.abs(a), np.abs(b))
-            allowed += np.maximum(self.absolute[one], self.absolute[other])
             close = finite & (np.abs(a - b) <= allowed)
         same: npt.NDArray[np.bool_] = close | (a == b) | (np.isnan(a) & np.isnan(b))
         return same

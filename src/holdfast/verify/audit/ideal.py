@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
@@ -38,13 +38,10 @@ _CONF = {
 class IdealOutput:
     frame: DataFrame
     time: str
-    #: Result column to the column of `frame` that holds its absolute tolerance.
-    tolerance: dict[str, str] = field(default_factory=dict)
 
     def collect(self, schema: pa.Schema, from_us: int, until_us: int) -> pa.Table:
-        """Return the rows with times in [`from_us`, `until_us`), with their tolerances."""
-        names = [name for name in self.frame.columns if name not in self.tolerance.values()]
-        produced = rows_schema(self.frame.select(*_columns(names)))
+        """Return the rows with times in [`from_us`, `until_us`)."""
+        produced = rows_schema(self.frame)
         if [(f.name, f.type) for f in produced] != [(f.name, f.type) for f in schema]:
             raise InputError(
                 f"the network produces ({schema_ddl(produced)}), but the client received "
@@ -53,8 +50,7 @@ class IdealOutput:
             )
         t = _micros(self.time)
         rows = self.frame.filter(f"{t} >= {from_us}L and {t} < {until_us}L").toArrow()
-        extra = [pa.field(name, pa.float64()) for name in self.tolerance.values()]
-        return rows.cast(pa.schema([*schema, *extra]))
+        return rows.cast(schema)
 
 
 def batch_session(spark: SparkSession) -> SparkSession:
@@ -90,7 +86,7 @@ class Batch:
         frame = self.frame(up)
         if up.name in self._grouped:
             grouping, columns = self._grouped[up.name]
-            return IdealOutput(grouping.frame.select(*columns), self.time(up), grouping.tolerance)
+            return IdealOutput(grouping.frame.select(*columns), self.time(up))
         return IdealOutput(frame, self.time(up))
 
     def accuracy(self, name: str) -> list[str]:
@@ -157,7 +153,7 @@ class Batch:
         self, op: ops.TimeWindow | ops.CountWindow, grouping: Grouped, stamps: list[Column]
     ) -> DataFrame:
         columns = [*_columns([*op.keys, *grouping.names]), *stamps]
-        self._grouped[op.name] = (grouping, [*columns, *_columns(grouping.tolerance.values())])
+        self._grouped[op.name] = (grouping, columns)
         return grouping.frame.select(*columns)
 
     def _window_function(self, op: ops.TimeWindow) -> DataFrame:

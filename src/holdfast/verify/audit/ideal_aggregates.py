@@ -1,18 +1,18 @@
 """The documented aggregates over complete groups of raw rows, in plain Spark SQL.
 
-There are no partial aggregates and no panes. Spark's own aggregates are used where they are exact
-enough for an audit. Spark's sum of doubles depends on the order of rows and can lose all digits
-when values cancel out. Doubles are therefore added with compensation (Neumaier), which is accurate
-to the last digit or two. Sketches are built from all rows at once; `accuracy` compares them with
-the exact answer.
+There are no partial aggregates and no panes. Spark's own aggregates are used where they are exact.
+Spark's sums and variances of doubles depend on the order of rows and can lose all digits when
+values cancel out; Python computes these exactly. Sketches are built from all rows at once;
+`accuracy` compares them with the exact answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import reduce
-from math import sqrt
+from math import inf, isfinite, isqrt, nan, sqrt
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -28,12 +28,10 @@ _SIGMAS = 6.0
 
 @dataclass(slots=True)
 class Grouped:
-    """One row per group: grouping columns, results, and columns with tolerances and bounds."""
+    """One row per group: grouping columns, results, and columns with bounds."""
 
     frame: DataFrame
     names: list[str]
-    #: Result column to the column that holds its absolute tolerance.
-    tolerance: dict[str, str] = field(default_factory=dict)
     #: Result column to (description, column with the exact answer, column with the error bound).
     approximate: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
@@ -53,6 +51,8 @@ class Grouped:
 def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: str) -> Grouped:
     """Aggregate `df` by the columns `by`."""
     result = Grouped(df, [*aggregates])
+    for function in (holdfast_sum, holdfast_variance, holdfast_stddev):
+        df.sparkSession.udf.register(function.__name__, function, "double")
     columns: list[Column] = [F.count(F.lit(1)).alias("__rows")]
     tops: dict[str, Aggregate] = {}
     for number, (name, wanted) in enumerate(aggregates.items()):
@@ -62,9 +62,6 @@ def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: s
                 continue
             columns.append(F.expr(_sql(df, wanted, time)).alias(name))
             x = f"({wanted.arg})"
-            if wanted.kind in ("stddev", "stddev_pop", "variance", "var_pop"):
-                result.tolerance[name] = f"__t{number}"
-                columns.append(F.expr(_spread_tolerance(x, wanted.kind)).alias(f"__t{number}"))
             if wanted.kind in ("approx_distinct", "quantile"):
                 exact, bound = _exact(x, wanted)
                 columns.append(F.expr(exact).alias(f"__e{number}"))
@@ -91,8 +88,13 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
     x = f"({aggregate.arg})"
     kind = df.select(F.expr(aggregate.arg)).schema.fields[0].dataType.simpleString()
     match aggregate.kind:
-        case "count" | "min" | "max" | "stddev" | "stddev_pop" | "variance" | "var_pop":
+        case "count" | "min" | "max":
             return f"{aggregate.kind}({x})"
+        case "stddev" | "stddev_pop" | "variance" | "var_pop":
+            value = x if kind in _WHOLE else f"cast({x} as double)"
+            divisor = f"count({x})" if aggregate.kind.endswith("pop") else f"count({x}) - 1"
+            function = "stddev" if aggregate.kind.startswith("stddev") else "variance"
+            return f"holdfast_{function}(collect_list({value}), {divisor})"
         case "sum" if kind in _WHOLE:
             wide = f"sum(cast({x} as decimal(38,0)))"
             fits = f"{wide} between -9223372036854775808BD and 9223372036854775807BD"
@@ -103,9 +105,9 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
             magnitudes = f"try_sum(cast(abs({x}) as decimal(38,{kind[8:-1].split(',')[1]})))"
             return f"if({magnitudes} is null, null, try_{aggregate.kind}({x}))"
         case "sum":
-            return _compensated(x)
+            return f"holdfast_sum(collect_list(cast({x} as double)))"
         case "avg":
-            return f"{_compensated(x)} / nullif(count({x}), 0)"
+            return f"holdfast_sum(collect_list(cast({x} as double))) / nullif(count({x}), 0)"
         case "first":
             return f"min_by({x}, struct(`{time}`, {x}))"
         case "last":
@@ -121,26 +123,46 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
     raise InputError(f"the audit cannot compute the aggregate {aggregate.kind!r}")
 
 
-def _compensated(x: str) -> str:
-    x = f"cast({x} as double)"
-    step = (
-        "(a, x) -> named_struct('s', a.s + x, 'c', a.c + "
-        "if(abs(a.s) >= abs(x), (a.s - (a.s + x)) + x, (x - (a.s + x)) + a.s))"
-    )
-    zero = "named_struct('s', 0D, 'c', 0D)"
-    exact = f"aggregate(collect_list({x}), {zero}, {step}, a -> a.s + a.c)"
-    special = f"bool_or(isnan({x}) or abs({x}) = double('Infinity'))"
-    return f"case when count({x}) = 0 then null when {special} then sum({x}) else {exact} end"
+def holdfast_sum(values: list[float]) -> float | None:
+    """The exact sum, rounded once."""
+    if not values:
+        return None
+    if not all(map(isfinite, values)):
+        return sum(value for value in values if not isfinite(value))
+    return _nearest(sum(map(Fraction, values)))
 
 
-def _spread_tolerance(x: str, kind: str) -> str:
-    """SQL for the error of a spread computed only from n, sum and sum of squares."""
-    x = f"cast({x} as double)"
-    variance = f"(7.1e-15D * sum({x} * {x}) / greatest(count({x}) - 1, 1))"
-    if not kind.startswith("stddev"):
-        return variance
-    # |sqrt(a) - sqrt(b)| <= |a - b| / max(sqrt(a), sqrt|a - b|), all 0 when everything is 0
-    return f"coalesce({variance} / nullif(greatest({kind}({x}), sqrt({variance})), 0D), 0D)"
+def holdfast_variance(values: list[float], divisor: int) -> float | None:
+    """The sum of the squared deviations from the mean, divided by `divisor`."""
+    if divisor < 1:
+        return None
+    return _nearest(_variance(values, divisor)) if all(map(isfinite, values)) else nan
+
+
+def holdfast_stddev(values: list[float], divisor: int) -> float | None:
+    if divisor < 1:
+        return None
+    if not all(map(isfinite, values)):
+        return nan
+    variance = _variance(values, divisor)
+    # The root of an integer with at least 200 bits; the variance itself may exceed a double.
+    bits = variance.numerator.bit_length() - variance.denominator.bit_length()
+    shift = max(0, 400 - bits) // 2
+    root = isqrt((variance.numerator << 2 * shift) // variance.denominator)
+    return _nearest(Fraction(root, 1 << shift))
+
+
+def _variance(values: list[float], divisor: int) -> Fraction:
+    exact = [Fraction(value) for value in values]
+    total, squares = sum(exact), sum(value * value for value in exact)
+    return Fraction(squares - total * total / len(exact)) / divisor
+
+
+def _nearest(number: Fraction | int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
 
 
 def _element(x: str, q: float) -> str:

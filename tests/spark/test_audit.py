@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +265,17 @@ def test_the_batch_and_the_engine_agree_on_difficult_rows(
             "odd": pa.array(odd, mask=rng.random(count) < 0.05, from_pandas=False),
             "l": pa.array(lists, pa.list_(pa.float64())),
             "f": pa.array(rng.random(count), pa.float32()),
+            # G8: some sums do not fit 38 digits.
+            "d": pa.array([Decimal(int(n)).scaleb(33) for n in rng.integers(-99, 100, count)],
+                          pa.decimal128(38, 2)),
         }
-    )
-    ddl = "ts timestamp, k string, x double, odd double, l array<double>, f float"
+    )  # fmt: skip
+    ddl = "ts timestamp, k string, x double, odd double, l array<double>, f float, d decimal(38,2)"
     net = hf.Network("hard", bucket="100ms")
     rows_in = net.source("s", ddl, time="ts", clock="manual")
     by_key = rows_in.window("1s").group_by("k")
     net.output("exact", by_key.agg(s=hf.sum("x"), m=hf.avg("x"), fs=hf.sum("f"), lo=hf.min("f")))
+    net.output("decimals", by_key.agg(s=hf.sum("d"), m=hf.avg("d"), sd=hf.stddev("d")))
     net.output(
         "special",
         by_key.agg(

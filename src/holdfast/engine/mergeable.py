@@ -267,19 +267,15 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         return
     if kind.startswith("decimal"):
         precision, scale = (int(text) for text in kind[8:-1].split(","))
-        part.partials[f"{a}_d"] = ("try_sum", "try_sum", f"cast({x} as decimal(38,{scale}))")
-        if wanted == "sum":
-            part.finish = f"cast({a}_d as decimal({min(38, precision + 10)},{scale}))"
-        else:
-            part.finish = _decimal_average(f"{a}_d", f"{a}_n", precision, scale)
+        total = f"{a}_d"
         if precision > 28:
-            # An overflow of 38 digits in an intermediate sum depends on the order of rows, unless
-            # the sum of all absolute values fits. That sum is computed in units of
-            # 10**(20 - scale), each value rounded down; the count bounds the rounding error.
-            unit = format(Decimal(1).scaleb(20 - scale), "f")
-            magnitude = f"cast(abs({x}) div {unit}BD as decimal(38,0))"
-            part.partials[f"{a}_g"] = ("sum", "sum", magnitude)
-            part.finish = f"if({a}_g + {a}_n < 1000000000000000000BD, {part.finish}, null)"
+            total = _wide_decimal(part, a, x, scale)
+        else:  # the sum of ten billion rows fits 38 digits
+            part.partials[total] = ("sum", "sum", f"cast({x} as decimal(38,{scale}))")
+        if wanted == "sum":
+            part.finish = f"cast({total} as decimal({min(38, precision + 10)},{scale}))"
+        else:
+            part.finish = exact.let("t", total, _decimal_average("t", f"{a}_n", precision, scale))
         return
     _number(kind, of)
     sums = _sums(part, a, _doubles(part, a, x))
@@ -294,6 +290,24 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
             exact.narrow_sum_of_doubles("i", f"{a}_ed", sums),
         )
     )
+
+
+def _wide_decimal(part: _Part, a: str, x: str, scale: int) -> str:
+    """The exact sum of decimals of up to 38 digits; null if it does not fit 38 digits.
+
+    Sums of 38 digits could overflow in one order of rows and not in another. Therefore the first 18
+    digits (`h`) and the last 20 (`l`) are added separately. The sum has the parts `h + l div unit`
+    and `l % unit`; their signs are made equal, so that the product alone does not overflow.
+    """
+    unit = f"{format(Decimal(1).scaleb(20 - scale), 'f')}BD"
+    part.partials[f"{a}_h"] = ("sum", "sum", f"cast({x} div {unit} as decimal(38,0))")
+    part.partials[f"{a}_l"] = ("sum", "sum", f"cast({x} % {unit} as decimal(38,{scale}))")
+    high, low = f"({a}_h + cast({a}_l div {unit} as decimal(38,0)))", f"({a}_l % {unit})"
+    step = "case when p.h > 0 and p.l < 0 then 1 when p.h < 0 and p.l > 0 then -1 else 0 end"
+    moved = f"try_multiply(try_cast(p.h - s as decimal(19,0)), {unit})"
+    wide = f"decimal(38,{scale})"
+    total = f"try_add(try_cast({moved} as {wide}), cast(p.l + s * {unit} as {wide}))"
+    return exact.let("p", f"struct({high} as h, {low} as l)", exact.let("s", step, total))
 
 
 def _decimal_average(total: str, n: str, precision: int, scale: int) -> str:

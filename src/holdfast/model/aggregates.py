@@ -36,8 +36,8 @@ def count(column: str | None = None) -> Aggregate:
 
 def sum(column: str) -> Aggregate:
     """The sum. Integers: exact, NULL if the sum does not fit a long. Decimals: exact, NULL if the
-    sum of the absolute values does not fit 38 digits. Doubles: the exact sum, rounded once at the
-    end, so that the result does not depend on the order of rows."""
+    sum does not fit 38 digits. Doubles: the exact sum, rounded once at the end. The result does not
+    depend on the order of rows."""
     return Aggregate("sum", column)
 
 
@@ -54,7 +54,7 @@ def avg(column: str) -> Aggregate:
 
 
 def stddev(column: str) -> Aggregate:
-    """Sample standard deviation, computed from the count, the sum and the sum of squares."""
+    """Sample standard deviation, computed from the exact sums of the values and their squares."""
     return Aggregate("stddev", column)
 
 

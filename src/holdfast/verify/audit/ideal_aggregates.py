@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from functools import reduce
 from math import inf, isfinite, isqrt, nan, sqrt
@@ -53,6 +54,8 @@ def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: s
     result = Grouped(df, [*aggregates])
     for function in (holdfast_sum, holdfast_variance, holdfast_stddev):
         df.sparkSession.udf.register(function.__name__, function, "double")
+    for text_function in (holdfast_decimals, holdfast_average):
+        df.sparkSession.udf.register(text_function.__name__, text_function, "string")
     columns: list[Column] = [F.count(F.lit(1)).alias("__rows")]
     tops: dict[str, Aggregate] = {}
     for number, (name, wanted) in enumerate(aggregates.items()):
@@ -102,8 +105,14 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
         case "avg" if kind in _WHOLE:
             return f"cast(sum(cast({x} as decimal(38,0))) as double) / nullif(count({x}), 0)"
         case "sum" | "avg" if kind.startswith("decimal"):
-            magnitudes = f"try_sum(cast(abs({x}) as decimal(38,{kind[8:-1].split(',')[1]})))"
-            return f"if({magnitudes} is null, null, try_{aggregate.kind}({x}))"
+            precision, scale = (int(text) for text in kind[8:-1].split(","))
+            total = f"holdfast_decimals(collect_list(cast({x} as string)), {scale})"
+            if aggregate.kind == "sum":
+                return f"try_cast({total} as decimal({min(38, precision + 10)},{scale}))"
+            return (
+                f"try_cast(holdfast_average({total}, count({x}), {min(scale + 4, 38)}) as "
+                f"decimal({min(38, precision + 4)},{min(scale + 4, 38)}))"
+            )
         case "sum":
             return f"holdfast_sum(collect_list(cast({x} as double)))"
         case "avg":
@@ -156,6 +165,25 @@ def _variance(values: list[float], divisor: int) -> Fraction:
     exact = [Fraction(value) for value in values]
     total, squares = sum(exact), sum(value * value for value in exact)
     return Fraction(squares - total * total / len(exact)) / divisor
+
+
+#: Enough digits for any number of decimals.
+_CONTEXT = Context(prec=200, rounding=ROUND_HALF_UP)
+
+
+def holdfast_decimals(values: list[str], scale: int) -> str | None:
+    """The exact sum of decimals as text; null if it does not fit 38 digits."""
+    if not values:
+        return None
+    total = sum((Fraction(value) for value in values), Fraction(0)) * 10**scale
+    return f"{Decimal(int(total)).scaleb(-scale, _CONTEXT):f}" if abs(total) < 10**38 else None
+
+
+def holdfast_average(total: str | None, count: int, scale: int) -> str | None:
+    if total is None:
+        return None
+    average = _CONTEXT.divide(Decimal(total), Decimal(count))
+    return f"{average.quantize(Decimal(1).scaleb(-scale), context=_CONTEXT):f}"
 
 
 def _nearest(number: Fraction | int) -> float:

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import Chunk, Version, export_version, files_below, write_rows
-from holdfast.engine.step_inputs import put_together
+from holdfast.engine.step_inputs import File, put_together
 from holdfast.errors import (
     HoldfastError,
     InputError,
@@ -53,9 +53,8 @@ def error_of(text: str) -> Exception:
 
 
 def test_a_merge_of_files_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
-    files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
-    for file in files:
-        write_rows(ROWS, file)
+    paths = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+    files = [File(path, write_rows(ROWS, path)) for path in paths]
     target = str(tmp_path / "together.tmp")
     with full(), pytest.raises(StorageFull, match=r"together\.tmp"):
         put_together(files, target)
@@ -65,8 +64,8 @@ def test_a_merge_of_files_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_export_of_state_to_a_full_disk_raises_storage_full(tmp_path: Path) -> None:
-    write_rows(ROWS, str(tmp_path / "p/a.parquet"))
-    version = Version("p", 1, panes={"w": (Chunk("p/a.parquet", 1, 1, 10_000),)})
+    crc = write_rows(ROWS, str(tmp_path / "p/a.parquet"))
+    version = Version("p", 1, panes={"w": (Chunk("p/a.parquet", 1, 1, 10_000, (), crc),)})
     with full(), pytest.raises(StorageFull, match="moved"):
         export_version(version, str(tmp_path), str(tmp_path / "moved"))
 

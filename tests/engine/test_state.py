@@ -24,12 +24,11 @@ TABLE = pa.table({"x": [1, 2, 3]})
 
 
 def version(folder: Path, bucket: int, *files: str) -> Version:
-    for name in files:
-        if not (folder / name).exists():
-            write_rows(TABLE, str(folder / name))
-    chunks = tuple(Chunk(name, bucket, bucket, 3, (bucket,)) for name in files[:-1])
+    crcs = {name: write_rows(TABLE, str(folder / name)) for name in files}
+    chunks = tuple(Chunk(n, bucket, bucket, 3, (bucket,), crcs[n]) for n in files[:-1])
     return Version(
-        "p", bucket, panes={"w": chunks}, shards={"k": {0: Shard(files[-1], 3, 7)}},
+        "p", bucket, panes={"w": chunks},
+        shards={"k": {0: Shard(files[-1], 3, 7, crcs[files[-1]])}},
         needs_from=bucket, plan="plan",
     )  # fmt: skip
 
@@ -67,15 +66,28 @@ def test_recovery_deletes_files_of_killed_steps(tmp_path: Path) -> None:
     assert files_below(str(tmp_path)) == set(retained.files())
 
 
-def test_a_missing_or_short_file_is_detected(tmp_path: Path) -> None:
+def test_a_missing_or_changed_file_is_detected(tmp_path: Path) -> None:
     complete = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
     check_files(complete, str(tmp_path))
     write_rows(TABLE.slice(0, 1), str(tmp_path / "p/a.parquet"))
-    with pytest.raises(LogCorrupted, match="1 rows instead of 3"):
+    with pytest.raises(LogCorrupted, match=r"a\.parquet is damaged: expected CRC-32"):
         check_files(complete, str(tmp_path))
     (tmp_path / "p/a.parquet").unlink()
-    with pytest.raises(LogCorrupted, match="cannot be read"):
+    with pytest.raises(LogCorrupted, match=r"a\.parquet cannot be read"):
         check_files(complete, str(tmp_path))
+
+
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
+    """C3: the footer and the page headers of a Parquet file have no checksums of their own."""
+    complete = version(tmp_path, 1, "p/a.parquet", "p/b.parquet")
+    path = tmp_path / "p/b.parquet"
+    data = path.read_bytes()
+    for place in range(0, 8 * len(data), 7):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(LogCorrupted, match=r"b\.parquet is damaged"):
+            check_files(complete, str(tmp_path))
 
 
 def test_state_of_another_query_is_refused(tmp_path: Path) -> None:

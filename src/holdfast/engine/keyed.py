@@ -2,16 +2,18 @@
 
 The rows of a step are distributed by key over the shards of the network. Each task reads its shard
 of the previous version, runs the operator, writes its shard of the next version under a unique name
-and returns the results. A shard file that exists is complete, because it is renamed into place. If
-Spark runs a task twice, both files have the same content, because operators are deterministic.
-State never passes through the driver. Old versions are separate files.
+and returns the results. Then it writes a note with the name and the CRC-32 of the file, under a
+name that the driver knows; so a lost file is never taken for an empty state. If Spark runs a task
+twice, both files have the same content, because operators are deterministic. State never passes
+through the driver. Old versions are separate files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.engine.state import write_rows
-from holdfast.errors import InputError
+from holdfast.engine.state import Shard, read_file, write_rows
+from holdfast.errors import InputError, LogCorrupted
+from holdfast.storage.files import put_file
 from holdfast.storage.rows import runs, sort_canonical, times_us
 
 Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | None]]
@@ -41,11 +44,17 @@ class ShardTask:
     """A function for `mapInArrow` that processes one shard; sent to the executors with the job."""
 
     step: Step
-    #: File of the previous version, by shard number; no entry if the shard has no state.
-    files: Mapping[int, str]
+    #: File of the previous version and its CRC-32, by shard number; no entry without state.
+    files: Mapping[int, tuple[str, int]]
+    #: Folder of the files of this step.
     folder: str
     schema: pa.Schema
     out: pa.Schema
+
+    @property
+    def __name__(self) -> str:
+        """The name of the function in Spark's plans."""
+        return name_of(self.folder)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -56,38 +65,60 @@ class ShardTask:
         received = list(batches)
         rows = pa.Table.from_batches(received, received[0].schema if received else self.schema)
         rows = rows.cast(self.schema)
-        before = pq.read_table(self.files[shard]) if shard in self.files else None
+        before = None
+        if shard in self.files:
+            before = pq.read_table(pa.BufferReader(read_file(*self.files[shard])))
         out, state, timer_us = self.step(before, rows)
         write_shard(state, self.folder, shard, timer_us)
         yield from out.cast(self.out).combine_chunks().to_batches()
 
 
+def name_of(folder: str) -> str:
+    return f"shards_in_{os.path.basename(folder)}"
+
+
 def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) -> None:
-    meta = {b"rows": str(state.num_rows).encode()}
-    if timer_us is not None:
-        meta[b"timer_us"] = str(timer_us).encode()
-    state = state.replace_schema_metadata(meta)
-    write_rows(state, os.path.join(folder, f"shard-{shard}.{uuid.uuid4().hex[:8]}.parquet"))
+    file = f"shard-{shard}.{uuid.uuid4().hex[:8]}.parquet"
+    crc = write_rows(state, os.path.join(folder, file))
+    note = json.dumps({"file": file, "rows": state.num_rows, "timer_us": timer_us, "crc": crc})
+    put_file(_note(folder, shard), note.encode(), fsync=False)
 
 
-def read_shards(folder: str) -> dict[int, dict[str, Any]]:
-    """File, number of rows and timer of each shard that the tasks of a step wrote to `folder`."""
-    shards: dict[int, dict[str, Any]] = {}
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        if not name.startswith("shard-"):
+def read_shards(folder: str, count: int) -> dict[int, Shard] | None:
+    """The shards that the tasks of a step wrote to `folder`, with file names relative to it. None
+    if no task ran."""
+    shards: dict[int, Shard] = {}
+    for number in range(count):
+        try:
+            with open(_note(folder, number), "rb") as file:
+                note = json.load(file)
+        except FileNotFoundError:
             continue
-        shard = int(name[6:].split(".", 1)[0])
-        if shard in shards:
-            os.unlink(os.path.join(folder, name))  # duplicate of a task that ran twice
-            continue
-        meta = pq.read_metadata(os.path.join(folder, name)).metadata or {}
-        timer = meta.get(b"timer_us")
-        shards[shard] = {
-            "file": os.path.join(folder, name),
-            "rows": int(meta[b"rows"]),
-            "timer_us": None if timer is None else int(timer),
-        }
+        shards[number] = Shard(note["file"], note["rows"], note["timer_us"], note["crc"])
+    if not shards:
+        return None
+    if len(shards) < count:
+        missing = next(number for number in range(count) if number not in shards)
+        raise lost_shard(folder, missing)
     return shards
+
+
+def lost_shard(folder: str, number: int) -> LogCorrupted:
+    return LogCorrupted(
+        f"{_note(folder, number)}: a task of this step wrote the file, and it is missing"
+    )
+
+
+def clean_up(folder: str, shards: Iterable[Shard]) -> None:
+    """Delete the notes, and the files of tasks that ran twice."""
+    kept = {shard.file for shard in shards}
+    for name in os.listdir(folder):
+        if name not in kept:
+            os.unlink(os.path.join(folder, name))
+
+
+def _note(folder: str, shard: int) -> str:
+    return os.path.join(folder, f"shard-{shard}.json")
 
 
 @dataclass(frozen=True, slots=True)

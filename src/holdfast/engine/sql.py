@@ -38,3 +38,15 @@ def read_parquet(spark: SparkSession, reader: Any, files: Sequence[str]) -> Data
     jvm: Any = spark.sparkContext._jvm
     names = jvm.org.apache.commons.lang3.StringUtils.split("\n".join(files), "\n")
     return DataFrame(reader._jreader.parquet(names), spark)
+
+
+def contains(frame: DataFrame, function: str) -> bool:
+    """Whether a Python function of `mapInArrow` is left in the optimized plan of a frame."""
+
+    def found(plan: Any) -> bool:
+        if plan.nodeName() == "MapInArrow" and plan.functionExpr().name() == function:
+            return True
+        children = plan.children()
+        return any(found(children.apply(index)) for index in range(children.size()))
+
+    return found(frame._jdf.queryExecution().optimizedPlan())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,21 +32,28 @@ class Chunk:
     rows: int
     #: The buckets that have rows; empty if unknown.
     buckets: tuple[int, ...] = ()
+    #: CRC-32 of the file.
+    crc: int = 0
 
     def body(self) -> dict[str, Any]:
         return {"file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
-                "buckets": list(self.buckets)}  # fmt: skip
+                "buckets": list(self.buckets), "crc": self.crc}  # fmt: skip
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Chunk:
-        return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]))
+        return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]),
+                     body["crc"])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
+    """A file with the keyed state of one shard."""
+
     file: str
     rows: int
     timer_us: int | None = None
+    #: CRC-32 of the file.
+    crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,12 @@ class Version:
         shards = [shard for held in self.shards.values() for shard in held.values()]
         return [chunk.file for chunk in chunks] + [shard.file for shard in shards]
 
+    def crcs(self) -> dict[str, int]:
+        """CRC-32 of each file."""
+        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
+        shards = [shard for held in self.shards.values() for shard in held.values()]
+        return {c.file: c.crc for c in chunks} | {s.file: s.crc for s in shards}
+
     def rows(self) -> int:
         chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
         return sum(chunk.rows for chunk in chunks) + sum(
@@ -81,7 +95,7 @@ class Version:
             "panes": {op: [chunk.body() for chunk in held] for op, held in self.panes.items()},
             "edges": {op: [chunk.body() for chunk in held] for op, held in self.edges.items()},
             "shards": {
-                op: {str(n): [s.file, s.rows, s.timer_us] for n, s in held.items()}
+                op: {str(n): [s.file, s.rows, s.timer_us, s.crc] for n, s in held.items()}
                 for op, held in self.shards.items()
             },
             "needs_from": self.needs_from,
@@ -110,28 +124,41 @@ class Version:
             ) from None
 
 
-def write_rows(table: pa.Table, path: str) -> None:
-    """Write a state file atomically. A checkpoint flushes the file later."""
+def write_rows(table: pa.Table, path: str) -> int:
+    """Write a state file atomically; return its CRC-32. A checkpoint flushes the file later."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="snappy", row_group_size=max(1, table.num_rows))
+    pq.write_table(
+        table,
+        sink,
+        compression="snappy",
+        row_group_size=max(1, table.num_rows),
+        write_page_checksum=True,
+    )
     with storage(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    put_file(FilePath(path), memoryview(sink.getvalue()), fsync=False)
+    data = memoryview(sink.getvalue())
+    put_file(FilePath(path), data, fsync=False)
+    return crc32(data)
+
+
+def read_file(path: str, crc: int) -> bytes:
+    """The content of a state file. Raise LogCorrupted if the file is missing or was changed."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as err:
+        raise LogCorrupted(f"state file {path} cannot be read ({err.strerror})") from None
+    if (found := crc32(data)) != crc:
+        raise LogCorrupted(
+            f"state file {path} is damaged: expected CRC-32 {crc:08x}, found {found:08x}"
+        )
+    return data
 
 
 def check_files(version: Version, folder: str) -> None:
-    """Raise LogCorrupted unless every file of a version exists with the expected number of rows."""
-    chunks = [c for group in (version.panes, version.edges) for cs in group.values() for c in cs]
-    expected = {chunk.file: chunk.rows for chunk in chunks}
-    expected |= {s.file: s.rows for group in version.shards.values() for s in group.values()}
-    for name, rows in expected.items():
-        path = os.path.join(folder, name)
-        try:
-            row_count = pq.read_metadata(path).num_rows
-        except Exception as err:
-            raise LogCorrupted(f"state file {path} cannot be read ({err})") from None
-        if row_count != rows:
-            raise LogCorrupted(f"state file {path} has {row_count} rows instead of {rows}")
+    """Raise LogCorrupted unless every file of a version has the content that was written."""
+    for name, crc in version.crcs().items():
+        read_file(os.path.join(folder, name), crc)
 
 
 def export_version(version: Version, folder: str, target: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,8 +14,8 @@ from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.mergeable import AggregatePlan
-from holdfast.engine.sql import query
-from holdfast.engine.state import Chunk, Shard, Version
+from holdfast.engine.sql import contains, query
+from holdfast.engine.state import Chunk, Version
 from holdfast.engine.step_inputs import PANE_FILES, History
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
@@ -125,9 +126,7 @@ class Step(History):
         if op.fn is not None:
             return self._window_function(op, ends, time)
         plan, stamp_as = self._plan(op), self.compiled.time[op.name]
-        files = [
-            os.path.join(self.engine.folder, chunk.file) for chunk in chunks if chunk.hi >= oldest
-        ]
+        files = self._files([chunk for chunk in chunks if chunk.hi >= oldest])
         rows = self._history(op, 0, max(oldest, raw_from), newest)
         if rows is not None and not files and op.size_us == op.slide_us:
             text = windows.direct(plan, op, "SELECT * FROM {rows}", ends, stamp_as)
@@ -184,10 +183,7 @@ class Step(History):
                 panes = query(text, rows=rows)
                 chunks = (*chunks, self._pane_chunk(op, panes, raw_from, self.hi, raw))
         if len(chunks) > PANE_FILES:
-            stored = self._read(
-                self.compiled.panes[op.name],
-                [os.path.join(self.engine.folder, c.file) for c in chunks],
-            )
+            stored = self._read(self.compiled.panes[op.name], self._files(chunks))
             merged = query(
                 self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "_p"), panes=stored
             )
@@ -200,7 +196,7 @@ class Step(History):
     ) -> Chunk:
         self.jobs += 1
         chunk = self._write(panes.toArrow(), op.name, lo, hi)
-        return Chunk(chunk.file, lo, hi, chunk.rows, tuple(buckets))
+        return replace(chunk, buckets=tuple(buckets))
 
     # -- joins ---------------------------------------------------------------------------------
 
@@ -234,7 +230,7 @@ class Step(History):
         spread = rows.coalesce(1) if together else rows.repartition(shards, *op.keys)
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
         shard_files = {
-            number: os.path.join(self.engine.folder, shard.file)
+            number: (os.path.join(self.engine.folder, shard.file), shard.crc)
             for number, shard in self.shards.get(op.name, {}).items()
         }
         task = keyed.ShardTask(
@@ -280,14 +276,19 @@ class Step(History):
 
     def _take_shards(self) -> None:
         for name, folder in self.folders:
-            written = keyed.read_shards(os.path.join(self.engine.folder, folder))
-            # Spark runs no task if its optimizer proves that the results are never read.
-            assert len(written) in (0, self.engine.network.partitions), (name, sorted(written))
+            path = os.path.join(self.engine.folder, folder)
+            written = keyed.read_shards(path, self.engine.network.partitions)
+            if written is None:
+                # Spark runs no task if its optimizer proves that the results are never read.
+                if any(contains(frame, keyed.name_of(folder)) for frame in self.executed):
+                    raise keyed.lost_shard(path, 0)
+                continue
+            keyed.clean_up(path, written.values())
             shards = dict(self.shards.get(name, {}))
             for number, shard in written.items():
-                file = f"{folder}/{os.path.basename(shard['file'])}"
+                file = f"{folder}/{shard.file}"
                 self.engine.made(self.line, file)
-                shards[number] = Shard(file, shard["rows"], shard["timer_us"])
+                shards[number] = replace(shard, file=file)
             self.shards[name] = shards
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from holdfast.engine import determinism, windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
 from holdfast.engine.sql import read_parquet
-from holdfast.engine.state import Chunk, Version, write_rows
+from holdfast.engine.state import Chunk, Version, read_file, write_rows
 from holdfast.errors import InputError, LogError
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -44,14 +44,23 @@ PANE_FILES = 16
 FOLD_ROWS_MAX = 500_000
 
 
-def together_of(files: Sequence[str]) -> pa.Table:
+class File(NamedTuple):
+    path: str
+    #: CRC-32 of a state file; None for a segment.
+    crc: int | None = None
+
+    def table(self) -> pa.Table:
+        source = self.path if self.crc is None else pa.BufferReader(read_file(self.path, self.crc))
+        return pq.ParquetFile(source).read(use_threads=False)
+
+
+def together_of(files: Sequence[File]) -> pa.Table:
     """The rows of several small files as one table."""
-    tables = [pq.ParquetFile(file).read(use_threads=False) for file in files]
     # Schemas differ in nullability: counts are nullable in merged panes, but not in new ones.
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables([file.table() for file in files], promote_options="default")
 
 
-def put_together(files: Sequence[str], into: str) -> None:
+def put_together(files: Sequence[File], into: str) -> None:
     """Merge files into the file `into`. The file is deleted if the write fails."""
     together = together_of(files)
     try:
@@ -92,7 +101,10 @@ class History:
         self.jobs = 0
         self.needs_from = hi + 1
         self.frames: dict[str, DataFrame | None] = {}
+        #: Operators with keyed state and the folders of their new shards.
         self.folders: list[tuple[str, str]] = []
+        #: The DataFrames that were executed.
+        self.executed: list[DataFrame] = []
         self.scratch: list[str] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
         # still need, and state.
@@ -104,16 +116,21 @@ class History:
 
     # -- rows --------------------------------------------------------------------------------
 
-    def _read(self, ddl: Any, files: list[str]) -> DataFrame:
+    def _read(self, ddl: Any, files: Sequence[File]) -> DataFrame:
         reader = self.engine.reader(self.spark, ddl)
-        if not self.small:
-            return read_parquet(self.spark, reader, files)
-        if len(files) > 2:
+        if self.small and len(files) > 2:
             # Spark takes about 2 ms to open a file, Arrow a fifth of that.
-            files = [self._together(files)]
-        return read_parquet(self.spark, reader, files).coalesce(1)
+            return read_parquet(self.spark, reader, [self._together(files)]).coalesce(1)
+        for file in files:
+            if file.crc is not None:
+                read_file(file.path, file.crc)
+        frame = read_parquet(self.spark, reader, [file.path for file in files])
+        return frame.coalesce(1) if self.small else frame
 
-    def _together(self, files: list[str]) -> str:
+    def _files(self, chunks: Iterable[Chunk]) -> list[File]:
+        return [File(os.path.join(self.engine.folder, chunk.file), chunk.crc) for chunk in chunks]
+
+    def _together(self, files: Sequence[File]) -> str:
         """Merge small files into one temporary file, which is deleted after the step."""
         file = os.path.join(self.engine.folder, f"{self.path.name}.{uuid.uuid4().hex[:8]}.tmp")
         put_together(files, file)
@@ -121,7 +138,7 @@ class History:
         return file
 
     def _input(self, stream: str, lo: int, hi: int) -> DataFrame | None:
-        files = [f.path for f in self.inputs.files(stream, lo, hi)]
+        files = [File(f.path) for f in self.inputs.files(stream, lo, hi)]
         return self._read(self.compiled.schema[stream], files) if files else None
 
     def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
@@ -141,7 +158,7 @@ class History:
         ups = [up for up in op.inputs if up is not None]
         if all(up.name not in self.mine for up in ups):
             # All inputs of the union have the same schema: read all files in one scan.
-            files = [f.path for up in ups for f in self.inputs.files(up.name, lo, hi)]
+            files = [File(f.path) for up in ups for f in self.inputs.files(up.name, lo, hi)]
             return self._read(self.compiled.schema[op.name], files) if files else None
         return self._united([df for up in ups if (df := self._stateless(up, lo, hi)) is not None])
 
@@ -185,10 +202,7 @@ class History:
         overlapping = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
         if not overlapping:
             return None
-        df = self._read(
-            self.compiled.schema[up.name],
-            [os.path.join(self.engine.folder, chunk.file) for chunk in overlapping],
-        )
+        df = self._read(self.compiled.schema[up.name], self._files(overlapping))
         time = f"unix_micros(`{self.compiled.time[up.name]}`)"
         if (
             min(chunk.lo for chunk in overlapping) < lo
@@ -241,25 +255,24 @@ class History:
                 if up is op and isinstance(reader, ops.TimeWindow | ops.Join):
                     edge = f"{reader.name}:{port}"
                     self.edges[edge] = (*self.edges.get(edge, ()), chunk)
-        return self._read(
-            self.compiled.schema[op.name], [os.path.join(self.engine.folder, chunk.file)]
-        )
+        return self._read(self.compiled.schema[op.name], self._files([chunk]))
 
     def _write(
         self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
     ) -> Chunk:
         """Write a state file. `up`: the stream of the rows, to record which buckets have rows."""
         file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
-        write_rows(table, os.path.join(self.engine.folder, file))
+        crc = write_rows(table, os.path.join(self.engine.folder, file))
         self.engine.made(self.line, file)
         buckets: tuple[int, ...] = ()
         if up is not None:
             times = times_us(table, self.compiled.time[up.name])
             buckets = tuple(map(int, np.unique(times // self.width_us)))
-        return Chunk(file, lo, hi, table.num_rows, buckets)
+        return Chunk(file, lo, hi, table.num_rows, buckets, crc)
 
     def _arrow(self, frame: DataFrame, name: str) -> pa.Table:
         self.jobs += 1
+        self.executed.append(frame)
         table = frame.toArrow()
         schema = arrow_schema(self.compiled.schema[name])
         return canonical(table.select(schema.names).cast(schema))
@@ -286,13 +299,13 @@ class History:
     def _pass_on(self, end: ops.Operator) -> list[tuple[int, pa.Table]]:
         """The rows of the inputs, unchanged, bucket by bucket, without a Spark job."""
         time = self.compiled.time[end.name]
-        files: dict[int, list[str]] = {}
+        files: dict[int, list[File]] = {}
         for stream in self._streams(end):
             for file in self.inputs.files(stream, self.lo, self.hi):
-                files.setdefault(file.bucket, []).append(file.path)
+                files.setdefault(file.bucket, []).append(File(file.path))
         return [
-            (bucket, sort_canonical(together_of(paths), time))
-            for bucket, paths in sorted(files.items())
+            (bucket, sort_canonical(together_of(held), time))
+            for bucket, held in sorted(files.items())
         ]
 
     # -- history for later steps -------------------------------------------------------------------

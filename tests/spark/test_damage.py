@@ -1,0 +1,118 @@
+"""Damaged and lost state files: an error that names the file, never a wrong row (C3, E1, G3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.engine import keyed
+from holdfast.engine.engine import Engine
+from holdfast.engine.session import Sessions
+from holdfast.engine.state import Version
+from holdfast.errors import LogCorrupted
+from holdfast.model import fragments
+from holdfast.storage.rows import TIMESTAMP
+from tests.spark.harness import Files
+
+WIDTH_US = 100_000
+SCHEMA = "ts timestamp, k long, n long"
+
+Build = Callable[[hf.Stream], hf.Stream]
+
+
+def counted(rows: hf.Stream) -> hf.Stream:
+    return rows.count_window(3, by="k").agg(s=hf.sum("n"))
+
+
+def sliding(rows: hf.Stream) -> hf.Stream:
+    return rows.window("1s", slide="100ms").group_by("k").agg(s=hf.sum("n"))
+
+
+def joined(rows: hf.Stream) -> hf.Stream:
+    """The windows are retained as rows, because they cannot be read from the inputs again."""
+    sums = rows.window("100ms").group_by("k").agg(s=hf.sum("n")).map("ts", "k", "s")
+    return sums.join(rows.map("ts", "k", m="n"), on=["k"], within="500ms")
+
+
+class Steps:
+    """Steps of one bucket each."""
+
+    def __init__(self, build: Build, sessions: Sessions, folder: Path, shards: int = 2) -> None:
+        net = hf.Network("damaged", bucket="100ms", partitions=shards)
+        net.output("out", build(net.source("a", SCHEMA, time="ts")))
+        (fragment,) = fragments.fragments(net)
+        (self.path,) = fragment.paths
+        self.engine = Engine(net, sessions, str(folder / "state"), pane_buckets=2)
+        times = np.repeat(np.arange(8) * WIDTH_US, 4)
+        rows = {"ts": pa.array(times, TIMESTAMP), "k": np.tile([1, 2], 16), "n": np.arange(32)}
+        self.files = Files(net, {"a": pa.table(rows)}, str(folder))
+        self.version: Version = self.engine.empty(self.path, -1)
+
+    def step(self) -> None:
+        at = self.version.bucket + 1
+        self.version = self.engine.run(self.path, self.version, at, at, self.files).version
+
+
+@pytest.mark.parametrize("lost", ["all notes", "one note"])
+def test_a_lost_shard_is_not_taken_for_an_empty_state(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """G3: files are deleted, or not visible yet, when the driver looks for them."""
+    steps = Steps(counted, sessions, tmp_path)
+    steps.step()
+    before, real = steps.version, keyed.read_shards
+
+    def late(folder: str, count: int) -> object:
+        for name in os.listdir(folder) if lost == "all notes" else ["shard-1.json"]:
+            os.unlink(os.path.join(folder, name))
+        return real(folder, count)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keyed, "read_shards", late)
+        with pytest.raises(LogCorrupted, match=r"shard-[01]\.json: a task of this step wrote"):
+            steps.step()
+    assert steps.version is before
+    steps.step()
+    assert {shard.rows for shard in steps.version.shards[steps.path.operators[0].name].values()}
+
+
+def test_a_step_whose_results_are_never_read_keeps_its_state(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    """Spark runs no task then."""
+    steps = Steps(lambda rows: counted(rows).filter("false"), sessions, tmp_path)
+    steps.step()
+    assert steps.version.files() == []
+
+
+@pytest.mark.parametrize("build", [counted, sliding, joined])
+def test_a_damaged_state_file_stops_the_step(
+    sessions: Sessions, tmp_path: Path, build: Build
+) -> None:
+    steps = Steps(build, sessions, tmp_path)
+    while not steps.version.files():
+        steps.step()
+    rng = np.random.default_rng(3)
+    before = steps.version
+    for name in before.files():
+        file = tmp_path / "state" / name
+        data = file.read_bytes()
+        for bit in rng.integers(0, 8 * len(data), 3).tolist():
+            damaged = bytearray(data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(damaged)
+            with pytest.raises(LogCorrupted, match=f"{file.name} is damaged: expected CRC-32"):
+                steps.step()
+        file.unlink()
+        with pytest.raises(LogCorrupted, match=f"{file.name} cannot be read"):
+            steps.step()
+        file.parent.mkdir(exist_ok=True)  # the failed step has deleted the empty folder
+        file.write_bytes(data)
+    steps.step()
+    assert steps.version.bucket == before.bucket + 1

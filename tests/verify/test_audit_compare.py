@@ -39,7 +39,7 @@ def received(ideal: pa.Table, order: str = "shuffled") -> pa.Table:
     """The same rows, in another order within their bucket, with their arrival times."""
     buckets = ideal["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
     at = (buckets + 1) * WIDTH_US + LATE_US
-    table = ideal.append_column("_received_at", pa.array(at, TIME))
+    table = ideal.append_column("__received_at", pa.array(at, TIME))
     if order == "shuffled":
         table = table.take(np.random.default_rng(2).permutation(ideal.num_rows))
     return table
@@ -108,7 +108,7 @@ def test_a_repeated_bucket_counts_as_duplicated_and_keeps_the_order() -> None:
     times = ideal["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
     again = actual.filter(pa.array(times == 4))
     later = pa.array(np.full(again.num_rows, 99 * WIDTH_US), TIME)
-    again = again.set_column(again.num_columns - 1, "_received_at", later)
+    again = again.set_column(again.num_columns - 1, "__received_at", later)
     comparison = check(ideal, pa.concat_tables([again, actual]))
     assert faults(comparison) == (0, 0, again.num_rows)
     assert {row["bucket"] for row in comparison.examples["duplicated"]} == {4}
@@ -126,9 +126,9 @@ def test_equal_rows_are_compared_by_their_count() -> None:
 def test_a_row_delivered_in_the_wrong_bucket_is_wrong() -> None:
     actual = received(rows(), "same")
     buckets = actual["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
-    assert check(rows(), actual.append_column("_bucket", pa.array(buckets))).lossless
+    assert check(rows(), actual.append_column("__bucket", pa.array(buckets))).lossless
     buckets = buckets + (np.arange(200) == 11)
-    assert faults(check(rows(), actual.append_column("_bucket", pa.array(buckets)))) == (1, 1, 0)
+    assert faults(check(rows(), actual.append_column("__bucket", pa.array(buckets)))) == (1, 1, 0)
 
 
 def test_doubles_within_1e_9_are_equal() -> None:
@@ -208,10 +208,10 @@ def test_empty_tables_can_be_compared() -> None:
 
 def test_a_bucket_that_arrives_before_an_earlier_bucket_breaks_iaso() -> None:
     actual = received(rows(), "same")
-    at = actual["_received_at"].cast(pa.int64()).to_numpy().copy()
+    at = actual["__received_at"].cast(pa.int64()).to_numpy().copy()
     buckets = actual["ts"].cast(pa.int64()).to_numpy() // WIDTH_US
     at[buckets == 9] = 8 * WIDTH_US
-    comparison = check(rows(), actual.set_column(5, "_received_at", pa.array(at, TIME)))
+    comparison = check(rows(), actual.set_column(5, "__received_at", pa.array(at, TIME)))
     assert comparison.order_breaks == (9,)
     assert judge(comparison, Contract(), wall_clock=True) != []
     assert judge(comparison, Contract(order="none"), wall_clock=True) == []
@@ -222,7 +222,7 @@ def test_ieso_is_evaluated_over_all_outputs() -> None:
 
     def output(name: str, times: list[int], arrived: list[int]) -> OutputReport:
         ideal = pa.table({"ts": pa.array(times, TIME)})
-        actual = ideal.append_column("_received_at", pa.array(arrived, TIME))
+        actual = ideal.append_column("__received_at", pa.array(arrived, TIME))
         return OutputReport(name, Contract(order="inter"), found=check(ideal, actual))
 
     one = output("one", [5, WIDTH_US], [50, 60])
@@ -238,7 +238,7 @@ def test_levels_are_the_strongest_that_the_rows_reach() -> None:
         actual = (
             ideal
             if arrived is None
-            else ideal.append_column("_received_at", pa.array(arrived, TIME))
+            else ideal.append_column("__received_at", pa.array(arrived, TIME))
         )
         return OutputReport(name, Contract(), found=check(ideal, actual))
 

@@ -34,7 +34,7 @@ from holdfast.types import SegmentId, Stability, StreamInfo
 #: Before the first bucket.
 BEFORE_ALL = -(2**62)
 #: Column added to archived rows: the time at which the application received the row.
-RECEIVED_AT = "_received_at"
+RECEIVED_AT = "__received_at"
 #: Pause before the client retries a read whose files were deleted meanwhile.
 RETRY_S = 0.05
 

@@ -26,7 +26,14 @@ from holdfast.engine.sql import query, quoted
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
-from holdfast.model.schema import arrow_schema, check_time, columns_twice, schema_ddl, type_ddl
+from holdfast.model.schema import (
+    arrow_schema,
+    check_names,
+    check_time,
+    columns_twice,
+    schema_ddl,
+    type_ddl,
+)
 from holdfast.model.wellformed import routed_by, routes_into, topological
 from holdfast.storage.rows import family
 
@@ -123,6 +130,7 @@ def _compile(
     time = compiled.time[ups[0].name] if ups else ""
     match op:
         case ops.Source():
+            check_names(arrow_schema(op.schema).names, of=op.name)
             compiled.schema[op.name] = schema_ddl(arrow_schema(op.schema))
             compiled.time[op.name] = op.time
             return
@@ -182,7 +190,7 @@ def _compile(
             partial = query(plan.first(plan.prepare("SELECT * FROM {rows}")), rows=df)
             _same_everywhere(partial, op.name)
             compiled.plans[op.name] = plan
-            rows = "SELECT *, 0L AS _seq, 0L AS _last FROM {rows}"
+            rows = "SELECT *, 0L AS __seq, 0L AS __last FROM {rows}"
             compiled.schema[op.name] = _ddl(
                 query(count_windows(plan, rows, time), rows=df), op.name
             )
@@ -190,6 +198,7 @@ def _compile(
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "key")
             out = arrow_schema(op.out)
+            check_names(out.names, of=f"{op.name}, out")
             if time not in out.names:
                 raise InputError(
                     f"{op.name}, out: no time column {time!r} among the columns "
@@ -208,16 +217,18 @@ def _compile(
 
 
 def count_windows(plan: mergeable.AggregatePlan, rows: str, time: str) -> str:
-    """SQL from rows assigned to windows to results. `_seq`: number of the window; `_last`: time of
-    the last row of the window."""
-    partials = plan.first(plan.prepare(rows), _seq="_seq", _last="_last")
-    return plan.finish(partials, ("_seq", "_last"), (f"timestamp_micros(_last) AS {quoted(time)}",))
+    """SQL from rows assigned to windows to results. `__seq`: number of the window; `__last`: time
+    of the last row of the window."""
+    partials = plan.first(plan.prepare(rows), __seq="__seq", __last="__last")
+    return plan.finish(
+        partials, ("__seq", "__last"), (f"timestamp_micros(__last) AS {quoted(time)}",)
+    )
 
 
 def stamp(df: DataFrame, time: str, end_us: int) -> DataFrame:
     """Set the time column of a window function's result to the last instant of the window."""
     return df.select(
-        *[name for name in df.columns if name != time],
+        *[F.col(quoted(name)) for name in df.columns if name != time],
         F.expr(f"timestamp_micros({end_us - 1}L)").alias(time),
     )
 
@@ -235,7 +246,9 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
             ".map(...) before the join"
         )
     condition = (
-        op.on if isinstance(op.on, str) else " and ".join(f"l.`{key}` = r.`{key}`" for key in equal)
+        op.on
+        if isinstance(op.on, str)
+        else " and ".join(f"l.{quoted(key)} = r.{quoted(key)}" for key in equal)
     )
     apart = f"abs(unix_micros(l.`{time_l}`) - unix_micros(r.`{time_r}`)) <= {op.within_us}L"
     later = f"greatest(l.`{time_l}`, r.`{time_r}`)"
@@ -246,10 +259,10 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
             .join(right.alias("r"), F.expr(f"({condition}) and {apart}"))
             .select(
                 *[
-                    F.expr(later).alias(time_l) if name == time_l else F.col(f"l.`{name}`")
+                    F.expr(later).alias(time_l) if name == time_l else F.col(f"l.{quoted(name)}")
                     for name in left.columns
                 ],
-                *[F.col(f"r.`{name}`") for name in columns_r],
+                *[F.col(f"r.{quoted(name)}") for name in columns_r],
             )
         )
     except Exception as err:
@@ -305,6 +318,7 @@ def _fields(ddl: str) -> list[tuple[str, str]]:
 
 
 def _ddl(df: DataFrame, of: str) -> str:
+    check_names(df.columns, of=of)
     twice = columns_twice(df.columns)
     if twice:
         raise InputError(f"{of}: the result has the column {', '.join(twice)} twice; rename one")

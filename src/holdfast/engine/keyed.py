@@ -64,7 +64,7 @@ class ShardTask:
         shard = context.partitionId()
         received = list(batches)
         rows = pa.Table.from_batches(received, received[0].schema if received else self.schema)
-        rows = rows.cast(self.schema)
+        rows = rows.rename_columns(self.schema.names).cast(self.schema)
         before = None
         if shard in self.files:
             before = pq.read_table(pa.BufferReader(read_file(*self.files[shard])))
@@ -155,8 +155,8 @@ class CountWindowStep:
         out = rows.take(pa.array(order[members]))
         times = times_us(rows, self.time)
         last = times[order[window_start + self.size - 1]]
-        out = out.append_column("_seq", pa.array(np.repeat(number, self.size), pa.int64()))
-        out = out.append_column("_last", pa.array(np.repeat(last, self.size), pa.int64()))
+        out = out.append_column("__seq", pa.array(np.repeat(number, self.size), pa.int64()))
+        out = out.append_column("__last", pa.array(np.repeat(last, self.size), pa.int64()))
         retained = np.sort(order[stays])
         return out, rows.take(pa.array(retained)), None
 

@@ -105,7 +105,8 @@ def plan(
         if callable(wanted) and not isinstance(wanted, Column):
             wanted = wanted()  # a Column cannot be created before Spark runs
         if isinstance(wanted, Aggregate):
-            pieces, text = [(f"_a{len(parts)}", wanted)], f"_a{len(parts)}"
+            label = f"__a{len(parts)}"
+            pieces, text = [(label, wanted)], _placeholder(label)
         elif isinstance(wanted, Column):
             pieces, text = _take_apart(df, wanted, len(parts), f"{of}, aggregate {name!r}")
         else:
@@ -115,13 +116,12 @@ def plan(
             )
         for label, aggregate in pieces:
             parts[label] = _part(df, label, aggregate, time, f"{of}, aggregate {name!r}")
-            text = re.sub(rf"\b{label}\b", f"({_placeholder(label)})", text)
         finishes.append((name, text))
     return _assemble(keys, parts, finishes, of)
 
 
 def _placeholder(label: str) -> str:
-    return f"\x00{label}\x00"
+    return f"(\x00{label}\x00)"
 
 
 def _assemble(
@@ -454,10 +454,10 @@ def _take_apart(
     if top.getClass().getSimpleName() == "Alias":
         top = top.child()
     pieces: list[tuple[str, Aggregate]] = []
-    text = str(top.sql())
+    #: What stands for a part of the expression in its SQL text.
+    replacements: dict[str, str] = {}
 
     def walk(node: Any) -> None:
-        nonlocal text
         if node.getClass().getSimpleName() == "AggregateExpression":
             function = node.aggregateFunction()
             name = function.getClass().getSimpleName()
@@ -475,15 +475,21 @@ def _take_apart(
                 arg: str | None = None if only == "1" else only
             else:
                 arg = str(children.apply(0).sql())
-            label = f"_a{at + len(pieces)}"
+            label = f"__a{at + len(pieces)}"
             pieces.append((label, Aggregate(_PLAIN[name], arg)))
-            text = text.replace(str(node.sql()), label)
+            replacements[str(node.sql())] = _placeholder(label)
             return
+        if node.getClass().getSimpleName() == "Literal":
+            replacements.setdefault(str(node.sql()), str(node.sql()))
         inner = node.children()
         for index in range(inner.size()):
             walk(inner.apply(index))
 
     walk(top)
+    text = str(top.sql())
     if not pieces:
         raise InputError(f"{of}: {text} is not an aggregate")
-    return pieces, text
+    # From left to right: a literal may contain the text of an aggregate.
+    longest_first = sorted(replacements, key=len, reverse=True)
+    found = re.compile("|".join(re.escape(part) for part in longest_first))
+    return pieces, found.sub(lambda match: replacements[match[0]], text)

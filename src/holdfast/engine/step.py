@@ -7,14 +7,14 @@ import uuid
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.mergeable import AggregatePlan
-from holdfast.engine.sql import contains, query
+from holdfast.engine.sql import contains, query, quoted
 from holdfast.engine.state import Chunk, Version
 from holdfast.engine.step_inputs import PANE_FILES, History
 from holdfast.errors import InputError
@@ -158,12 +158,12 @@ class Step(History):
                 continue
             micros = f"unix_micros(`{time}`)"
             rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
-            rows = rows.coalesce(1).sortWithinPartitions(time, *_sortable(rows, time))
+            rows = rows.coalesce(1).sortWithinPartitions(*_sortable(rows, time))
             result = determinism.apply(op.fn, rows, op.name)
             result = stamp(result, self.compiled.time[op.name], end)
             if op.name in self.compiled.from_nothing:
                 # A window without rows has no result, even if the function returns rows for it.
-                result = result.join(rows.select(F.lit(1).alias("_any")).limit(1)).drop("_any")
+                result = result.join(rows.select(F.lit(1).alias("__any")).limit(1)).drop("__any")
             united = result if united is None else united.unionByName(result)
         return united
 
@@ -185,7 +185,7 @@ class Step(History):
         if len(chunks) > PANE_FILES:
             stored = self._read(self.compiled.panes[op.name], self._files(chunks))
             merged = query(
-                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "_p"), panes=stored
+                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "__p"), panes=stored
             )
             buckets = sorted({b for chunk in chunks for b in chunk.buckets})
             chunks = (self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets),)
@@ -227,7 +227,11 @@ class Step(History):
         together = shards == 1 and rows is not None
         if rows is None:
             rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
-        spread = rows.coalesce(1) if together else rows.repartition(shards, *op.keys)
+        spread = (
+            rows.coalesce(1)
+            if together
+            else rows.repartition(shards, *(F.col(quoted(key)) for key in op.keys))
+        )
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
         shard_files = {
             number: (os.path.join(self.engine.folder, shard.file), shard.crc)
@@ -237,6 +241,9 @@ class Step(History):
             step, shard_files, os.path.join(self.engine.folder, folder), schema, out
         )
         self.folders.append((op.name, folder))
+        if any("." in name or "`" in name for name in schema.names):
+            # `mapInArrow` takes a dot in a name for the field of a struct.
+            spread = spread.toDF(*(f"c{place}" for place in range(len(schema))))
         return spread.mapInArrow(task, ddl)
 
     def _count_window(self, op: ops.CountWindow) -> DataFrame | None:
@@ -247,8 +254,8 @@ class Step(History):
             return None
         time = self.compiled.time[up.name]
         schema = arrow_schema(self.compiled.schema[up.name])
-        out = schema.append(pa.field("_seq", pa.int64())).append(pa.field("_last", pa.int64()))
-        ddl = self.compiled.schema[up.name] + ", _seq bigint, _last bigint"
+        out = schema.append(pa.field("__seq", pa.int64())).append(pa.field("__last", pa.int64()))
+        ddl = self.compiled.schema[up.name] + ", __seq bigint, __last bigint"
         assigned = self._keyed(
             op, rows, keyed.CountWindowStep(op.keys, time, op.size, op.slide), out, ddl
         )
@@ -292,9 +299,11 @@ class Step(History):
             self.shards[name] = shards
 
 
-def _sortable(df: DataFrame, time: str) -> list[str]:
-    return [
+def _sortable(df: DataFrame, time: str) -> list[Column]:
+    """The columns in canonical order: the time first, without maps, which have no order."""
+    others = [
         f.name
         for f in df.schema.fields
         if f.name != time and "map<" not in f.dataType.simpleString()
     ]
+    return [F.col(quoted(name)) for name in (time, *others)]

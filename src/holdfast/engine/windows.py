@@ -56,40 +56,40 @@ def _pane(op: TimeWindow, time: str) -> str:
 
 
 def partials(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
-    """Raw rows to panes: partial aggregates per pane (start `_p`), keys and dimensions."""
-    return plan.first(plan.prepare(rows), _p=_pane(op, time))
+    """Raw rows to panes: partial aggregates per pane (start `__p`), keys and dimensions."""
+    return plan.first(plan.prepare(rows), __p=_pane(op, time))
 
 
 def direct(plan: AggregatePlan, op: TimeWindow, rows: str, ends: Sequence[int], time: str) -> str:
     """Raw rows of tumbling windows to the results of the windows `ends`, in one aggregation."""
-    per_window = plan.first(plan.prepare(rows), _end=f"({_pane(op, time)} + {op.size_us}L)")
+    per_window = plan.first(plan.prepare(rows), __end=f"({_pane(op, time)} + {op.size_us}L)")
     return _finished(plan, op, per_window, ends, time)
 
 
 def results(plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str) -> str:
     """Panes to the results of the windows `ends`. A pane may consist of several rows to merge."""
     if op.size_us == op.slide_us:
-        per_window = f"SELECT *, _p + {op.size_us}L AS _end FROM ({panes})"
+        per_window = f"SELECT *, __p + {op.size_us}L AS __end FROM ({panes})"
     else:
         lo, hi = f"{ends[0]}L", f"{ends[-1]}L"
         pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
-        since, until = f"(_p + {pane_us}L + {slide - 1}L)", f"(_p + {op.size_us}L)"
+        since, until = f"(__p + {pane_us}L + {slide - 1}L)", f"(__p + {op.size_us}L)"
         first = f"greatest({since} - pmod({since}, {slide}L), {lo})"
         last = f"least({until} - pmod({until}, {slide}L), {hi})"
         per_window = (
-            f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS _end FROM ({panes}) "
+            f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS __end FROM ({panes}) "
             f"WHERE {first} <= {last}"
         )
-    return _finished(plan, op, plan.merge(per_window, "_end"), ends, time)
+    return _finished(plan, op, plan.merge(per_window, "__end"), ends, time)
 
 
 def _finished(
     plan: AggregatePlan, op: TimeWindow, per_window: str, ends: Sequence[int], time: str
 ) -> str:
-    """`_end`, the first instant after the window, becomes `window_start` and the time column."""
+    """`__end`, the first instant after the window, becomes `window_start` and the time column."""
     columns = (
-        f"timestamp_micros(_end - {op.size_us}L) AS window_start",
-        f"timestamp_micros(_end - 1L) AS {quoted(time)}",
+        f"timestamp_micros(__end - {op.size_us}L) AS window_start",
+        f"timestamp_micros(__end - 1L) AS {quoted(time)}",
     )
-    due = f"_end between {ends[0]}L and {ends[-1]}L"
-    return plan.finish(per_window, ("_end",), columns, due)
+    due = f"__end between {ends[0]}L and {ends[-1]}L"
+    return plan.finish(per_window, ("__end",), columns, due)

@@ -7,7 +7,7 @@ with one canonical Arrow form are accepted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
@@ -162,6 +162,16 @@ def columns_twice(names: list[str]) -> list[str]:
     """Duplicate names, in lower case: Spark's column names are case-insensitive."""
     lower = [name.lower() for name in names]
     return sorted({name for name in lower if lower.count(name) > 1})
+
+
+def check_names(names: Iterable[str], *, of: str) -> None:
+    """Raise InputError for column names that Holdfast needs itself."""
+    taken = [name for name in names if name.startswith("__")]
+    if taken:
+        raise InputError(
+            f"{of}: column {taken[0]!r}: names that start with two underscores are reserved; "
+            "rename the column"
+        )
 
 
 def type_ddl(kind: pa.DataType) -> str:

@@ -31,7 +31,7 @@ TOLERANCE = 1e-9
 TOLERANCE_FLOAT = 1e-6
 EXAMPLES = 5
 #: Optional column of the received rows: the bucket they were delivered with.
-BUCKET = "_bucket"
+BUCKET = "__bucket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def compare(
 ) -> Comparison:
     """Compare the received rows with the ideal rows.
 
-    `received` has the columns of `ideal`, and optionally `_received_at` and `_bucket`.
+    `received` has the columns of `ideal`, and optionally `__received_at` and `__bucket`.
     """
     names = ideal.column_names
     ideal_times, times = times_us(ideal, time), times_us(received, time)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -15,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 
 import holdfast as hf
 from holdfast.config import Options
 from holdfast.engine.session import Sessions
+from holdfast.model.loading import load
 from holdfast.runtime.folders import client_folder, source_folder
 from holdfast.runtime.running import Run
 from holdfast.storage import Ended, Log, canonical, read_only
@@ -312,3 +315,33 @@ def test_a_damaged_source_makes_every_verdict_unknown(
     report = audit(network(), copy, sessions.large)
     assert set(outcomes(report).values()) == {"unknown"}
     assert "not readable" in report.text()
+
+
+APP = """
+import pyarrow as pa
+
+import holdfast as hf
+
+
+def newest(state, rows, info):
+    return rows.select(["ts", "n"]), state
+
+
+net = hf.Network("app", bucket="1s")
+source = net.source("s", "ts timestamp, n long", time="ts", clock="manual")
+changed = source.stateful(newest, key="n", state="n long", out="ts timestamp, n long")
+net.output("out", changed)
+"""
+
+
+def test_the_function_of_an_application_file_is_audited(sessions: Sessions, tmp_path: Path) -> None:
+    """G10: executors cannot import the file."""
+    (tmp_path / "stateful_app.py").write_text(APP)
+    app, folder = str(tmp_path / "stateful_app.py"), str(tmp_path / "storage")
+    with Run(load(app), storage=folder, options=Options(fsync="never")) as run:
+        run.source("s").push({"ts": [5, 6], "n": [1, 2]})
+        run.source("s").end()
+        assert sum(table.num_rows for table, _ in run.client("out")) == 2
+    # `holdfast audit` runs in a process that has not run the network.
+    cloudpickle.unregister_pickle_by_value(sys.modules["holdfast_app_stateful_app"])
+    assert outcomes(audit(load(app), folder, sessions.large)) == {"out": "ok"}

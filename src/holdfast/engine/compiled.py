@@ -54,8 +54,14 @@ class Compiled:
     from_nothing: set[str] = field(default_factory=set)
 
 
-def _send_by_value(fn: Callable[..., Any]) -> None:
+def send_by_value(network: Network) -> None:
     """Pickle functions of the application by value: executors cannot import the user's files."""
+    for op in network.operators:
+        if isinstance(op, ops.Stateful | ops.Apply):
+            _send_by_value(op.fn)
+
+
+def _send_by_value(fn: Callable[..., Any]) -> None:
     module = sys.modules.get(getattr(fn, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
@@ -70,9 +76,7 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
     network.check()
     if network.logical is not network:
         return _partitioned(network, compile_network(network.logical, spark))
-    for op in network.operators:
-        if isinstance(op, ops.Stateful | ops.Apply):
-            _send_by_value(op.fn)
+    send_by_value(network)
     compiled = Compiled(network)
     violations: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-stub-") as folder:

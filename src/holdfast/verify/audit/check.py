@@ -45,7 +45,10 @@ _GROUP_ROWS = 1_000_000
 
 def audit(network: Network, storage: str, spark: SparkSession) -> Report:
     """Audit every output of `network` that a durable client received into `storage`."""
+    from holdfast.engine.compiled import send_by_value
+
     network.check()
+    send_by_value(network)
     sources = {
         op.name: _Kept.of(source_folder(storage, op.name), op.name) for op in network.sources
     }

@@ -14,6 +14,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,11 +111,12 @@ def lost_shard(folder: str, number: int) -> LogCorrupted:
 
 
 def clean_up(folder: str, shards: Iterable[Shard]) -> None:
-    """Delete the notes, and the files of tasks that ran twice."""
+    """Delete the notes, and the files of tasks that ran twice. Such a task may still be writing."""
     kept = {shard.file for shard in shards}
     for name in os.listdir(folder):
         if name not in kept:
-            os.unlink(os.path.join(folder, name))
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
 
 
 def _note(folder: str, shard: int) -> str:

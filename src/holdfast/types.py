@@ -77,6 +77,8 @@ class Segment:
     size_bytes: int
     #: Epoch of the instance that wrote the segment.
     epoch: int
+    #: CRC-32 of the file.
+    crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ class Files:
 
     def add(self, stream: str, bucket: int, rows: pa.Table, time: str) -> None:
         path = os.path.join(self.folder, f"{stream}.{bucket}.parquet")
-        write_segment(rows, path, time=time, fsync=False)
-        self.by_stream.setdefault(stream, []).append(InputFile(bucket, path, rows.num_rows))
+        file = write_segment(rows, path, time=time, fsync=False)
+        held = self.by_stream.setdefault(stream, [])
+        held.append(InputFile(bucket, path, rows.num_rows, file.crc))
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
         return [file for file in self.by_stream.get(stream, ()) if lo <= file.bucket <= hi]

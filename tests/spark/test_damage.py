@@ -1,4 +1,4 @@
-"""Damaged and lost state files: an error that names the file, never a wrong row (C3, E1, G3)."""
+"""Damaged and lost files: an error that names the file, never a wrong row (C3, E1, G2, G3)."""
 
 from __future__ import annotations
 
@@ -91,16 +91,20 @@ def test_a_step_whose_results_are_never_read_keeps_its_state(
     assert steps.version.files() == []
 
 
-@pytest.mark.parametrize("build", [counted, sliding, joined])
-def test_a_damaged_state_file_stops_the_step(
-    sessions: Sessions, tmp_path: Path, build: Build
-) -> None:
+def passed_on(rows: hf.Stream) -> hf.Stream:
+    return rows.filter("n >= 0")
+
+
+@pytest.mark.parametrize("build", [counted, sliding, joined, passed_on])
+def test_a_damaged_file_stops_the_step(sessions: Sessions, tmp_path: Path, build: Build) -> None:
+    """State files, and the segment of the next bucket."""
     steps = Steps(build, sessions, tmp_path)
-    while not steps.version.files():
+    while not steps.version.files() and build is not passed_on:
         steps.step()
     rng = np.random.default_rng(3)
     before = steps.version
-    for name in before.files():
+    (segment,) = steps.files.files("a", before.bucket + 1, before.bucket + 1)
+    for name in (*before.files(), segment.path):
         file = tmp_path / "state" / name
         data = file.read_bytes()
         for bit in rng.integers(0, 8 * len(data), 3).tolist():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,28 @@ def test_outputs_that_do_not_depend_on_the_failed_node_continue(sessions: Sessio
         assert (node["what"], node["part"], node["host"]) == ("node", "main", "local")
         assert node["out"] and node["final"] and "Correct the function" in node["remedy"]
         assert "2 of 3 outputs stopped (bad, after-bad; see status())" in repr(run)
+
+
+def test_a_damaged_segment_of_a_source_gives_an_error_and_no_rows(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    """G2: the file changes after it was announced to the node and before the node reads it."""
+    net = hf.Network("flipped", bucket="100ms")
+    first, second = manual(net, "first"), manual(net, "second")
+    net.output("out", first.union(second).window("100ms").group_by("key").agg(x=hf.sum("x")))
+    with hf.run(net, storage=str(tmp_path)) as run:
+        run.source("second").start(0)
+        push(run, "first", 0, x=7)
+        until = time.monotonic() + LIMIT_S
+        while not (files := list((tmp_path / "sources" / "first").rglob("*.parquet"))):
+            assert time.monotonic() < until
+        data = bytearray(files[0].read_bytes())
+        data[20] ^= 8
+        files[0].write_bytes(data)
+        push(run, "second", 0)
+        error = raised_by(lambda: list(run.client("out")))
+        assert isinstance(error, hf.NodeFailed), error
+        assert "source 'first'" in str(error) and files[0].name in str(error)
 
 
 def test_a_failing_feed_is_reported_where_its_rows_are_missing(sessions: Sessions) -> None:

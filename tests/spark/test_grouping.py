@@ -73,8 +73,8 @@ class ShuffledFiles:
             for bucket, part in dict.fromkeys(zip(buckets, spread, strict=True)):
                 rows = table.filter(pa.array((buckets == bucket) & (spread == part)))
                 path = os.path.join(folder, f"{op.name}.{bucket}.{part}.parquet")
-                write_segment(rows, path, time=op.time, fsync=False)
-                files.append(InputFile(int(bucket), path, rows.num_rows))
+                file = write_segment(rows, path, time=op.time, fsync=False)
+                files.append(InputFile(int(bucket), path, rows.num_rows, file.crc))
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
         return [file for file in self.held[stream] if lo <= file.bucket <= hi]

@@ -40,7 +40,7 @@ from holdfast.storage.records import (
 from holdfast.types import Segment, SegmentId, Stability
 
 SEGMENT = Segment(
-    SegmentId("täp", 1, -7, 2, 3), Stability.TENTATIVE, "segments/a", 5, "0" * 16, -1, 99, 4
+    SegmentId("täp", 1, -7, 2, 3), Stability.TENTATIVE, "segments/a", 5, "0" * 16, -1, 99, 4, 6
 )
 #: Every kind of record, in appends of one to three.
 APPENDS: list[list[Record]] = [
@@ -92,7 +92,7 @@ def test_the_encoding_of_records_never_changes() -> None:
     assert encode([Added(SEGMENT), Boundary("täp", -7)]) == (
         rb'[{"kind":"added","stream":"t\u00e4p","partition":1,"bucket":-7,"version":2,"part":3,'
         rb'"stability":"TENTATIVE","path":"segments/a","rows":5,"checksum":"0000000000000000",'
-        rb'"t_max_us":-1,"size_bytes":99,"epoch":4},'
+        rb'"t_max_us":-1,"size_bytes":99,"epoch":4,"crc":6},'
         rb'{"kind":"boundary","stream":"t\u00e4p","upto":-7}]'
     )
     assert encode([State("out", 5, {"n": {"k": [1.5, None]}}), Ack("b", "x", -7, -8, 2)]) == (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from holdfast.core.membership import InstanceStatus
-from holdfast.errors import InputError, RolledBack
-from holdfast.storage import Boundary, Log
+from holdfast.errors import InputError, RolledBack, SegmentLost
+from holdfast.storage import Added, Boundary, Log
+from holdfast.storage.rows import TIMESTAMP
 from holdfast.streams.calls import Acknowledge
 from holdfast.streams.serving import Service
+from holdfast.types import SegmentId, Stability
 
 
 class Interrupted(Log):
@@ -67,3 +71,27 @@ def test_acknowledgements_of_unknown_consumers_are_refused(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"no consumer 'nobody'; .* client-out, next"):
         service._acknowledge(Acknowledge("out", "nobody", 0, 0, 1))
     assert log.trimmable("out") == 5
+
+
+def test_a_consumer_that_connects_again_learns_that_a_segment_is_damaged(tmp_path: Path) -> None:
+    """G2: the size of the file is right, and the consumer reads the file itself."""
+    log = Log.open(tmp_path, "s", fsync="never")
+    log.open_stream("s", "ts timestamp", "ts", 0)
+    table = pa.table({"ts": pa.array([5, 6, 7], TIMESTAMP)})
+    segment = log.write(table, SegmentId("s", 0, 0), Stability.STABLE)
+    log.append(Added(segment), Boundary("s", 0))
+    service = Service(logs={"s": log})
+    reported: list[str] = []
+    service.on_damage.append(lambda stream, err: reported.append(str(err)))
+    assert next(service.follow("s", 0, lambda: True)).segments == (segment,)
+    path = Path(log.absolute(segment))
+    data = path.read_bytes()
+    for bit in range(0, 8 * len(data), 11):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(SegmentLost, match=re.escape(str(path))):
+            next(service.follow("s", 0, lambda: True))
+    assert len(reported) == len(range(0, 8 * len(data), 11))
+    path.write_bytes(data)
+    assert next(service.follow("s", 0, lambda: True)).segments == (segment,)

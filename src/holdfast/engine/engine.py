@@ -215,8 +215,8 @@ class _MadeUp:
                 rows.column_names.index(time), schema.field(time), pa.repeat(instant, rows.num_rows)
             )
             file = os.path.join(folder, f"{stream}.{bucket}.parquet")
-            write_rows(rows, file)
-            self._held[stream] = InputFile(bucket, file, rows.num_rows)
+            crc = write_rows(rows, file)
+            self._held[stream] = InputFile(bucket, file, rows.num_rows, crc)
 
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
         file = self._held[stream]

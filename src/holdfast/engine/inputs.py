@@ -15,6 +15,8 @@ class InputFile:
     bucket: int
     path: str
     rows: int
+    #: CRC-32 of the file.
+    crc: int
 
 
 class Inputs(Protocol):

@@ -50,6 +50,8 @@ _STATIC = {
     "spark.scheduler.mode": "FAIR",
     "spark.locality.wait": "0",
     "spark.driver.maxResultSize": "1g",
+    # Pages could change after the driver has verified a file.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }

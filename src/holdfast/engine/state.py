@@ -142,16 +142,14 @@ def write_rows(table: pa.Table, path: str) -> int:
 
 
 def read_file(path: str, crc: int) -> bytes:
-    """The content of a state file. Raise LogCorrupted if the file is missing or was changed."""
+    """The content of a file. Raise LogCorrupted if the file is missing or was changed."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as err:
-        raise LogCorrupted(f"state file {path} cannot be read ({err.strerror})") from None
+        raise LogCorrupted(f"{path} cannot be read ({err.strerror})") from None
     if (found := crc32(data)) != crc:
-        raise LogCorrupted(
-            f"state file {path} is damaged: expected CRC-32 {crc:08x}, found {found:08x}"
-        )
+        raise LogCorrupted(f"{path} is damaged: expected CRC-32 {crc:08x}, found {found:08x}")
     return data
 
 

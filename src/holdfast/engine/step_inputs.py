@@ -46,12 +46,12 @@ FOLD_ROWS_MAX = 500_000
 
 class File(NamedTuple):
     path: str
-    #: CRC-32 of a state file; None for a segment.
-    crc: int | None = None
+    #: CRC-32 of the content.
+    crc: int
 
     def table(self) -> pa.Table:
-        source = self.path if self.crc is None else pa.BufferReader(read_file(self.path, self.crc))
-        return pq.ParquetFile(source).read(use_threads=False)
+        data = pa.BufferReader(read_file(self.path, self.crc))
+        return pq.ParquetFile(data).read(use_threads=False)
 
 
 def together_of(files: Sequence[File]) -> pa.Table:
@@ -122,8 +122,7 @@ class History:
             # Spark takes about 2 ms to open a file, Arrow a fifth of that.
             return read_parquet(self.spark, reader, [self._together(files)]).coalesce(1)
         for file in files:
-            if file.crc is not None:
-                read_file(file.path, file.crc)
+            read_file(file.path, file.crc)
         frame = read_parquet(self.spark, reader, [file.path for file in files])
         return frame.coalesce(1) if self.small else frame
 
@@ -138,7 +137,7 @@ class History:
         return file
 
     def _input(self, stream: str, lo: int, hi: int) -> DataFrame | None:
-        files = [File(f.path) for f in self.inputs.files(stream, lo, hi)]
+        files = [File(f.path, f.crc) for f in self.inputs.files(stream, lo, hi)]
         return self._read(self.compiled.schema[stream], files) if files else None
 
     def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
@@ -158,7 +157,7 @@ class History:
         ups = [up for up in op.inputs if up is not None]
         if all(up.name not in self.mine for up in ups):
             # All inputs of the union have the same schema: read all files in one scan.
-            files = [File(f.path) for up in ups for f in self.inputs.files(up.name, lo, hi)]
+            files = [File(f.path, f.crc) for up in ups for f in self.inputs.files(up.name, lo, hi)]
             return self._read(self.compiled.schema[op.name], files) if files else None
         return self._united([df for up in ups if (df := self._stateless(up, lo, hi)) is not None])
 
@@ -302,7 +301,7 @@ class History:
         files: dict[int, list[File]] = {}
         for stream in self._streams(end):
             for file in self.inputs.files(stream, self.lo, self.hi):
-                files.setdefault(file.bucket, []).append(File(file.path))
+                files.setdefault(file.bucket, []).append(File(file.path, file.crc))
         return [
             (bucket, sort_canonical(together_of(held), time))
             for bucket, held in sorted(files.items())

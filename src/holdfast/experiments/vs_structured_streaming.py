@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def run_job(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="holdfast-versus-") as folder:
         files = write_buckets(Path(folder) / "in", total, job.rows, job.keys, WIDTH_US)
         first = EPOCH_US // WIDTH_US
-        input_files = [InputFile(first + at, path, job.rows) for at, path in enumerate(files)]
+        input_files = [
+            InputFile(first + at, path, job.rows, zlib.crc32(Path(path).read_bytes()))
+            for at, path in enumerate(files)
+        ]
 
         class Inputs:
             def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from holdfast.engine.inputs import InputFile
 from holdfast.storage.files import storage
-from holdfast.storage.segment import write_segment
+from holdfast.storage.segment import is_intact, write_segment
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 
@@ -65,8 +64,7 @@ class InputIndex:
         return deleted
 
     def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
-        """The path of a file in a producer's log that is missing or unreadable; None: there is
-        none."""
+        """Path of a file in a producer's log that is missing or damaged; None: there is none."""
         held = (file for stream in streams for file in self.files(stream, lo, hi))
         others = (file for file in held if not file.path.startswith(self.folder))
         return next((file.path for file in others if not self._readable(file)), None)
@@ -93,11 +91,11 @@ class InputIndex:
                 kind = "" if stable else f".t{next(self._numbers)}"
                 name = f"{segment.id.bucket}.{segment.id.version}.{segment.id.part}{kind}.parquet"
                 path = os.path.join(self.folder, delivery.stream, name)
-                self._put(delivery.tables[number], path, time)
+                crc = self._put(delivery.tables[number], path, time)
             else:
-                path = delivery.paths[number]
+                path, crc = delivery.paths[number], segment.crc
             (files if stable else tentative).append(
-                InputFile(segment.id.bucket, path, segment.rows)
+                InputFile(segment.id.bucket, path, segment.rows, crc)
             )
         with self._lock:
             for file in files:
@@ -124,10 +122,11 @@ class InputIndex:
     def _clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _put(self, table: pa.Table, path: str, time: str) -> None:
+    def _put(self, table: pa.Table, path: str, time: str) -> int:
+        """Write the rows to a file; return its CRC-32."""
         with storage(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_segment(table, path, time=time, fsync=False)
+        return write_segment(table, path, time=time, fsync=False).crc
 
     def _delete(self, path: str) -> None:
         os.unlink(path)
@@ -136,10 +135,7 @@ class InputIndex:
         return os.path.exists(path)
 
     def _readable(self, file: InputFile) -> bool:
-        try:
-            return bool(pq.read_metadata(file.path).num_rows == file.rows)
-        except Exception:  # a damaged file may raise any error
-            return False
+        return is_intact(file.path, file.crc)
 
     def table(self, path: str) -> Any:
         raise NotImplementedError("rows are in files")

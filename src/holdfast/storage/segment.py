@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.errors import InputError, LogCorrupted, ProtocolViolation
+from holdfast.errors import InputError, LogCorrupted, LogError, ProtocolViolation
 from holdfast.frozen import dataclass
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import put_file, storage
@@ -38,6 +39,7 @@ class SegmentFile:
     checksum: str
     t_max_us: int
     size_bytes: int
+    crc: int
 
 
 class Segments(Protocol):
@@ -88,7 +90,7 @@ def write_segment(
         raise InputError(f"{path}: Parquet cannot hold these rows: {err}") from err
     data = memoryview(sink.getvalue())
     put_file(path, data, fsync=fsync, disk=disk)
-    return SegmentFile(table.num_rows, digest(table), t_max_us, data.nbytes)
+    return SegmentFile(table.num_rows, digest(table), t_max_us, data.nbytes, crc32(data))
 
 
 def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_DISK) -> pa.Table:
@@ -116,3 +118,12 @@ def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_
             f"{content[0]} rows{f' with checksum {content[1]}' if content[1] else ''}; {REMEDY}"
         )
     return table
+
+
+def is_intact(path: str, crc: int, disk: Disk = OS_DISK) -> bool:
+    """Whether a file is the one that was written, to the bit."""
+    try:
+        with storage(path):
+            return crc32(disk.read(path)) == crc
+    except LogError:
+        return False

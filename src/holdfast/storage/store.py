@@ -275,8 +275,9 @@ class Log:
             disk=self._disk,
         )
         return Segment(
-            id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch
-        )
+            id, stability, path, file.rows, file.checksum, file.t_max_us, file.size_bytes, epoch,
+            file.crc,
+        )  # fmt: skip
 
     def discard(self, segments: Sequence[Segment]) -> None:
         """Deletes the files of segments that are not, or no longer, part of the log. Otherwise

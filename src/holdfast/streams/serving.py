@@ -30,7 +30,7 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.storage import Log
-from holdfast.storage.segment import REMEDY
+from holdfast.storage.segment import REMEDY, is_intact
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,
@@ -151,7 +151,8 @@ class Service:
             if stop() or self.stopping.wait(OPENING_S):  # declared, not opened yet
                 return
         first, cursor = begun
-        yield self._whole(log, first)
+        # The consumer may have connected again because a file is damaged.
+        yield self._whole(log, first, content=True)
         if first.ended:
             return
         while not (stop() or self.stopping.is_set()):
@@ -206,12 +207,14 @@ class Service:
         cursor.life = (info, delivery) if delivery.is_sign_of_life else None
         return delivery
 
-    def _whole(self, log: Log, delivery: Delivery) -> Delivery:
-        """Check the files of a delivery, so that a consumer finds a file of the recorded size at
-        the path of each segment."""
+    def _whole(self, log: Log, delivery: Delivery, *, content: bool = False) -> Delivery:
+        """Check the sizes of the files of a delivery; with `content`, also their content."""
         try:
             for segment in delivery.segments:
                 log.check(segment)
+                if content and not is_intact(log.absolute(segment), segment.crc):
+                    log.read(segment)  # raises, unless only bytes without meaning have changed
+                    raise LogCorrupted(f"{log.absolute(segment)}: the file was changed; {REMEDY}")
         except LogCorrupted as err:
             raise self.damaged(delivery.stream, err) from None
         return delivery

@@ -51,10 +51,11 @@ class MemoryInputs(InputIndex):
     def _readable(self, file: InputFile) -> bool:
         return self._there(file.path)
 
-    def _put(self, table: Any, path: str, time: str) -> None:
+    def _put(self, table: Any, path: str, time: str) -> int:
         if self._disk.full and self._disk.by_chance():
             raise StorageFull(f"{path}: no space left")
         self.tables[path] = table
+        return 0
 
     def _delete(self, path: str) -> None:
         del self.tables[path]

@@ -59,7 +59,8 @@ class RowSegments:
         rows = rows_of(table)
         data = _encode(rows)
         put_file(path, data, fsync=fsync, disk=disk)
-        return SegmentFile(rows.num_rows, f"{zlib.crc32(data):016x}", rows.rows[-1][0], len(data))
+        crc = zlib.crc32(data)
+        return SegmentFile(rows.num_rows, f"{crc:016x}", rows.rows[-1][0], len(data), crc)
 
     def read(self, path: Any, *, rows: int, checksum: str, disk: Any) -> Rows:
         if not disk.exists(path):

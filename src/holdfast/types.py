@@ -12,7 +12,7 @@ from enum import StrEnum
 from holdfast.frozen import dataclass
 
 #: Version of the on-disk and on-wire formats. Any other version is refused.
-FORMAT = 2
+FORMAT = 3
 
 
 class Stability(StrEnum):

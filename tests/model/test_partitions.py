@@ -155,6 +155,37 @@ def test_united_streams_must_be_split_by_the_same_columns() -> None:
     refused(net, "split by dst and by src")
 
 
+def test_a_stream_enters_a_fragment_by_one_set_of_columns() -> None:
+    net = hf.Network("twice")
+    source = net.source("s", SCHEMA, time="ts")
+    for number, by in enumerate(("src", "dst")):
+        split = source.on("split", by=by, partitions=2)
+        net.output(f"out-{number}", split.window("1s").group_by(by).agg(n=hf.count()))
+    refused(net, "s enters fragment 'split' split by dst here and by src elsewhere")
+
+
+def test_a_stream_may_enter_a_fragment_twice_by_the_same_columns() -> None:
+    net = hf.Network("twice")
+    source = net.source("s", SCHEMA, time="ts")
+    for number in range(2):
+        split = source.on("split", by="src", partitions=2)
+        net.output(f"out-{number}", split.window("1s").group_by("src").agg(n=hf.count()))
+    net.check()
+    expanded = physical(net)
+    expanded.check()
+    names = [op.name for op in expanded.operators]
+    assert len(names) == len(set(names))
+
+
+def test_rows_are_not_routed_again_within_a_fragment() -> None:
+    net = hf.Network("inside")
+    split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)
+    pairs = split.window("1s").group_by("src", "dst").agg(n=hf.count())
+    again = pairs.on("split", by="dst", partitions=2)
+    net.output("out", again.window("2s").group_by("dst").agg(n=hf.sum("n")))
+    refused(net, "already runs in the partitions of fragment 'split'")
+
+
 def test_results_of_a_stateful_operator_are_routed_again() -> None:
     net = hf.Network("again")
     split = net.source("s", SCHEMA, time="ts").on("split", by="src", partitions=2)

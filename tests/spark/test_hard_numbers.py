@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,8 @@ from holdfast.engine.session import Sessions
 from holdfast.storage.rows import TIMESTAMP
 from tests.spark import oracles
 from tests.spark.harness import run_network
+
+WIDE = Context(prec=100)
 
 
 def test_sums_that_overflow_are_null(sessions: Sessions) -> None:
@@ -158,3 +160,54 @@ def test_deviations_of_large_integers_are_exact(sessions: Sessions) -> None:
     results = run_network(net, {"a": table}, sessions)["o"]
     for row in results.to_pylist():
         assert oracles.close(row["d"], *oracles.spread(groups[row["k"]])), row
+
+
+SCALES = [(38, 0), (38, 2), (38, 7), (38, 18), (38, 20), (38, 27), (38, 38), (29, 10), (10, 2),
+          (20, 10), (5, 0), (28, 28)]  # fmt: skip
+
+
+@pytest.mark.parametrize("types", [SCALES[:6], SCALES[6:]])
+def test_sums_and_averages_of_decimals_are_exact(
+    sessions: Sessions, types: list[tuple[int, int]]
+) -> None:
+    """Also where Spark's own arithmetic would drop fractional digits."""
+    rng = random.Random(5)
+    groups = 6
+    numbers = {
+        (p, s): [[rng.randrange(-(10**p) + 1, 10**p) // 10 ** rng.choice((0, 0, p - 1))
+                  for _ in range(rng.choice((1, 2, 7, 32)))] for _ in range(groups)]
+        for p, s in types
+    }  # fmt: skip
+    for (p, _), of in numbers.items():
+        of[0], of[1] = [1] + [0] * 31, [-(10**p) + 1]
+    length = max(len(values) for of in numbers.values() for values in of)
+    columns: dict[str, pa.Array] = {
+        "ts": pa.array(range(groups * length), TIMESTAMP),
+        "k": [group for group in range(groups) for _ in range(length)],
+    }
+    for (p, s), of in numbers.items():
+        padded = [v for values in of for v in values + [None] * (length - len(values))]  # type: ignore[list-item]
+        exact = [None if v is None else WIDE.create_decimal(v).scaleb(-s, WIDE)
+                 for v in padded]  # fmt: skip
+        columns[f"d{p}_{s}"] = pa.array(exact, pa.decimal128(p, s))
+    ddl = ", ".join(f"d{p}_{s} decimal({p},{s})" for p, s in types)
+    net = hf.Network("decimals", bucket="1ms")
+    source = net.source("a", f"ts timestamp, k long, {ddl}", time="ts")
+    agg = {f"s{p}_{s}": hf.sum(f"d{p}_{s}") for p, s in types}
+    agg |= {f"a{p}_{s}": hf.avg(f"d{p}_{s}") for p, s in types}
+    net.output("o", source.window("1s").group_by("k").agg(**agg))
+    results = run_network(net, {"a": pa.table(columns)}, sessions)["o"]
+    assert results.num_rows == groups
+    for row in results.to_pylist():
+        for p, s in types:
+            values = numbers[p, s][row["k"]]
+            total = sum(values)
+            fits = abs(total) < 10**38
+            wanted = WIDE.create_decimal(total).scaleb(-s, WIDE) if fits else None
+            assert row[f"s{p}_{s}"] == wanted, (p, s, values)
+            fine, digits = min(s + 4, 38), min(p + 4, 38)
+            scaled = 2 * abs(total) * 10 ** (fine - s) + len(values)  # half up
+            average = scaled // (2 * len(values)) * (1 if total >= 0 else -1)
+            fits = fits and abs(average) < 10**digits
+            wanted = WIDE.create_decimal(average).scaleb(-fine, WIDE) if fits else None
+            assert row[f"a{p}_{s}"] == wanted, (p, s, values)

@@ -83,7 +83,8 @@ def test_a_literal_may_look_like_an_aggregate(sessions: Sessions) -> None:
     def text() -> Any:
         return F.concat(F.lit("max(n)="), F.max("n").cast("string"), F.lit(" __a0 it's max(n)"))
 
-    net.output("out", window.agg(x=text, y=lambda: F.max("n") + F.max(F.col("n") + 1)))
+    odd = hf.sum("if('{rows}' = '{' || 'rows}', n, 0)")
+    net.output("out", window.agg(x=text, y=lambda: F.max("n") + F.max(F.col("n") + 1), z=odd))
     data = pa.table({"ts": pa.array([10, 20], TIMESTAMP), "n": [1, 7]})
     (row,) = run_network(net, {"rows": data}, sessions)["out"].to_pylist()
-    assert (row["x"], row["y"]) == ("max(n)=7 __a0 it's max(n)", 15)
+    assert (row["x"], row["y"], row["z"]) == ("max(n)=7 __a0 it's max(n)", 15, 8)

@@ -158,6 +158,33 @@ def test_keys_of_types_that_are_not_routed_alike_are_refused(
         compile_network(joined(left, right, 2), sessions.small)
 
 
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        ("nope", "by names the column 'nope', which is not among ts, k, m"),
+        ("K", "by names the column 'K'"),
+        ("m", "cannot be routed by 'm', which is a map"),
+    ],
+)
+def test_columns_that_cannot_route_rows_are_refused(
+    sessions: Sessions, by: str, message: str
+) -> None:
+    net = hf.Network("by", bucket="100ms")
+    rows = net.source("a", "ts timestamp, k int, m map<string,int>", time="ts")
+    net.output("out", rows.on("f", by=by, partitions=2).filter("k > 0"))
+    with pytest.raises(hf.NetworkError, match=message):
+        compile_network(net, sessions.small)
+
+
+def test_a_join_that_changes_a_routing_column_is_refused(sessions: Sessions) -> None:
+    net = hf.Network("time", bucket="100ms")
+    left = net.source("a", "ts timestamp, x int", time="ts").on("f", by="ts", partitions=2)
+    right = net.source("b", "tr timestamp, ts timestamp", time="tr").on("f", by="ts", partitions=2)
+    net.output("out", left.join(right, on=["ts"], within="1s"))
+    with pytest.raises(hf.NetworkError, match="'ts', the time column of the left side"):
+        compile_network(net, sessions.small)
+
+
 def test_a_function_that_changes_a_routing_column_is_refused(sessions: Sessions) -> None:
     with pytest.raises(hf.NetworkError, match="changes the column 'k', by which fragment 'f'"):
         compile_network(joined("int", "bigint", 2, cast="bigint"), sessions.small)

@@ -200,10 +200,10 @@ def test_a_torn_header_is_treated_as_a_new_file(tmp_path: Path, torn: bytes) -> 
 def test_headers_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "manifest"
     cases = {
-        b"HOLDFAST 3\nxyz": "found 3",
-        b"HOLDFAST 1\n": "found 1",
+        b"HOLDFAST 4\nxyz": "found 4",
+        b"HOLDFAST 2\n": "found 2",
         b"PAR1": "expected the header of a manifest",
-        b"HOLDFAST 2x": "found other content",
+        b"HOLDFAST 3x": "found other content",
     }
     for data, message in cases.items():
         path.write_bytes(data)

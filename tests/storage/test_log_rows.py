@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InputError
-from holdfast.storage.rows import TIMESTAMP, canonical, digest, parts_of, sort_canonical, times_us
+from holdfast.storage.rows import (
+    TIMESTAMP,
+    canonical,
+    digest,
+    parts_of,
+    routed_alike,
+    sort_canonical,
+    times_us,
+)
 
 SCHEMA = pa.schema(
     {
@@ -292,6 +300,17 @@ def test_equal_keys_share_a_partition_whatever_their_type() -> None:
         tables = [pa.table({"k": pa.array([value], kind)}) for kind, value in variants]
         sizes = [[part.num_rows for part in parts_of(table, ["k"], 61)] for table in tables]
         assert all(size == sizes[0] for size in sizes), variants
+
+
+def test_types_that_are_routed_alike() -> None:
+    wide = pa.decimal128(38, 0)
+    assert routed_alike(pa.int32(), pa.int64()) and routed_alike(wide, wide)
+    assert routed_alike(pa.decimal128(9, 2), pa.decimal128(30, 5))
+    # Spark compares these as decimal(38,0): 0.60 is rounded and equals 1.
+    assert not routed_alike(wide, pa.decimal128(10, 2))
+    assert not routed_alike(pa.struct([("a", wide)]), pa.struct([("a", pa.decimal128(10, 2))]))
+    assert not routed_alike(pa.list_(wide), pa.list_(pa.decimal128(10, 2)))
+    assert not routed_alike(pa.int64(), pa.float64())
 
 
 def test_the_order_of_the_key_columns_does_not_matter() -> None:

@@ -61,8 +61,8 @@ def test_other_library_versions_are_refused_until_they_are_accepted(tmp_path: Pa
         ("", "found foreign or damaged content"),
         ("[]", "found foreign or damaged content"),
         ('{"nodes": []}', "found foreign or damaged content"),
-        ('{"holdfast": 3, "x": 1}', "expected format 2, found 3"),
-        ('{"holdfast": 2, "query": {}}', "another version of Holdfast wrote it"),
+        ('{"holdfast": 4, "x": 1}', "expected format 3, found 4"),
+        ('{"holdfast": 3, "query": {}}', "another version of Holdfast wrote it"),
     ],
 )
 def test_a_marker_of_another_program_or_version_is_refused(

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.engine import determinism, mergeable, windows
-from holdfast.engine.sql import query, quoted
+from holdfast.engine.sql import query, quoted, select_from
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
@@ -35,7 +35,7 @@ from holdfast.model.schema import (
     type_ddl,
 )
 from holdfast.model.wellformed import routed_by, routes_into, topological
-from holdfast.storage.rows import family
+from holdfast.storage.rows import routed_alike
 
 _log = logging.getLogger("holdfast.engine")
 
@@ -142,6 +142,8 @@ def _compile(
             after = determinism.call(op.fn, stub(ddl[0]), op.name)
             determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
             determinism.check_time_kept(after, time, op.name)
+            if isinstance(op, ops.Exchange):
+                _routable(op, arrow_schema(ddl[0]))
             for key in sorted(routed_by(compiled.network, op)):
                 determinism.check_key_kept(after, key, op.fragment, op.name)
             result_ddl = _ddl(after, op.name)
@@ -170,7 +172,7 @@ def _compile(
                 _free(op.keys, (time, "window_start"), op.name, "group_by")
                 plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
                 compiled.plans[op.name] = plan
-                panes = windows.partials(plan, op, "SELECT * FROM {rows}", time)
+                panes = windows.partials(plan, op, select_from("rows"), time)
                 partial = query(panes, rows=df)
                 _same_everywhere(partial, op.name)
                 compiled.panes[op.name] = partial.schema
@@ -184,17 +186,17 @@ def _compile(
                 time, compiled.time[ups[1].name],
             )  # fmt: skip
             _same_everywhere(joined, op.name)
-            _comparable_keys(op, ddl[0], ddl[1])
+            _comparable_keys(op, ddl[0], ddl[1], time, compiled.time[ups[1].name])
             compiled.schema[op.name] = _ddl(joined, op.name)
         case ops.CountWindow():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "by")
             _free(op.keys, (time,), op.name, "by")
             plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
-            partial = query(plan.first(plan.prepare("SELECT * FROM {rows}")), rows=df)
+            partial = query(plan.first(plan.prepare(select_from("rows"))), rows=df)
             _same_everywhere(partial, op.name)
             compiled.plans[op.name] = plan
-            rows = "SELECT *, 0L AS __seq, 0L AS __last FROM {rows}"
+            rows = select_from("rows", "0L AS __seq", "0L AS __last")
             compiled.schema[op.name] = _ddl(
                 query(count_windows(plan, rows, time), rows=df), op.name
             )
@@ -254,8 +256,10 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
         if isinstance(op.on, str)
         else " and ".join(f"l.{quoted(key)} = r.{quoted(key)}" for key in equal)
     )
-    apart = f"abs(unix_micros(l.`{time_l}`) - unix_micros(r.`{time_r}`)) <= {op.within_us}L"
-    later = f"greatest(l.`{time_l}`, r.`{time_r}`)"
+    apart = (
+        f"abs(unix_micros(l.{quoted(time_l)}) - unix_micros(r.{quoted(time_r)})) <= {op.within_us}L"
+    )
+    later = f"greatest(l.{quoted(time_l)}, r.{quoted(time_r)})"
     columns_r = [name for name in right.columns if name not in equal and name not in same_time]
     try:
         return (
@@ -280,12 +284,31 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
         raise
 
 
-def _comparable_keys(op: ops.Join, left: str, right: str) -> None:
+def _routable(op: ops.Exchange, schema: pa.Schema) -> None:
+    for key in op.keys:
+        if key not in schema.names:
+            raise InputError(
+                f"on({op.fragment!r}): by names the column {key!r}, which is not among "
+                f"{', '.join(schema.names)}"
+            )
+        if "map<" in type_ddl(schema.field(key).type):
+            raise InputError(
+                f"on({op.fragment!r}): rows cannot be routed by {key!r}, which is a map; use "
+                "another column, or compute one with .map(...) first"
+            )
+
+
+def _comparable_keys(op: ops.Join, left: str, right: str, time_l: str, time_r: str) -> None:
     """Equal keys of both sides must be routed to the same partition."""
     sides = (arrow_schema(left), arrow_schema(right))
     for key in sorted({key for route in routes_into(op) for key in route}):
+        if key == time_l != time_r:
+            raise InputError(
+                f"{op.name}: fragment {op.fragment!r} is split by {key!r}, the time column of the "
+                "left side, which gets the later of both times; split by a copy of the column"
+            )
         kinds = [side.field(key).type for side in sides]
-        if family(kinds[0]) != family(kinds[1]):
+        if not routed_alike(kinds[0], kinds[1]):
             raise InputError(
                 f"{op.name}: the column {key!r}, by which fragment {op.fragment!r} is split, is "
                 f"{type_ddl(kinds[0])} on the left and {type_ddl(kinds[1])} on the right; equal "

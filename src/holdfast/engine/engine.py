@@ -56,10 +56,10 @@ class Engine:
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
         self.compiled = compiled or compile_network(network, sessions.small)
-        #: Operators whose numbers are too wide for their shorter plan.
-        self.wide: set[str] = set()
+        #: Operators that use their general plan, because the shorter one has raised `TOO_WIDE`.
+        self.general: set[str] = set()
         plans = self.compiled.plans
-        self._may_be_wide = {name for name, plan in plans.items() if plan.wide is not None}
+        self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}
         self._made: dict[str, set[str]] = {}
         #: Shard folders of failed steps, by line, until the next `release` of the line.
         self._failed: dict[str, list[str]] = {}
@@ -110,13 +110,14 @@ class Engine:
         """Compute buckets lo..hi. The stable and the tentative line of a path may run at the same
         time, in two threads."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
             return self._run(path, version, lo, hi, inputs, tentative)
         except InputError as err:
-            wide = {op.name for op in path.operators} & self._may_be_wide
-            if exact.TOO_WIDE not in str(err) or wide <= self.wide:
+            short = {op.name for op in path.operators} & self._with_short_plan
+            if exact.TOO_WIDE not in str(err) or short <= general:
                 raise
-            self.wide |= wide
+            self.general |= short
             return self._run(path, version, lo, hi, inputs, tentative)
 
     def _run(

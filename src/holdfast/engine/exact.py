@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NAN, PLUS_INF, MINUS_INF = 1000, 1001, 1002
-#: Part of the error of `narrow_sum_of_doubles`.
+#: Part of the error of `short_sum_of_doubles`.
 TOO_WIDE = "holdfast: the numbers of a sum are too wide for decimal arithmetic"
 _MASK = "268435455L"
 _2P28, _2P56 = "268435456L", "72057594037927936D"
@@ -88,7 +88,7 @@ def let(name: str, value: str, body: str) -> str:
     return f"transform(array({value}), {name} -> {body})[0]"
 
 
-def narrow_sum_of_doubles(items: str, dim: str, digits: Sequence[str]) -> str:
+def short_sum_of_doubles(items: str, dim: str, digits: Sequence[str]) -> str:
     """As `sum_of_doubles`, for finite numbers of a single block whose sum is an integer of at most
     38 decimal digits. The text is a third as long: Spark analyses it at every step. Other numbers
     raise an error with the text `TOO_WIDE`."""

@@ -82,7 +82,9 @@ def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) 
     file = f"shard-{shard}.{uuid.uuid4().hex[:8]}.parquet"
     crc = write_rows(state, os.path.join(folder, file))
     note = json.dumps({"file": file, "rows": state.num_rows, "timer_us": timer_us, "crc": crc})
-    put_file(_note(folder, shard), note.encode(), fsync=False)
+    own = os.path.join(folder, f"{file}.json")  # another attempt may be writing, too
+    put_file(own, note.encode(), fsync=False)
+    os.replace(own, _note(folder, shard))
 
 
 def read_shards(folder: str, count: int) -> dict[int, Shard] | None:
@@ -93,9 +95,11 @@ def read_shards(folder: str, count: int) -> dict[int, Shard] | None:
         try:
             with open(_note(folder, number), "rb") as file:
                 note = json.load(file)
+            shards[number] = Shard(note["file"], note["rows"], note["timer_us"], note["crc"])
         except FileNotFoundError:
             continue
-        shards[number] = Shard(note["file"], note["rows"], note["timer_us"], note["crc"])
+        except (ValueError, KeyError, TypeError) as err:
+            raise LogCorrupted(f"{_note(folder, number)} cannot be decoded ({err!r})") from None
     if not shards:
         return None
     if len(shards) < count:
@@ -106,7 +110,7 @@ def read_shards(folder: str, count: int) -> dict[int, Shard] | None:
 
 def lost_shard(folder: str, number: int) -> LogCorrupted:
     return LogCorrupted(
-        f"{_note(folder, number)}: a task of this step wrote the file, and it is missing"
+        f"{_note(folder, number)} is missing, but the task that writes it has finished"
     )
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.engine import exact
+from holdfast.engine import decimals, exact
 from holdfast.engine.determinism import brief, explain
 from holdfast.engine.sql import listed, quoted
 from holdfast.errors import InputError
@@ -39,7 +38,7 @@ class _Part:
     #: and partials).
     finish: str = ""
     #: A shorter `finish` for most data, which raises an error for other data.
-    narrow_finish: str = ""
+    short_finish: str = ""
     #: Items with the same dimensions must be merged before the finish (top_k).
     unique_items: bool = False
 
@@ -58,7 +57,7 @@ class AggregatePlan:
     _folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     _finish: tuple[str, ...]
     #: The plan for data on which this one raises `exact.TOO_WIDE`; the partials are the same.
-    wide: AggregatePlan | None = None
+    general: AggregatePlan | None = None
 
     def prepare(self, rows: str) -> str:
         for layer in self.layers:
@@ -160,10 +159,12 @@ def _assemble(
         keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds),
         _results(finishes, {label: part.finish for label, part in parts.items()}),
     )  # fmt: skip
-    if not any(part.narrow_finish for part in parts.values()):
+    # Dimensions other than blocks split the items of a sum, which the shorter expression refuses.
+    blocks = {f"{label}_ed" for label in parts}
+    if not any(part.short_finish for part in parts.values()) or not blocks.issuperset(dims):
         return general
-    narrow = {label: part.narrow_finish or part.finish for label, part in parts.items()}
-    return replace(general, _finish=_results(finishes, narrow), wide=general)
+    short = {label: part.short_finish or part.finish for label, part in parts.items()}
+    return replace(general, _finish=_results(finishes, short), general=general)
 
 
 def _results(finishes: list[tuple[str, str]], texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -217,7 +218,7 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
         case "first" | "last":
             _orderable(kind, of)
             fn = "min" if aggregate.kind == "first" else "max"
-            part.partials = {f"{a}_v": (fn, fn, f"struct(`{time}` as t, {x} as v)")}
+            part.partials = {f"{a}_v": (fn, fn, f"struct({quoted(time)} as t, {x} as v)")}
             part.finish = f"{a}_v.v"
         case "stddev" | "stddev_pop" | "variance" | "var_pop":
             _spread(part, a, x, kind, aggregate.kind, of)
@@ -267,59 +268,32 @@ def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
         return
     if kind.startswith("decimal"):
         precision, scale = (int(text) for text in kind[8:-1].split(","))
-        total = f"{a}_d"
         if precision > 28:
-            total = _wide_decimal(part, a, x, scale)
-        else:  # the sum of ten billion rows fits 38 digits
-            part.partials[total] = ("sum", "sum", f"cast({x} as decimal(38,{scale}))")
+            columns = decimals.parts_of(x, scale)
+            part.partials |= {f"{a}_h": ("sum", "sum", columns[0]),
+                              f"{a}_l": ("sum", "sum", columns[1])}  # fmt: skip
+            total = decimals.total_of(f"{a}_h", f"{a}_l", scale)
+        else:  # 38 digits are enough for ten billion rows; beyond that, Spark raises an error
+            part.partials[f"{a}_d"] = ("sum", "sum", f"cast({x} as decimal(38,{scale}))")
+            total = f"{a}_d"
         if wanted == "sum":
             part.finish = f"cast({total} as decimal({min(38, precision + 10)},{scale}))"
         else:
-            part.finish = exact.let("t", total, _decimal_average("t", f"{a}_n", precision, scale))
+            part.finish = decimals.average_of(total, f"{a}_n", precision, scale)
         return
     _number(kind, of)
     sums = _sums(part, a, _doubles(part, a, x))
     n = _items_n("i", a)
     # Bound to a name, the expression is interpreted; as generated code it would be too long.
-    part.finish, part.narrow_finish = (
+    part.finish, part.short_finish = (
         exact.let(
             "i", f"{a}_i", f"if({n} = 0, null, {total}{'' if wanted == 'sum' else f' / {n}'})"
         )
         for total in (
             exact.sum_of_doubles("i", f"{a}_ed", sums),
-            exact.narrow_sum_of_doubles("i", f"{a}_ed", sums),
+            exact.short_sum_of_doubles("i", f"{a}_ed", sums),
         )
     )
-
-
-def _wide_decimal(part: _Part, a: str, x: str, scale: int) -> str:
-    """The exact sum of decimals of up to 38 digits; null if it does not fit 38 digits.
-
-    Sums of 38 digits could overflow in one order of rows and not in another. Therefore the first 18
-    digits (`h`) and the last 20 (`l`) are added separately. The sum has the parts `h + l div unit`
-    and `l % unit`; their signs are made equal, so that the product alone does not overflow.
-    """
-    unit = f"{format(Decimal(1).scaleb(20 - scale), 'f')}BD"
-    part.partials[f"{a}_h"] = ("sum", "sum", f"cast({x} div {unit} as decimal(38,0))")
-    part.partials[f"{a}_l"] = ("sum", "sum", f"cast({x} % {unit} as decimal(38,{scale}))")
-    high, low = f"({a}_h + cast({a}_l div {unit} as decimal(38,0)))", f"({a}_l % {unit})"
-    step = "case when p.h > 0 and p.l < 0 then 1 when p.h < 0 and p.l > 0 then -1 else 0 end"
-    moved = f"try_multiply(try_cast(p.h - s as decimal(19,0)), {unit})"
-    wide = f"decimal(38,{scale})"
-    total = f"try_add(try_cast({moved} as {wide}), cast(p.l + s * {unit} as {wide}))"
-    return exact.let("p", f"struct({high} as h, {low} as l)", exact.let("s", step, total))
-
-
-def _decimal_average(total: str, n: str, precision: int, scale: int) -> str:
-    """Spark's division of a wide decimal has only six fractional digits: divide, then divide the
-    remainder."""
-    fine = max(scale, 6)
-    count = f"cast({n} as decimal(12,0))"
-    rough = f"try_cast(try_divide({total}, {count}) as decimal(38,6))"
-    rest = f"try_cast({total} - {rough} * {count} as decimal(20,{fine}))"
-    wide = f"decimal({min(38, precision + 4)},{min(scale + 4, 38)})"
-    whole, part = (f"try_cast({sql} as {wide})" for sql in (rough, f"try_divide({rest}, {count})"))
-    return f"if({n} = 0, null, try_cast(try_add({whole}, {part}) as {wide}))"
 
 
 def _items_n(items: str, a: str) -> str:

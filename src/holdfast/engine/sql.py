@@ -21,14 +21,23 @@ def listed(*columns: str) -> str:
     return ", ".join(column for column in columns if column)
 
 
+def _placeholder(frame: str) -> str:
+    return f"\x00{frame}\x00"  # does not occur in the text of users
+
+
+def select_from(frame: str, *more: str) -> str:
+    """SQL that selects all columns of a frame of `query`, and more."""
+    return f"SELECT {listed('*', *more)} FROM {_placeholder(frame)}"
+
+
 def query(text: str, **frames: DataFrame) -> DataFrame:
-    """The DataFrame of an SQL text in which `{name}` stands for a frame. Spark resolves views
+    """The DataFrame of an SQL text that selects from frames (`select_from`). Spark resolves views
     immediately, so their names only need to be unique per thread."""
     spark = next(iter(frames.values())).sparkSession
     views = {name: f"hf_{threading.get_ident()}_{name}" for name in frames}
     for name, df in frames.items():
         df._jdf.createOrReplaceTempView(views[name])
-        text = text.replace("{" + name + "}", views[name])
+        text = text.replace(_placeholder(name), views[name])
     session: Any = spark._jsparkSession
     return DataFrame(session.sql(text), spark)
 

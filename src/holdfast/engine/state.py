@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,7 +19,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.errors import InputError, LogCorrupted
+from holdfast.errors import InputError, LogCorrupted, LogError
 from holdfast.storage.files import put_file, storage
 
 
@@ -144,10 +145,12 @@ def write_rows(table: pa.Table, path: str) -> int:
 def read_file(path: str, crc: int) -> bytes:
     """The content of a file. Raise LogCorrupted if the file is missing or was changed."""
     try:
-        with open(path, "rb") as file:
+        with storage(path), open(path, "rb") as file:
             data = file.read()
-    except OSError as err:
-        raise LogCorrupted(f"{path} cannot be read ({err.strerror})") from None
+    except LogError as err:
+        if isinstance(err.__cause__, FileNotFoundError):
+            raise LogCorrupted(f"{path} is missing") from None
+        raise
     if (found := crc32(data)) != crc:
         raise LogCorrupted(f"{path} is damaged: expected CRC-32 {crc:08x}, found {found:08x}")
     return data
@@ -203,7 +206,8 @@ def release(folder: str, kept: Iterable[Version], made: set[str]) -> None:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             os.unlink(path)
-        parent = os.path.dirname(path)
-        if parent != folder and os.path.isdir(parent) and not os.listdir(parent):
-            os.rmdir(parent)
+        step_folder = os.path.dirname(path)  # folder/PATH/STEP; both lines write to folder/PATH
+        if os.path.dirname(os.path.dirname(step_folder)) == folder:
+            with suppress(OSError):  # not empty
+                os.rmdir(step_folder)
     made &= needed

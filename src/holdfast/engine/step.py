@@ -14,7 +14,7 @@ from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
 from holdfast.engine.inputs import StepResult
 from holdfast.engine.mergeable import AggregatePlan
-from holdfast.engine.sql import contains, query, quoted
+from holdfast.engine.sql import contains, query, quoted, select_from
 from holdfast.engine.state import Chunk, Version
 from holdfast.engine.step_inputs import PANE_FILES, History
 from holdfast.errors import InputError
@@ -105,7 +105,7 @@ class Step(History):
 
     def _plan(self, op: ops.TimeWindow | ops.CountWindow) -> AggregatePlan:
         plan = self.compiled.plans[op.name]
-        return plan.wide if op.name in self.engine.wide and plan.wide is not None else plan
+        return plan.general if op.name in self.engine.general and plan.general is not None else plan
 
     # -- time windows ----------------------------------------------------------------------------
 
@@ -129,16 +129,16 @@ class Step(History):
         files = self._files([chunk for chunk in chunks if chunk.hi >= oldest])
         rows = self._history(op, 0, max(oldest, raw_from), newest)
         if rows is not None and not files and op.size_us == op.slide_us:
-            text = windows.direct(plan, op, "SELECT * FROM {rows}", ends, stamp_as)
+            text = windows.direct(plan, op, select_from("rows"), ends, stamp_as)
             return query(text, rows=rows)
         frames: dict[str, DataFrame] = {}
         parts = []
         if rows is not None:
             frames["rows"] = rows
-            parts.append(windows.partials(plan, op, "SELECT * FROM {rows}", time))
+            parts.append(windows.partials(plan, op, select_from("rows"), time))
         if files:
             frames["panes"] = self._read(self.compiled.panes[op.name], files)
-            parts.append("SELECT * FROM {panes}")
+            parts.append(select_from("panes"))
         if not parts:
             return None
         panes = " UNION ALL ".join(parts)
@@ -156,7 +156,7 @@ class Step(History):
             rows = self._history(op, 0, lo, hi)
             if rows is None:
                 continue
-            micros = f"unix_micros(`{time}`)"
+            micros = f"unix_micros({quoted(time)})"
             rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
             rows = rows.coalesce(1).sortWithinPartitions(*_sortable(rows, time))
             result = determinism.apply(op.fn, rows, op.name)
@@ -179,13 +179,13 @@ class Step(History):
             rows = self._history(op, 0, raw_from, self.hi)
             if rows is not None:
                 plan, time = self.compiled.plans[op.name], self.compiled.time[up.name]
-                text = windows.partials(plan, op, "SELECT * FROM {rows}", time)
+                text = windows.partials(plan, op, select_from("rows"), time)
                 panes = query(text, rows=rows)
                 chunks = (*chunks, self._pane_chunk(op, panes, raw_from, self.hi, raw))
         if len(chunks) > PANE_FILES:
             stored = self._read(self.compiled.panes[op.name], self._files(chunks))
             merged = query(
-                self.compiled.plans[op.name].merge("SELECT * FROM {panes}", "__p"), panes=stored
+                self.compiled.plans[op.name].merge(select_from("panes"), "__p"), panes=stored
             )
             buckets = sorted({b for chunk in chunks for b in chunk.buckets})
             chunks = (self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets),)
@@ -210,7 +210,7 @@ class Step(History):
             return None
         times = [self.compiled.time[up.name] for up in op.inputs if up is not None]
         joined = join(left, right, op, times[0], times[1])
-        micros = f"unix_micros(`{times[0]}`)"
+        micros = f"unix_micros({quoted(times[0])})"
         return joined.filter(self._within(micros, self.lo, self.hi))
 
     # -- keyed state -----------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Step(History):
         )
         plan = self._plan(op)
         # All rows of a key are in one task already, so the groups are complete there.
-        text = count_windows(plan, "SELECT * FROM {rows}", self.compiled.time[op.name])
+        text = count_windows(plan, select_from("rows"), self.compiled.time[op.name])
         return query(text, rows=assigned)
 
     def _stateful(self, op: ops.Stateful) -> DataFrame | None:

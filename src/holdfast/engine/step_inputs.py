@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from holdfast.engine import determinism, windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
-from holdfast.engine.sql import read_parquet
+from holdfast.engine.sql import quoted, read_parquet
 from holdfast.engine.state import Chunk, Version, read_file, write_rows
 from holdfast.errors import InputError, LogError
 from holdfast.model import operators as ops
@@ -202,7 +202,7 @@ class History:
         if not overlapping:
             return None
         df = self._read(self.compiled.schema[up.name], self._files(overlapping))
-        time = f"unix_micros(`{self.compiled.time[up.name]}`)"
+        time = f"unix_micros({quoted(self.compiled.time[up.name])})"
         if (
             min(chunk.lo for chunk in overlapping) < lo
             or max(chunk.hi for chunk in overlapping) > hi

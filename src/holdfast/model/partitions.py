@@ -73,6 +73,9 @@ class _Expansion:
         self.made.operators.append(op)
         return op
 
+    def _existing(self, name: str) -> ops.Operator | None:
+        return next((op for op in self.made.operators if op.name == name), None)
+
     def _copied(self, op: ops.Operator) -> list[ops.Operator]:
         if isinstance(op, ops.Source):
             return [self._add(op)]
@@ -102,19 +105,16 @@ class _Expansion:
         parts: list[ops.Operator | None] = []
         for instance in self._copies[up.name]:
             fragment = INGRESS if isinstance(instance, ops.Source) else instance.fragment
-            parts.append(
-                self._add(
-                    ops.Part(
-                        name=f"{instance.name}.to-{op.fragment}.{number}",
-                        inputs=[instance],
-                        fn=op.fn,
-                        keys=op.keys,
-                        number=number,
-                        of=op.partitions,
-                        fragment=fragment,
-                    )
-                )
+            part = ops.Part(
+                name=f"{instance.name}.to-{op.fragment}.{number}",
+                inputs=[instance],
+                fn=op.fn,
+                keys=op.keys,
+                number=number,
+                of=op.partitions,
+                fragment=fragment,
             )
+            parts.append(self._existing(part.name) or self._add(part))
         return self._add(
             ops.Union(name=f"{op.name}.{number}", inputs=parts, fragment=f"{op.fragment}.{number}")
         )
@@ -126,8 +126,9 @@ class _Expansion:
         if len(instances) == 1 and up.fragment not in self.split:
             return self._copies[up.name][0]
         name = f"{up.name}.to-{fragment}"
-        existing = next((op for op in self.made.operators if op.name == name), None)
-        return existing or self._add(ops.Union(name=name, inputs=instances, fragment=fragment))
+        return self._existing(name) or self._add(
+            ops.Union(name=name, inputs=instances, fragment=fragment)
+        )
 
     def _output(self, op: ops.Output) -> ops.Operator:
         up = op.inputs[0]

@@ -314,6 +314,10 @@ def _partitions(network: Network) -> list[str]:
         for op in network.operators
         if op.fragment in RESERVED
     ]
+    entered: dict[tuple[str, str], ops.Exchange] = {}
+    for op in network.operators:
+        if isinstance(op, ops.Exchange):
+            violations += _entry(op, entered)
     for op in network.operators:
         if op.fragment not in split or isinstance(op, ops.Exchange | ops.Output):
             continue
@@ -341,6 +345,25 @@ def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
             return op.on if isinstance(op.on, tuple) else ()
         case _:
             return None
+
+
+def _entry(op: ops.Exchange, entered: dict[tuple[str, str], ops.Exchange]) -> list[str]:
+    """A way into a partitioned fragment comes from another fragment, and a stream has only one."""
+    (up,) = inputs_of(op) or (None,)
+    if up is None:
+        return []
+    if up.fragment == op.fragment and not isinstance(up, ops.Source):
+        return [
+            f"{op.name}: {up.name} already runs in the partitions of fragment {op.fragment!r}; "
+            "give the fragment that is split by other columns another name"
+        ]
+    other = entered.setdefault((up.name, op.fragment), op)
+    if sorted(other.keys) != sorted(op.keys):
+        return [
+            f"{op.name}: {up.name} enters fragment {op.fragment!r} split by {', '.join(op.keys)} "
+            f"here and by {', '.join(other.keys)} elsewhere; use two fragments"
+        ]
+    return []
 
 
 def _together(op: ops.Operator) -> list[str]:

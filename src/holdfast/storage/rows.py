@@ -88,6 +88,20 @@ def family(kind: pa.DataType) -> pa.DataType:
     return _plain(kind)
 
 
+def routed_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether values of both types that Spark compares as equal are routed to the same partition.
+    Decimals must fit a common type: otherwise Spark compares them without their last digits."""
+    if at.is_decimal(one) and at.is_decimal(other):
+        whole = max(one.precision - one.scale, other.precision - other.scale)
+        return bool(whole + max(one.scale, other.scale) <= 38)
+    if at.is_struct(one) and at.is_struct(other) and one.num_fields == other.num_fields:
+        pairs = zip(one, other, strict=True)
+        return all(routed_alike(left.type, right.type) for left, right in pairs)
+    if at.is_list(one) and at.is_list(other):
+        return routed_alike(one.value_type, other.value_type)
+    return bool(family(one) == family(other))
+
+
 def _widest(array: pa.Array) -> pa.Array:
     wanted = family(array.type)
     return array if array.type == wanted else array.cast(wanted)

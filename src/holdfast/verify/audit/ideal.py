@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from holdfast.engine.sql import quoted
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network, _same
@@ -163,7 +164,7 @@ class Batch:
         window_ends = self._in_windows(op).select("__end").distinct().toArrow()["__end"]
         ends = sorted(window_ends.to_pylist())
         path = self._path(op, "rows")
-        self.frame(_up(op)).orderBy(time).write.parquet(path)
+        self.frame(_up(op)).orderBy(F.col(quoted(time))).write.parquet(path)
         rows = self.session.read.schema(self.frame(_up(op)).schema).parquet(path)
         parts = []
         for at in range(0, len(ends), _WINDOWS_PER_JOB):
@@ -195,16 +196,16 @@ class Batch:
         # Columns of the right side that the result omits, because the left side has the same name.
         dropped = {name: f"__r_{name}" for name in (*by, of_r) if name in left.columns}
         l_side, r_side = left.alias("l"), right.alias("r")
-        conditions = [F.expr(f"l.`{key}` = r.`{key}`") for key in by]
+        conditions = [F.expr(f"l.{quoted(key)} = r.{quoted(key)}") for key in by]
         if isinstance(op.on, str):
             conditions.append(F.expr(op.on))
-        apart = F.expr(f"unix_micros(l.`{of_l}`) - unix_micros(r.`{of_r}`)")
+        apart = F.expr(f"unix_micros(l.{quoted(of_l)}) - unix_micros(r.{quoted(of_r)})")
         conditions.append(apart.between(-op.within_us, op.within_us))
         pairs = l_side.join(r_side, reduce(lambda all_, one: all_ & one, conditions))
-        later = F.greatest(F.col(f"l.`{of_l}`"), F.col(f"r.`{of_r}`")).alias(of_l)
+        later = F.greatest(F.col(f"l.{quoted(of_l)}"), F.col(f"r.{quoted(of_r)}")).alias(of_l)
         return pairs.select(
-            *[later if name == of_l else F.col(f"l.`{name}`") for name in left.columns],
-            *[F.col(f"r.`{name}`") for name in right.columns if name not in dropped],
+            *[later if name == of_l else F.col(f"l.{quoted(name)}") for name in left.columns],
+            *[F.col(f"r.{quoted(name)}") for name in right.columns if name not in dropped],
         )
 
     # -- order-sensitive operators --------------------------------------------------------------
@@ -249,15 +250,15 @@ class Batch:
 
 
 def _last(time: str) -> Column:
-    return F.max(F.col(f"`{time}`"))
+    return F.max(F.col(quoted(time)))
 
 
 def _micros(time: str) -> str:
-    return f"unix_micros(`{time}`)"
+    return f"unix_micros({quoted(time)})"
 
 
 def _columns(names: Iterable[str]) -> list[Column]:
-    return [F.col(f"`{name}`") for name in names]
+    return [F.col(quoted(name)) for name in names]
 
 
 def _up(op: ops.Operator, port: int = 0) -> ops.Operator:

@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from holdfast.engine.sql import quoted
 from holdfast.errors import InputError
 from holdfast.model.aggregates import Aggregate
 
@@ -40,7 +41,8 @@ class Grouped:
         """Report results that are further from the exact answer than declared."""
         violations = []
         for name, (description, exact, bound) in self.approximate.items():
-            off = F.expr(f"not (abs(`{name}` - `{exact}`) <= `{bound}` or `{name}` <=> `{exact}`)")
+            value = quoted(name)
+            off = F.expr(f"not (abs({value} - {exact}) <= {bound} or {value} <=> {exact})")
             bad = self.frame.filter(off).count()
             if bad:
                 violations.append(
@@ -78,8 +80,8 @@ def grouped(df: DataFrame, by: list[str], aggregates: Mapping[str, Any], time: s
             raise InputError(
                 f"aggregate {name!r}: expected an aggregate, found {type(wanted).__name__}"
             )
-    quoted = [F.col(f"`{name}`") for name in by]
-    result.frame = df.groupBy(*quoted).agg(*columns)
+    columns_by = [F.col(quoted(name)) for name in by]
+    result.frame = df.groupBy(*columns_by).agg(*columns)
     for name, top in tops.items():
         result.frame = _with_top(result.frame, df, by, name, top)
     return result
@@ -118,9 +120,9 @@ def _sql(df: DataFrame, aggregate: Aggregate, time: str) -> str:
         case "avg":
             return f"holdfast_sum(collect_list(cast({x} as double))) / nullif(count({x}), 0)"
         case "first":
-            return f"min_by({x}, struct(`{time}`, {x}))"
+            return f"min_by({x}, struct({quoted(time)}, {x}))"
         case "last":
-            return f"max_by({x}, struct(`{time}`, {x}))"
+            return f"max_by({x}, struct({quoted(time)}, {x}))"
         case "approx_distinct":
             value = f"({x} + cast(0 as {kind}))" if kind in ("float", "double") else x
             if kind not in ("int", "bigint", "string", "binary"):
@@ -222,22 +224,22 @@ def _with_top(
     frame: DataFrame, df: DataFrame, by: list[str], name: str, top: Aggregate
 ) -> DataFrame:
     """Add a `top_k` column: count, sort, cut. A group without values gets an empty list."""
-    quoted = [F.col(f"`{column}`") for column in by]
+    columns_by = [F.col(quoted(column)) for column in by]
     labels = [f"__by{number}" for number in range(len(by))]
-    counted = df.groupBy(*quoted, F.expr(top.arg or "1").alias("__v")).agg(
+    counted = df.groupBy(*columns_by, F.expr(top.arg or "1").alias("__v")).agg(
         F.count(F.lit(1)).alias("__n")
     )
     best = f"slice(array_sort(collect_list(struct(-__n as m, __v as v))), 1, {top.param('k')})"
     tops = (
         counted.filter("__v is not null")
-        .groupBy(*quoted)
+        .groupBy(*columns_by)
         .agg(F.expr(f"transform({best}, e -> struct(e.v as value, -e.m as count))").alias("__top"))
         .toDF(*labels, name)
     )
     kind = tops.schema[name].dataType.simpleString()
     same = reduce(
         lambda all_, one: all_ & one,
-        [F.col(f"`{b}`").eqNullSafe(F.col(label)) for b, label in zip(by, labels, strict=True)],
+        [F.col(quoted(b)).eqNullSafe(F.col(label)) for b, label in zip(by, labels, strict=True)],
     )
-    filled = F.coalesce(F.col(f"`{name}`"), F.expr(f"cast(array() as {kind})"))
+    filled = F.coalesce(F.col(quoted(name)), F.expr(f"cast(array() as {kind})"))
     return frame.join(tops, same, "left").withColumn(name, filled).drop(*labels)

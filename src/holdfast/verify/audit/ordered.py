@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.engine.keyed import BucketInfo
+from holdfast.engine.sql import quoted
 from holdfast.errors import InputError
 from holdfast.model.schema import arrow_schema, schema_ddl
 
@@ -91,10 +92,10 @@ def canonical_order(df: DataFrame, time: str) -> tuple[DataFrame, list[Column]]:
     Rows are sorted by time, then by every other column in schema order: nulls first, then NaN.
     Nested columns, which have no order, are sorted by their hash.
     """
-    order: list[Column] = [F.col(f"`{time}`").asc_nulls_first()]
+    order: list[Column] = [F.col(quoted(time)).asc_nulls_first()]
     nested = [f.name for f in df.schema.fields if _nested(f.dataType.simpleString())]
     for item in df.schema.fields:
-        column, kind = F.col(f"`{item.name}`"), item.dataType.simpleString()
+        column, kind = F.col(quoted(item.name)), item.dataType.simpleString()
         if item.name in nested:
             order.append(F.col(f"`__h_{item.name}`").asc())
         elif kind in ("float", "double"):

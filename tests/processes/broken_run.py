@@ -16,6 +16,7 @@ from holdfast.config import Options
 from holdfast.engine.session import Sessions
 from holdfast.runtime.run_status import node_status
 from holdfast.runtime.running import Run
+from holdfast.storage import read_only
 from holdfast.storage.manifest import HEADER
 from holdfast.verify.audit import audit
 from holdfast.verify.chaos.proxy import Proxies
@@ -187,16 +188,18 @@ class BrokenRun:
 
     def lose_segment(self, harm: str) -> None:
         """Damage the newest segment, which consumers are about to read, and kill the process. The
-        process is suspended meanwhile, so that nothing is trimmed."""
+        process is suspended meanwhile, so that nothing is trimmed. Only segments in the manifest
+        count: a file without a record is deleted when the log is opened."""
         process = self.run.processes[self.host]
 
         def harmed() -> bool:
             process.pause()
-            segments = [*(self.folder / "segments").rglob("*.parquet")]
+            log = read_only(str(self.folder))
+            segments = [s for stream in log.state.streams.values() for s in stream.segments]
             if not segments:
                 process.resume()
                 return False
-            newest = max(segments, key=lambda file: file.stat().st_mtime)
+            newest = Path(log.absolute(max(segments, key=lambda segment: segment.id.bucket)))
             if harm == "deleted":
                 newest.unlink()
             else:

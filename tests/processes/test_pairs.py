@@ -12,6 +12,6 @@ from holdfast.experiments import pairs
 @pytest.mark.timeout(600)
 def test_pairs_survive_the_loss_of_two_hosts_one_after_the_other() -> None:
     result = pairs.run(True, print)
-    assert result["lossless"] and result["second_kill_lossless"] and result["duplicates"] == 0
+    assert result["lossless"] and result["second_loss_lossless"] and result["duplicates"] == 0
     assert result["within_bounds"], result
     assert result["state_moved_bytes"] > 0 and result["runs"][0]["result_rows"] > 0

@@ -58,7 +58,7 @@ class TestTwoNodesInARow:
             if process_exit.replaced
         ]
         assert exited.code == EXIT_CODES["transport"]
-        assert "was replaced" in exited.last_words
+        assert "another process has replaced this host" in exited.last_words
         assert deployment.run.failures.all() == []
 
 

@@ -31,6 +31,8 @@ JUDGES = {f"holdfast.verify.sim.{name}" for name in (
 )}  # fmt: skip
 #: Names that are no policy, with the reason. None of them may occur in a comparison.
 NOT_POLICY = {
+    "connection.check_source": "asks core for the decision",
+    "connection.first_bucket": "asks core for the decision",
     "divergence.COMPARE_US": "a period: how long a loop waits",
     "divergence.extended": "the shape of an answer",
     "hosts.HEARTBEAT_US": "a period: how long a loop waits",

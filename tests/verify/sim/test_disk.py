@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -286,7 +287,7 @@ class PlainSegments:
     def write(self, table: Any, path: str, *, time: str, fsync: bool, disk: Disk) -> SegmentFile:
         data = json.dumps(table).encode()
         put_file(path, data, fsync=fsync, disk=disk)
-        return SegmentFile(len(table), "", 0, len(data))
+        return SegmentFile(len(table), "", 0, len(data), zlib.crc32(data))
 
     def read(self, path: str, *, rows: int, checksum: str, disk: Disk) -> Any:
         return json.loads(disk.read(path))

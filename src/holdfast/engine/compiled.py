@@ -143,7 +143,8 @@ def _compile(
             determinism.check_plan(after, op.name, whole_window=False, python_udfs=op.python_udfs)
             determinism.check_time_kept(after, time, op.name)
             if isinstance(op, ops.Exchange):
-                _routable(op, arrow_schema(ddl[0]))
+                _have(op.keys, after, f"on({op.fragment!r})", "by")
+                _no_maps(op, arrow_schema(ddl[0]))
             for key in sorted(routed_by(compiled.network, op)):
                 determinism.check_key_kept(after, key, op.fragment, op.name)
             result_ddl = _ddl(after, op.name)
@@ -284,13 +285,9 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
         raise
 
 
-def _routable(op: ops.Exchange, schema: pa.Schema) -> None:
+def _no_maps(op: ops.Exchange, schema: pa.Schema) -> None:
+    """Maps that are equal in Spark may have their entries in another order."""
     for key in op.keys:
-        if key not in schema.names:
-            raise InputError(
-                f"on({op.fragment!r}): by names the column {key!r}, which is not among "
-                f"{', '.join(schema.names)}"
-            )
         if "map<" in type_ddl(schema.field(key).type):
             raise InputError(
                 f"on({op.fragment!r}): rows cannot be routed by {key!r}, which is a map; use "

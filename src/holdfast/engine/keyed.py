@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from holdfast.engine.state import Shard, read_file, write_rows
+from holdfast.engine.state import Shard, read_table, write_rows
 from holdfast.errors import InputError, LogCorrupted
 from holdfast.storage.files import put_file
 from holdfast.storage.rows import runs, sort_canonical, times_us
@@ -66,9 +65,7 @@ class ShardTask:
         received = list(batches)
         rows = pa.Table.from_batches(received, received[0].schema if received else self.schema)
         rows = rows.rename_columns(self.schema.names).cast(self.schema)
-        before = None
-        if shard in self.files:
-            before = pq.read_table(pa.BufferReader(read_file(*self.files[shard])))
+        before = read_table(*self.files[shard]) if shard in self.files else None
         out, state, timer_us = self.step(before, rows)
         write_shard(state, self.folder, shard, timer_us)
         yield from out.cast(self.out).combine_chunks().to_batches()

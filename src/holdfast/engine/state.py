@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.errors import InputError, LogCorrupted, LogError
-from holdfast.storage.files import put_file, storage
+from holdfast.storage.files import crc_of, put_file, storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +142,39 @@ def write_rows(table: pa.Table, path: str) -> int:
     return crc32(data)
 
 
-def read_file(path: str, crc: int) -> bytes:
-    """The content of a file. Raise LogCorrupted if the file is missing or was changed."""
+def check_file(path: str, crc: int) -> None:
+    """Raise LogCorrupted if a file is missing or was changed."""
+    with _present(path):
+        _compare(path, crc, crc_of(path))
+
+
+def read_table(path: str, crc: int) -> pa.Table:
+    """The rows of a file, verified: the bytes that are decoded are the bytes that were checked."""
+    with _present(path), storage(path), open(path, "rb") as file:
+        data = file.read()
+    _compare(path, crc, crc32(data))
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+@contextmanager
+def _present(path: str) -> Iterator[None]:
     try:
-        with storage(path), open(path, "rb") as file:
-            data = file.read()
+        yield
     except LogError as err:
         if isinstance(err.__cause__, FileNotFoundError):
             raise LogCorrupted(f"{path} is missing") from None
         raise
-    if (found := crc32(data)) != crc:
-        raise LogCorrupted(f"{path} is damaged: expected CRC-32 {crc:08x}, found {found:08x}")
-    return data
+
+
+def _compare(path: str, expected: int, found: int) -> None:
+    if found != expected:
+        raise LogCorrupted(f"{path} is damaged: expected CRC-32 {expected:08x}, found {found:08x}")
 
 
 def check_files(version: Version, folder: str) -> None:
     """Raise LogCorrupted unless every file of a version has the content that was written."""
     for name, crc in version.crcs().items():
-        read_file(os.path.join(folder, name), crc)
+        check_file(os.path.join(folder, name), crc)
 
 
 def export_version(version: Version, folder: str, target: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from holdfast.engine import determinism, windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.session import LARGE_JOB_ROWS
 from holdfast.engine.sql import quoted, read_parquet
-from holdfast.engine.state import Chunk, Version, read_file, write_rows
+from holdfast.engine.state import Chunk, Version, check_file, read_table, write_rows
 from holdfast.errors import InputError, LogError
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -49,15 +49,11 @@ class File(NamedTuple):
     #: CRC-32 of the content.
     crc: int
 
-    def table(self) -> pa.Table:
-        data = pa.BufferReader(read_file(self.path, self.crc))
-        return pq.ParquetFile(data).read(use_threads=False)
-
 
 def together_of(files: Sequence[File]) -> pa.Table:
     """The rows of several small files as one table."""
     # Schemas differ in nullability: counts are nullable in merged panes, but not in new ones.
-    return pa.concat_tables([file.table() for file in files], promote_options="default")
+    return pa.concat_tables([read_table(*file) for file in files], promote_options="default")
 
 
 def put_together(files: Sequence[File], into: str) -> None:
@@ -122,7 +118,7 @@ class History:
             # Spark takes about 2 ms to open a file, Arrow a fifth of that.
             return read_parquet(self.spark, reader, [self._together(files)]).coalesce(1)
         for file in files:
-            read_file(file.path, file.crc)
+            check_file(*file)
         frame = read_parquet(self.spark, reader, [file.path for file in files])
         return frame.coalesce(1) if self.small else frame
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from holdfast.errors import HoldfastError
 from holdfast.experiments.structured_streaming import EPOCH_US, write_buckets
 from holdfast.model.fragments import fragments
 from holdfast.storage import Log
+from holdfast.storage.files import crc_of
 from holdfast.types import SegmentId, Stability
 
 WIDTH_US = 100_000
@@ -74,8 +74,7 @@ def run_job(job: Job) -> dict[str, Any]:
         files = write_buckets(Path(folder) / "in", total, job.rows, job.keys, WIDTH_US)
         first = EPOCH_US // WIDTH_US
         input_files = [
-            InputFile(first + at, path, job.rows, zlib.crc32(Path(path).read_bytes()))
-            for at, path in enumerate(files)
+            InputFile(first + at, path, job.rows, crc_of(path)) for at, path in enumerate(files)
         ]
 
         class Inputs:

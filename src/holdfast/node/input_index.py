@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.engine.inputs import InputFile
-from holdfast.storage.files import storage
-from holdfast.storage.segment import is_intact, write_segment
+from holdfast.storage.files import is_intact, storage
+from holdfast.storage.segment import write_segment
 from holdfast.streams.delivery import Delivery
 from holdfast.types import Stability
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from zlib import crc32
 
 from holdfast.errors import LogError, StorageDenied, StorageFull, StorageLost
 from holdfast.storage.disk import OS_DISK, Disk
+
+#: Bytes of a file that are read at a time to verify it.
+BLOCK_BYTES = 1 << 20
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
@@ -63,3 +67,20 @@ def put_file(
         disk.put(str(path), data, fsync=fsync)
     except OSError as err:
         raise storage_error(err, path) from err
+
+
+def crc_of(path: str) -> int:
+    """CRC-32 of a file, read block by block."""
+    crc = 0
+    with storage(path), open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            crc = crc32(block, crc)
+    return crc
+
+
+def is_intact(path: str, crc: int) -> bool:
+    """Whether a file is the one that was written, to the bit."""
+    try:
+        return crc_of(path) == crc
+    except LogError:
+        return False

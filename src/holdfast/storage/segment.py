@@ -16,7 +16,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.errors import InputError, LogCorrupted, LogError, ProtocolViolation
+from holdfast.errors import InputError, LogCorrupted, ProtocolViolation
 from holdfast.frozen import dataclass
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import put_file, storage
@@ -118,12 +118,3 @@ def read_segment(path: str | Path, *, rows: int, checksum: str, disk: Disk = OS_
             f"{content[0]} rows{f' with checksum {content[1]}' if content[1] else ''}; {REMEDY}"
         )
     return table
-
-
-def is_intact(path: str, crc: int, disk: Disk = OS_DISK) -> bool:
-    """Whether a file is the one that was written, to the bit."""
-    try:
-        with storage(path):
-            return crc32(disk.read(path)) == crc
-    except LogError:
-        return False

@@ -30,7 +30,8 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.storage import Log
-from holdfast.storage.segment import REMEDY, is_intact
+from holdfast.storage.files import is_intact
+from holdfast.storage.segment import REMEDY
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.experiments import EXPERIMENTS
 
 GOOD = """
 import holdfast as hf
@@ -94,4 +95,5 @@ def test_version_and_experiment_list_are_printed(capsys: pytest.CaptureFixture[s
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("holdfast 0.")
     assert main(["experiment", "list"]) == 0
-    assert "serialization" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS)

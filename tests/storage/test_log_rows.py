@@ -278,8 +278,8 @@ def test_each_row_is_in_one_partition_and_equal_keys_share_a_partition() -> None
 def test_the_partition_of_a_key_never_changes() -> None:
     """State is located by partition: another hash would be another format."""
     table = pa.table({"k": ["a", "b", None, ""], "n": pa.array([1, 2, 3, None], pa.int64())})
-    assert [part.num_rows for part in parts_of(table, ["k"], 3)] == [1, 0, 3]
-    assert [part.num_rows for part in parts_of(table, ["k", "n"], 3)] == [2, 2, 0]
+    assert [part.num_rows for part in parts_of(table, ["k"], 3)] == [2, 1, 1]
+    assert [part.num_rows for part in parts_of(table, ["k", "n"], 3)] == [0, 1, 3]
 
 
 def test_equal_keys_share_a_partition_whatever_their_type() -> None:
@@ -314,6 +314,14 @@ def test_types_that_are_routed_alike() -> None:
 
 
 def test_the_order_of_the_key_columns_does_not_matter() -> None:
-    table = pa.table({"x": [1, 1, 2, 2, 3], "y": [1, 2, 1, 2, 3]})
-    parts = [[digest(part) for part in parts_of(table, keys, 4)] for keys in ("xy", "yx")]
-    assert parts[0] == parts[1]
+    table = pa.table({"x": [1, 1, 2, 2, 3] * 4, "y": list(range(20))})
+    for of in (2, 3, 4, 8):
+        parts = [[digest(part) for part in parts_of(table, keys, of)] for keys in ("xy", "yx")]
+        assert parts[0] == parts[1]
+
+
+def test_rows_with_equal_key_columns_reach_every_partition() -> None:
+    table = pa.table({"x": list(range(4_000)), "y": list(range(4_000))})
+    for of in (2, 4, 8):
+        sizes = [part.num_rows for part in parts_of(table, ["x", "y"], of)]
+        assert min(sizes) > 0.8 * 4_000 / of

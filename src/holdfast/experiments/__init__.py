@@ -48,7 +48,7 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
     console = Console(stderr=json_to == "-")
     if name == "list":
         for key, text in EXPERIMENTS.items():
-            console.print(f"{key:26} {text}")
+            print(f"{key:26} {text}")  # one line each, for scripts
         return 0
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment {name!r}; there are: {', '.join(EXPERIMENTS)}")

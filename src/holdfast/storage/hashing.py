@@ -42,10 +42,10 @@ def table_digest(table: pa.Table) -> int:
         block = table.slice(start, _BLOCK_ROWS)
         hashes = np.zeros(block.num_rows, dtype=np.uint64)
         for column, salt in zip(block.columns, salts, strict=True):
-            hashes += _mix(hash_array(column.combine_chunks()) ^ np.uint64(salt))
-            hashes = _mix(hashes)
+            hashes += mix(hash_array(column.combine_chunks()) ^ np.uint64(salt))
+            hashes = mix(hashes)
         total += hashes.sum(dtype=np.uint64)
-    return int(_mix(total)[0])
+    return int(mix(total)[0])
 
 
 def hash_array(array: pa.Array) -> U64:
@@ -58,14 +58,14 @@ def hash_array(array: pa.Array) -> U64:
     if at.is_struct(kind):
         hashes = np.zeros(len(array), dtype=np.uint64)
         for index in range(kind.num_fields):
-            hashes = _mix(hashes + hash_array(array.field(index)))
+            hashes = mix(hashes + hash_array(array.field(index)))
     elif at.is_string(kind) or at.is_binary(kind):
         hashes = _hash_bytes(array)
     elif at.is_list(kind) or at.is_map(kind):
         array = as_list(array)
         hashes = _hash_ragged(hash_array(array.flatten()), starts_of(array))
     elif at.is_boolean(kind):
-        hashes = _mix(array.cast(pa.uint8()).fill_null(0).to_numpy().astype(np.uint64))
+        hashes = mix(array.cast(pa.uint8()).fill_null(0).to_numpy().astype(np.uint64))
     else:
         hashes = _hash_fixed(array)
     if array.null_count:
@@ -89,7 +89,7 @@ def _salt(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _mix(values: U64) -> U64:
+def mix(values: U64) -> U64:
     """splitmix64: a bijection in which every input bit affects every output bit."""
     z = values + _GOLDEN
     z ^= z >> np.uint64(30)
@@ -130,9 +130,9 @@ def _hash_ragged(elements: U64, starts: npt.NDArray[np.int64]) -> U64:
     mixed *= _POSITION
     mixed += elements
     running = np.zeros(len(elements) + 1, dtype=np.uint64)
-    np.cumsum(_mix(mixed), out=running[1:])
+    np.cumsum(mix(mixed), out=running[1:])
     sums: U64 = running[starts[1:]] - running[starts[:-1]]
-    return _mix(sums + _mix(lengths.view(np.uint64)))
+    return mix(sums + mix(lengths.view(np.uint64)))
 
 
 def _hash_bytes(array: pa.Array) -> U64:
@@ -152,7 +152,7 @@ def _hash_fixed(array: pa.Array) -> U64:
     words = max(width // 8, 1)
     raw = np.frombuffer(array.buffers()[1], dtype=f"u{min(width, 8)}")
     raw = raw[array.offset * words : (array.offset + len(array)) * words].astype(np.uint64)
-    hashes = _mix(raw[::words])
+    hashes = mix(raw[::words])
     for word in range(1, words):
-        hashes = _mix(hashes + raw[word::words])
+        hashes = mix(hashes + raw[word::words])
     return hashes

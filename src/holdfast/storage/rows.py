@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from pyarrow import types as at
 
 from holdfast.errors import InputError
-from holdfast.storage.hashing import as_list, hash_array, starts_of, table_digest
+from holdfast.storage.hashing import as_list, hash_array, mix, starts_of, table_digest
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 #: The type that Spark calls `timestamp`. Times without a zone are taken as UTC.
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -66,7 +65,7 @@ def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
     for key in sorted(keys):
         column = _widest(_canonical(table.column(key).combine_chunks()))
-        hashes = hashes * _ODD + hash_array(column)
+        hashes = mix(hashes + hash_array(column))
     partition = hashes % np.uint64(of)
     return [table.filter(pa.array(partition == number)) for number in range(of)]
 

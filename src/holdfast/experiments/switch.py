@@ -270,12 +270,12 @@ def table(result: dict[str, Any]) -> Table:
         shown.add_row(
             failure, str(len(rows)),
             *(spread([row[key] for row in rows], 1) for key in ("detected_ms", "switch_ms")),
-            f"{max(row['gap_ms'] for row in rows):.0f}",
-            f"{min(row['bound_ms'] for row in rows):.0f}",
+            f"{max(row['gap_ms'] for row in rows):,.0f}",
+            f"{min(row['bound_ms'] for row in rows):,.0f}",
         )  # fmt: skip
     shown.caption = (
         f"Median switch {result['switch_ms_median']:.1f} ms (Borealis: {PAPER_SWITCH_MS} ms); "
-        f"{result['rows']:,} rows, lossless {result['lossless']}, "
+        f"{result['rows']:,} rows, {'none' if result['lossless'] else 'SOME'} lost, "
         f"{result['duplicates']} duplicates, {result['tentative_rows']} tentative rows"
     )
     return shown

@@ -95,8 +95,8 @@ def table(result: dict[str, Any]) -> Table:
         shown.add_column(column, justify="left" if column == "policy" else "right")
     for row in points(result):
         shown.add_row(
-            row["policy"], f"{row['held_ms']:.0f} ms",
-            f"{row['delay_new_ms_max']:.0f} ms",
+            row["policy"], f"{row['held_ms']:,.0f} ms",
+            f"{row['delay_new_ms_max']:,.0f} ms",
             f"{row['tentative_rows']:,.0f} ({row['tentative_rows_paper']:,.0f})",
             "yes" if row["lossless"] else "NO",
         )  # fmt: skip
@@ -106,25 +106,24 @@ def table(result: dict[str, Any]) -> Table:
 def plot(result: dict[str, Any], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
-    figure, delay = plt.subplots(figsize=(6.5, 4.5))
-    rows = delay.twinx()
+    figure, (delay, rows) = plt.subplots(1, 2, figsize=(9, 3.8))
     for color, policy in (("C0", "process"), ("C1", "delay")):
         shown = [row for row in points(result) if row["policy"] == policy]
         x = [row["held_ms"] / 1_000 for row in shown]
-        delay.plot(x, [row["delay_new_ms_max"] / 1_000 for row in shown], "--", marker="s",
-                   color=color, label=f"{policy}: delay")  # fmt: skip
+        delay.plot(x, [row["delay_new_ms_max"] / 1_000 for row in shown], marker="o", color=color,
+                   label=policy)  # fmt: skip
         rows.plot(x, [row["tentative_rows"] / 1_000 for row in shown], marker="o", color=color,
-                  label=f"{policy}: tentative rows")  # fmt: skip
+                  label=policy)  # fmt: skip
         rows.plot(x, [row["tentative_rows_paper"] / 1_000 for row in shown], ":", color=color,
-                  label=f"{policy}: from the text of the paper")  # fmt: skip
-    delay.set_xlabel("alpha X (s)")
+                  label=f"{policy}, from the text of the paper")  # fmt: skip
     delay.set_ylabel("longest delay of a new row (s)")
     rows.set_ylabel("tentative rows (thousands)")
+    rows.set_ylim(0, 15)
     delay.set_ylim(bottom=0)
-    rows.set_ylim(bottom=0)
-    drawn = [axes.get_legend_handles_labels() for axes in (delay, rows)]
-    delay.legend(drawn[0][0] + drawn[1][0], drawn[0][1] + drawn[1][1], fontsize="small")
-    delay.grid(alpha=0.3)
+    for axes in (delay, rows):
+        axes.set_xlabel("alpha X (s)")
+        axes.legend(fontsize="small", loc="upper left")
+        axes.grid(alpha=0.3)
     figure.tight_layout()
     path = os.path.join(folder, "tentative.png")
     figure.savefig(path, dpi=120)

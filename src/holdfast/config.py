@@ -74,6 +74,8 @@ class Options:
     group_buckets_max: int = 256
     #: Maximum number of rows in one job when several buckets wait.
     group_rows_max: int = 2_000_000
+    #: Maximum size of the input files that one job reads when several buckets wait, in bytes.
+    group_bytes_max: int = 256 * 1024 * 1024
     #: Maximum number of buckets of a stream that wait for a consumer to receive them as stable,
     #: because the consumer is down or misses another input. At the limit the producer stops, and
     #: finally the sources refuse rows. None: limited only by the disk.
@@ -96,6 +98,12 @@ class Options:
     stall: str = "8s"
     #: Consumers on the same machine receive the paths of segments instead of their rows.
     by_reference: bool = True
+
+    @property
+    def memory_bytes(self) -> int:
+        return (
+            int(self.memory[:-1]) << {"k": 10, "m": 20, "g": 30, "t": 40}[self.memory[-1].lower()]
+        )
 
     @property
     def heartbeat_s(self) -> float:
@@ -137,6 +145,7 @@ class Options:
             ("checkpoint_buckets", 0, "0 disables checkpoints"),
             ("group_buckets_max", 1, ""),
             ("group_rows_max", 1, ""),
+            ("group_bytes_max", 1, ""),
             ("buffer_buckets", 1, "without it there is no limit"),
             ("hosts", 2, "without it each node has its own host"),
             ("standby", 0, ""),

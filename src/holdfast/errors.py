@@ -4,6 +4,7 @@
     ├── NetworkError              the network is not well formed (lists all violations)
     ├── InputError                data or arguments do not match their declaration
     │   └── UserFunctionError     a function of the application raised, with its file and line
+    ├── TooLarge                  the results of a step do not fit the memory of the driver
     ├── NodeFailed                a node has failed and has no replica left
     ├── NotDeterministic          user code would not give the same bits on every replica
     ├── LogError                  storage
@@ -16,7 +17,7 @@
     │   └── StorageDenied         no permission, read-only, not a folder
     │       └── StorageInUse      another process uses the storage, and may be about to terminate
     ├── Trimmed                   a consumer asked for buckets that were released and deleted
-    ├── InputsLost                files of a producer's log that a node reads are gone
+    ├── InputsLost                files of a producer's log that a node reads are missing or damaged
     ├── StateLost                 both replicas of a pair have lost their state
     ├── Refuted                   the results of a replica are wrong, as other replicas show
     ├── StaleEpoch                a message came from an instance that was replaced
@@ -52,6 +53,11 @@ class NetworkError(HoldfastError):
 
 class InputError(HoldfastError):
     """Data or arguments do not match their declaration."""
+
+
+class TooLarge(HoldfastError):
+    """The results of a step do not fit the memory of the driver. The step is split, if it computes
+    more than one bucket."""
 
 
 class UserFunctionError(InputError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from holdfast.core.correction_leases import Answer
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.progress_events import (
@@ -82,7 +83,7 @@ class Replicas:
         self.all = {
             name: Replica(
                 name,
-                stable(plan_of(replace(policy, peers=peers)), me=name, group_buckets_max=group),
+                stable(plan_of(replace(policy, peers=peers)), me=name, limits=JobLimits(group)),
             )
             for name in names
             for peers in [tuple(other for other in names if other != name)]
@@ -122,7 +123,7 @@ class Replicas:
 
     def bring(self, stream: str, upto: int, *names: str) -> None:
         """Deliver a boundary to the replicas `names`; none given: to all."""
-        rows = ((upto, 1),)
+        rows = ((upto, 1, 0),)
         for name in names or self.all:
             self.tell(self.all[name], BoundaryArrived(self.now, stream, upto, rows))
 

@@ -15,6 +15,7 @@ from holdfast.core.consistency import (
     RETRY_US_MAX,
     Consistency,
 )
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import Policy
 from holdfast.core.progress_events import (
     Acknowledge,
@@ -151,8 +152,8 @@ def test_results_from_windows_or_state_with_partial_buckets_list_the_missing_inp
 ) -> None:
     """s2 is missing in buckets 5 and 6. Windows reach 3 buckets back; state may hold any bucket."""
     plan = plan_of(replace(PROCESS, while_correcting="process"), convergent=convergent)
-    core = stable(plan, group_buckets_max=1)
-    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    core = stable(plan, limits=JobLimits(1))
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1, 0), (6, 1, 0))), Tick(1_100))
     handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
     assert handle(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
     for bucket in range(7, 12):
@@ -209,10 +210,10 @@ def test_a_path_whose_steps_take_as_long_as_a_bucket_becomes_stable() -> None:
 
 
 def test_a_path_is_not_stable_while_more_buckets_are_complete_than_one_step_may_run() -> None:
-    core = failed(PROCESS, group_rows_max=1)
+    core = failed(PROCESS, limits=JobLimits(rows=1))
     handle(core, came(1_200, "s2", 5))
     for stream in ("s1", "s2"):
-        rows = tuple((bucket, 1) for bucket in range(6, 12))
+        rows = tuple((bucket, 1, 0) for bucket in range(6, 12))
         handle(core, BoundaryArrived(1_250, stream, 11, rows))
     for bucket in range(5, 11):
         assert STABLE not in handle(core, done(1_300 + bucket, bucket))
@@ -220,7 +221,7 @@ def test_a_path_is_not_stable_while_more_buckets_are_complete_than_one_step_may_
 
 
 def test_a_tentative_job_has_the_same_limits_as_a_stable_one() -> None:
-    core = stable(plan_of(DELAY), group_buckets_max=2)
+    core = stable(plan_of(DELAY), limits=JobLimits(2))
     handle(core, came(100, "s1", 9))
     assert handle(core, Tick(1_100))[-1] == tentative_run(5, 6)
     assert handle(core, tentative_done(1_110, 6))[-1] == tentative_run(7, 8)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.consistency import MOVES
 from holdfast.core.correction_leases import Answer
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.progress_events import (
@@ -36,6 +38,7 @@ from holdfast.core.progress_events import (
     Run,
     RunTentative,
     StepDone,
+    StepTooLarge,
     TentativeDone,
     Tick,
     Wake,
@@ -164,7 +167,7 @@ class Shell:
             return
         self.boundary[stream] += buckets
         upto = self.boundary[stream]
-        rows = tuple((bucket, 1) for bucket in range(upto - buckets + 1, upto + 1))
+        rows = tuple((bucket, 1, 0) for bucket in range(upto - buckets + 1, upto + 1))
         tentative = (upto + tentative_buckets, ("far",)) if tentative_buckets else (None, ())
         self.newest = max(self.newest, upto + tentative_buckets)
         event = BoundaryArrived(self.now, stream, upto, rows, False, *tentative, spent_us=spent_us)
@@ -215,6 +218,20 @@ class Shell:
             self.tentative_done += run.hi + 1 - run.lo
             self.publish(run)
         self.tell(TentativeDone(self.now, "p", run.line, run.hi if succeeds else None))
+
+    def too_large(self) -> None:
+        """The results of the stable step do not fit: a smaller step follows."""
+        run = self.run
+        if run is not None and run.hi > self.stable + 1:
+            self.run, self.forgotten = None, run.rebuild_from is not None
+            self.tell(StepTooLarge(self.now, "p", None, "too large"))
+            after = cast(Run | None, self.run)
+            assert after is None or after.hi < run.hi, "a step that is too large is repeated"
+
+    def tentative_too_large(self) -> None:
+        if self.tentative_runs:
+            run = self.tentative_runs.pop(0)
+            self.tell(StepTooLarge(self.now, "p", run.line, "too large"))
 
     def publish(self, run: RunTentative) -> None:
         """As SOutput does: a bucket that was given before, or is stable, is not given again."""
@@ -274,6 +291,8 @@ words = st.sampled_from(
         *[("finish",)] * 4,
         *[("run_tentative", True)] * 4,
         *[("run_tentative", False)] * 2,
+        *[("too_large",)] * 2,
+        ("tentative_too_large",),
         *[("answer", answer) for answer in ("answering", "refused", "away")],
         *[("asked_by", peer, False) for peer in (PEER, "p.0")],
         ("asked_by", PEER, True),
@@ -317,7 +336,7 @@ def test_the_stable_line_never_goes_back_and_every_tentative_bucket_is_corrected
     inputs = STREAMS[: 1 + len(trees)]
     plan = PathPlan("p", inputs, tuple(trees), convergent, EXTENT, policy, trees)
     core = Progress(
-        [plan], me="p.1", checkpoint_buckets=0, group_buckets_max=group, buffer_buckets=buffer,
+        [plan], me="p.1", checkpoint_buckets=0, limits=JobLimits(group), buffer_buckets=buffer,
         resumed={"p": (4, 3, 0)} if resumed else None,
     )  # fmt: skip
     shell = Shell(core, inputs)

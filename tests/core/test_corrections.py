@@ -11,6 +11,7 @@ import pytest
 from holdfast.core.consistency import (
     PIECE_BUCKETS,
 )
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.progress_events import (
@@ -79,8 +80,8 @@ def test_3_4_2_stabilization_ends_with_rec_done_when_the_path_has_caught_up() ->
 
 
 def test_3_4_2_a_long_correction_runs_in_groups_and_drops_the_tentative_line_at_its_end() -> None:
-    core = stable(plan_of(DELAY), group_buckets_max=2)
-    rows = tuple((bucket, 1) for bucket in range(5, 9))
+    core = stable(plan_of(DELAY), limits=JobLimits(2))
+    rows = tuple((bucket, 1, 0) for bucket in range(5, 9))
     handle(core, BoundaryArrived(100, "s1", 8, rows), Tick(1_100), tentative_done(1_110, 6))
     handle(core, tentative_done(1_120, 8))
     assert handle(core, came(1_200, "s2", 8)) == [STABILIZATION, Run("p", 5, 6)]
@@ -113,8 +114,8 @@ def test_3_4_3_delay_gives_a_new_bucket_at_its_deadline_during_the_correction() 
 
 def test_3_4_3_process_gives_new_buckets_at_once_during_the_correction() -> None:
     plan = plan_of(replace(PROCESS, while_correcting="process"))
-    core = stable(plan, group_buckets_max=1)
-    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    core = stable(plan, limits=JobLimits(1))
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1, 0), (6, 1, 0))), Tick(1_100))
     handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
     assert handle(core, came(1_200, "s2", 6)) == [STABILIZATION, Run("p", 5, 5)]
     handle(core, came(1_300, "s1", 7))
@@ -226,7 +227,7 @@ def test_the_tentative_line_does_not_restart_while_a_stable_run_is_in_progress()
 
 
 def test_the_tentative_line_does_not_restart_if_that_takes_more_than_one_job() -> None:
-    core = failed(PROCESS, group_buckets_max=3)
+    core = failed(PROCESS, limits=JobLimits(3))
     handle(core, came(1_200, "s1", 10))
     for hi in (8, 10):
         handle(core, tentative_done(1_210, hi))
@@ -314,8 +315,8 @@ def test_3_4_1_undo_rebuilds_from_no_earlier_than_the_start_of_the_stream() -> N
 
 
 def test_3_4_1_undo_rebuilds_once_and_then_continues() -> None:
-    core = stable(plan_of(UNDO), group_buckets_max=1)
-    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1), (6, 1))), Tick(1_100))
+    core = stable(plan_of(UNDO), limits=JobLimits(1))
+    handle(core, BoundaryArrived(100, "s1", 6, ((5, 1, 0), (6, 1, 0))), Tick(1_100))
     handle(core, tentative_done(1_110, 5), tentative_done(1_120, 6))
     assert handle(core, came(1_200, "s2", 6))[-1] == Run("p", 2, 5, rebuild_from=5)
     assert handle(core, done(1_300, 5)) == [Run("p", 6, 6, spent_us=100)]

@@ -31,7 +31,7 @@ def started(**overrides: object) -> tuple[Progress, list[core.Action]]:
     options = {"checkpoint_buckets": 0, **overrides}
     node = Progress([plan], recovery="pairs", **options)  # type: ignore[arg-type]
     node.handle(core.InputOpened(0, "a", 0, -1))
-    return node, node.handle(core.BoundaryArrived(0, "a", 4, ((0, 1),)))
+    return node, node.handle(core.BoundaryArrived(0, "a", 4, ((0, 1, 0),)))
 
 
 def acknowledged(actions: list[core.Action]) -> list[tuple[int, int]]:

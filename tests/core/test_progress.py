@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import Policy
 from holdfast.core.progress import Progress
 from holdfast.core.progress_events import (
@@ -87,25 +88,25 @@ def test_a_path_has_one_run_at_a_time_and_waiting_buckets_run_together() -> None
 
 
 def test_a_group_of_buckets_respects_the_limits_of_one_job() -> None:
-    core = started(group_buckets_max=2, group_rows_max=1_000)
-    rows = tuple((bucket, 10) for bucket in range(5))
+    core = started(limits=JobLimits(2, 1_000))
+    rows = tuple((bucket, 10, 0) for bucket in range(5))
     core.handle(BoundaryArrived(1, "s1", 4, rows))
     assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
-    core = started(group_rows_max=25)
+    core = started(limits=JobLimits(rows=25))
     core.handle(BoundaryArrived(1, "s1", 4, rows))
     assert core.handle(BoundaryArrived(1, "s2", 4)) == [Run("out", 0, 1)]
 
 
 def test_a_bucket_with_several_inputs_counts_once_towards_the_group_limit() -> None:
-    core = started(group_buckets_max=3)
-    rows = tuple((bucket, 10) for bucket in range(5))
+    core = started(limits=JobLimits(3))
+    rows = tuple((bucket, 10, 0) for bucket in range(5))
     core.handle(BoundaryArrived(1, "s1", 4, rows))
     assert core.handle(BoundaryArrived(1, "s2", 4, rows)) == [Run("out", 0, 2)]
 
 
 def test_a_single_bucket_larger_than_the_limit_still_runs() -> None:
-    core = started(group_rows_max=5)
-    core.handle(BoundaryArrived(1, "s1", 1, ((0, 10), (1, 10))))
+    core = started(limits=JobLimits(rows=5))
+    core.handle(BoundaryArrived(1, "s1", 1, ((0, 10, 0), (1, 10, 0))))
     assert core.handle(BoundaryArrived(1, "s2", 1)) == [Run("out", 0, 0)]
 
 
@@ -207,8 +208,8 @@ def test_a_recovered_node_continues_after_its_checkpoint() -> None:
 def test_input_buckets_up_to_the_checkpoint_are_not_run_again() -> None:
     core = Progress([PATH], resumed=RESUMED)
     core.handle(Began(0))
-    assert core.handle(BoundaryArrived(1, "s1", 40, ((38, 5), (40, 5)))) == []
-    assert core.handle(BoundaryArrived(1, "s2", 40, ((38, 5), (40, 5)))) == [IS_STABLE]
+    assert core.handle(BoundaryArrived(1, "s1", 40, ((38, 5, 0), (40, 5, 0)))) == []
+    assert core.handle(BoundaryArrived(1, "s2", 40, ((38, 5, 0), (40, 5, 0)))) == [IS_STABLE]
     core.handle(BoundaryArrived(2, "s1", 43))
     assert core.handle(BoundaryArrived(2, "s2", 43)) == [Run("out", 43, 43)]
 
@@ -218,7 +219,7 @@ def test_a_node_restarted_without_an_input_gives_tentative_results_within_max_de
     core = Progress([AVAILABLE], resumed=RESUMED)
     core.handle(Began(0))
     core.handle(opened("s1", 3, trimmed_upto=37))
-    assert core.handle(BoundaryArrived(100, "s1", 50, ((49, 1), (50, 1)))) == [Wake(100 + X)]
+    assert core.handle(BoundaryArrived(100, "s1", 50, ((49, 1, 0), (50, 1, 0)))) == [Wake(100 + X)]
     assert core.handle(Tick(99 + X)) == [Wake(100 + X)]
     assert core.handle(Tick(100 + X)) == [
         Change("out", OutputState.UP_FAILURE),
@@ -283,9 +284,9 @@ def test_a_replica_of_a_pair_acknowledges_its_start_position_at_once() -> None:
 
 def test_a_node_that_catches_up_from_a_checkpoint_promises_no_results() -> None:
     plan = replace(AVAILABLE, policy=replace(AVAILABLE.policy, peers=("peer",)))
-    core = Progress([plan], me="me", resumed=RESUMED, group_buckets_max=10)
+    core = Progress([plan], me="me", resumed=RESUMED, limits=JobLimits(10))
     core.handle(Began(0))
-    rows = tuple((bucket, 1) for bucket in range(43, 5_000))
+    rows = tuple((bucket, 1, 0) for bucket in range(43, 5_000))
     core.handle(BoundaryArrived(100, "s1", 4_999, rows))
     assert core.handle(BoundaryArrived(100, "s2", 4_999))[0] == Run("out", 43, 52)
     reply = core.handle(Asked(200, 1, "out", "peer", 1, 4_000))[0]
@@ -331,11 +332,11 @@ def test_the_result_of_a_step_that_was_not_started_is_a_protocol_violation() -> 
 
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2"]), st.integers(0, 4)), max_size=60))
 def test_every_bucket_runs_exactly_once_and_in_order(moves: list[tuple[str, int]]) -> None:
-    core = started(group_buckets_max=3)
+    core = started(limits=JobLimits(3))
     upto = {"s1": -1, "s2": -1}
     next_bucket = 0
     for stream, added in moves:
-        rows = tuple((b, 1) for b in range(upto[stream] + 1, upto[stream] + added + 1))
+        rows = tuple((b, 1, 0) for b in range(upto[stream] + 1, upto[stream] + added + 1))
         upto[stream] += added
         actions = core.handle(BoundaryArrived(0, stream, upto[stream], rows))
         while True:

@@ -14,6 +14,7 @@ from random import Random
 
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import LEASE_US
+from holdfast.core.job_size import JobLimits
 from holdfast.core.membership import InstanceStatus
 from holdfast.core.progress import Progress
 from holdfast.core.retention import Position, position_of_gone
@@ -215,7 +216,7 @@ class Pair:
     def _come_up(self, replica: Copy, version: tuple[int, int] | None) -> None:
         resumed = None if version is None else {"out": (*version, 0)}
         replica.memory = Progress(
-            [PLAN], recovery="pairs", resumed=resumed, checkpoint_buckets=3, group_buckets_max=4
+            [PLAN], recovery="pairs", resumed=resumed, checkpoint_buckets=3, limits=JobLimits(4)
         )
         replica.catching_up, replica.counts = False, True
         self.positions.setdefault(replica.name, Position(-1, -1, 0))

@@ -230,8 +230,8 @@ def test_each_tentative_bucket_has_its_own_partial_share() -> None:
 def test_a_tentative_run_carries_its_partial_share() -> None:
     core = stable(plan_of(DELAY))
     for stream, rows in (("s1", 30), ("s2", 10)):
-        handle(core, BoundaryArrived(10, stream, 5, ((5, rows),)))
-    handle(core, done(20, 5), BoundaryArrived(100, "s1", 6, ((6, 30),)))
+        handle(core, BoundaryArrived(10, stream, 5, ((5, rows, 0),)))
+    handle(core, done(20, 5), BoundaryArrived(100, "s1", 6, ((6, 30, 0),)))
     run = handle(core, Tick(1_100))[-1]
     assert isinstance(run, RunTentative) and run.partial == Partial(0.5, 0.75)
 
@@ -287,7 +287,7 @@ def test_a_decision_costs_the_same_late_in_a_failure_as_at_its_start(policy: Any
     core, costs, last = failed(policy), [], 20_000
     for bucket in range(6, last + 1):
         at = 2_000 + 100 * bucket
-        events = (BoundaryArrived(at, "s1", bucket, ((bucket, 1),)), Tick(at + 50))
+        events = (BoundaryArrived(at, "s1", bucket, ((bucket, 1, 0),)), Tick(at + 50))
         if bucket in (50, last):
             costs.append(lines_run(lambda: [core.handle(event) for event in events]))  # noqa: B023
         else:
@@ -304,7 +304,7 @@ def test_the_first_decision_of_a_correction_costs_the_same_after_a_long_failure(
     for buckets in (600, 20_000):
         core, last = failed(PROCESS), 6 + buckets
         for bucket in range(6, last):
-            handle(core, BoundaryArrived(2_000 + bucket, "s1", bucket, ((bucket, 1),)))
+            handle(core, BoundaryArrived(2_000 + bucket, "s1", bucket, ((bucket, 1, 0),)))
             handle(core, tentative_done(2_000 + bucket, bucket))
         correction = came(90_000, "s2", last - 1)
         costs.append(lines_run(lambda: handle(core, correction)))  # noqa: B023

@@ -336,3 +336,12 @@ def test_an_invalid_schema_is_refused_by_the_call(schema: Any) -> None:
         InputError, match="source 'a': expected a schema as text such as 'ts timest"
     ):
         hf.Network("net").source("a", schema, time="ts")
+
+
+@pytest.mark.parametrize("name", ["_reason", "_Rejected_At", "_stability", "__x"])
+def test_names_of_columns_that_holdfast_adds_are_reserved(name: str) -> None:
+    net = hf.Network("reserved")
+    rows = net.source("rows", {"ts": "timestamp", name: "long"}, time="ts")
+    net.output("out", rows.filter("true"))
+    with pytest.raises(NetworkError, match=f"rows: schema: column '{name}': this name is reserved"):
+        net.check()

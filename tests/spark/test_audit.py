@@ -28,7 +28,7 @@ from holdfast.storage import Ended, Log, canonical, read_only
 from holdfast.types import SegmentId, Stability
 from holdfast.verify.audit import Report, audit, compare
 from holdfast.verify.audit.ideal import Batch, batch_session
-from tests.spark.harness import run_network
+from holdfast.verify.fuzz.engine_run import run_network
 
 SECOND_US = 1_000_000
 START_US = 1_700_000_000 * SECOND_US

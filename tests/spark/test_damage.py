@@ -18,7 +18,7 @@ from holdfast.engine.state import Version
 from holdfast.errors import LogCorrupted
 from holdfast.model import fragments
 from holdfast.storage.rows import TIMESTAMP
-from tests.spark.harness import Files
+from holdfast.verify.fuzz.engine_run import Files
 
 WIDTH_US = 100_000
 SCHEMA = "ts timestamp, k long, n long"

@@ -15,7 +15,7 @@ from holdfast.engine.session import Sessions
 from holdfast.engine.state import files_below
 from holdfast.errors import StorageFull
 from holdfast.model.fragments import fragments
-from tests.spark.harness import Files
+from holdfast.verify.fuzz.engine_run import Files
 
 
 def test_a_step_that_failed_on_a_full_disk_is_retried(sessions: Sessions, tmp_path: Path) -> None:

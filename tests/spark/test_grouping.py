@@ -33,8 +33,8 @@ from holdfast.engine.state import export_version, import_version
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import canonical, times_us
 from holdfast.storage.segment import write_segment
+from holdfast.verify.fuzz.engine_run import digests
 from tests.spark import oracles
-from tests.spark.harness import digests
 
 Digests = dict[str, tuple[int, str]]
 

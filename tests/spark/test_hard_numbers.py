@@ -12,8 +12,8 @@ import pytest
 import holdfast as hf
 from holdfast.engine.session import Sessions
 from holdfast.storage.rows import TIMESTAMP
+from holdfast.verify.fuzz.engine_run import run_network
 from tests.spark import oracles
-from tests.spark.harness import run_network
 
 WIDE = Context(prec=100)
 
@@ -179,7 +179,7 @@ def test_sums_and_averages_of_decimals_are_exact(
         for p, s in types
     }  # fmt: skip
     for (p, _), of in numbers.items():
-        of[0], of[1] = [1] + [0] * 31, [-(10**p) + 1]
+        of[0], of[1], of[2] = [1] + [0] * 31, [-(10**p) + 1], [-1]
     length = max(len(values) for of in numbers.values() for values in of)
     columns: dict[str, pa.Array] = {
         "ts": pa.array(range(groups * length), TIMESTAMP),

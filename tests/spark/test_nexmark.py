@@ -21,7 +21,7 @@ from holdfast.engine.session import Sessions
 from holdfast.examples.nexmark import queries
 from holdfast.examples.nexmark.generator import SCHEMAS, live, make
 from holdfast.model.loading import load
-from tests.spark.harness import digests, run_network
+from holdfast.verify.fuzz.engine_run import digests, run_network
 
 S = 1_000_000
 #: Starts in the middle of a bucket, of a slide and of a window.

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
+from holdfast.verify.fuzz.engine_run import run_network
 from tests.spark import oracles
-from tests.spark.harness import run_network
 
 MS = 1_000
 YEAR_2200_US = 7_258_118_400_000_000

@@ -19,7 +19,7 @@ import holdfast as hf
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.session import Sessions
 from holdfast.errors import HoldfastError, InputError, NetworkError, NotDeterministic
-from tests.spark.harness import run_network
+from holdfast.verify.fuzz.engine_run import run_network
 
 Build = Callable[[hf.Network, hf.Stream], hf.Stream]
 

@@ -17,7 +17,7 @@ from holdfast.engine.session import Sessions
 from holdfast.experiments.failing import Breakable, Watch
 from holdfast.model.schema import arrow_schema
 from holdfast.types import Stability
-from tests.spark.harness import digests, run_network
+from holdfast.verify.fuzz.engine_run import digests, run_network
 
 WIDTH_US = 100_000
 LIMIT_S = 60.0

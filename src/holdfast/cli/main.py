@@ -1,5 +1,5 @@
 """`holdfast`: run, check, status, tail, dead-letters, restart, retire, audit, experiment, simulate,
-chaos, reliability, version.
+chaos, verify, reliability, version.
 
 Exit codes: 0 success; 1 negative verdict (audit failed, node stopped); 2 error in the command line,
 the application or the machine, with one message that states what to do; 130 interrupted. `--debug`
@@ -239,6 +239,23 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--json", metavar="FILE", help="write the verdicts to FILE, - for stdout")
     chaos.add_argument("--history", metavar="FILE", help="write the events to FILE")
 
+    verify = _command(commands, "verify", "test the engine of this machine", None)
+    tests = verify.add_subparsers(metavar="TEST", required=True)
+    fuzz = _command(
+        tests, "fuzz", "compute random networks in many ways, and compare with an oracle", _fuzz
+    ).add_argument
+    fuzz("--networks", type=int, default=100, metavar="N", help="how many (default: %(default)s)")
+    fuzz(
+        "--seed", type=int, default=1, metavar="S", help="seed of the first (default: %(default)s)"
+    )
+    fuzz("--minutes", type=float, metavar="M", help="stop after this time")
+    fuzz(
+        "--deployments", type=int, default=100, metavar="N",
+        help="run every Nth network also as processes; 0: none (default: %(default)s)",
+    )  # fmt: skip
+    fuzz("--case", metavar="FILE", help="run a case that a failed test has written")
+    fuzz("--json", metavar="FILE", help="write counts and coverage to FILE, - for stdout")
+
     about = "mean time to failure of a cluster that runs everything in two replicas"
     mttf = _command(commands, "reliability", about, _reliability).add_argument
     mttf("layout", metavar="LAYOUT", help="a .toml file: nodes, node_mttf, repair")
@@ -433,6 +450,15 @@ def _chaos(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run_chaos(args.scenario, json_to=args.json, history_to=args.history)
+
+
+def _fuzz(args: argparse.Namespace) -> int:
+    from holdfast.cli.fuzz import run_fuzz
+
+    return run_fuzz(
+        networks=args.networks, seed=args.seed, minutes=args.minutes, case=args.case,
+        deployments=args.deployments, json_to=args.json,
+    )  # fmt: skip
 
 
 def _reliability(args: argparse.Namespace) -> int:

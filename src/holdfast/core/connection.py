@@ -1,9 +1,9 @@
 """Whether a producer can serve a consumer, and from which bucket on. Pure.
 
-A source makes a bucket durable before any consumer receives it. A source that has less than a
-consumer has received is therefore an older copy of its log, and both sides refuse it: the source
-when the consumer asks for later buckets, and a node that restarts from a checkpoint when its own
-results cover later ones. A node may be behind its consumers, because it is rebuilt by replay.
+A source makes a bucket durable before any consumer receives it. If the log of a source ends before
+a bucket that a consumer has received, the log is an older copy. The source then refuses the request
+of the consumer for later buckets, and a node refuses the source if the results of the node reach
+further. A node may be behind its consumers, because it may have been rebuilt by replay.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.core.consistency import Consistency
+from holdfast.core.job_size import JobLimits, JobSize
 from holdfast.core.progress_events import PathPlan
 from holdfast.core.sunion import SUnion
 
@@ -17,17 +18,21 @@ class PathState:
     #: Bucket of the durable version that the path resumes from, first input bucket that the version
     #: needs, and origin of the path; None: the path does not resume.
     resumed: tuple[int, int, int] | None
+    #: How many buckets the next step computes.
+    job_size: JobSize
     origins: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Last bucket computed and logged; None before Start.
     position: int | None = None
     #: Last bucket of the stable step that is running; None: no step is running.
     running_upto: int | None = None
+    #: The stable step that is running rebuilds a discarded state first.
+    rebuilds: bool = False
     #: First input bucket that the current version needs. Then the bucket of the newest durable
     #: version, and the first input bucket that this one needs.
     needs_from: int = 0
     durable: tuple[int, int] | None = None
-    #: Bucket and number of rows, oldest first, of inputs that have not been processed.
-    waiting: list[tuple[int, int]] = field(default_factory=list)
+    #: Bucket, rows and bytes, oldest first, of inputs that have not been processed.
+    waiting: list[tuple[int, int, int]] = field(default_factory=list)
     #: Last bucket that may have results without further input; None before the first step.
     horizon: int | None = None
     #: Greatest boundary of any input.
@@ -47,9 +52,35 @@ class PathState:
             return self.position
         return max(self.position, tentative)
 
+    def begin(self) -> tuple[int, int] | str:
+        """Where the path starts: the bucket of its first state, and the first bucket whose results
+        are valid. A text: why it cannot start."""
+        trimmed_upto = [trimmed for starts, trimmed in self.origins.values() if trimmed >= starts]
+        if self.resumed is not None:
+            bucket, self.needs_from, self.origin = self.resumed
+            self.durable = (bucket, self.needs_from)
+            return bucket, self.origin
+        self.origin = min(starts for starts, _ in self.origins.values())
+        if not trimmed_upto:
+            self.needs_from = self.origin
+            return self.origin - 1, self.origin
+        if self.plan.convergent:
+            bucket = max(trimmed_upto)
+            self.needs_from = bucket + 1
+            return bucket, bucket + 1 + self.plan.extent
+        return (
+            f"path {self.plan.name!r} cannot start: it has no checkpoint, and its state needs "
+            f"inputs up to bucket {max(trimmed_upto)}, which were deleted; run with "
+            "recovery='replay' to survive the loss of a node's storage"
+        )
+
 
 def path_state(
-    plan: PathPlan, resumed: tuple[int, int, int] | None, me: str, piece: int
+    plan: PathPlan,
+    resumed: tuple[int, int, int] | None,
+    me: str,
+    piece: int,
+    limits: JobLimits,
 ) -> PathState:
     policy = plan.policy
     patience_us = None if policy.on_failure == "block" else policy.patience_us
@@ -58,4 +89,4 @@ def path_state(
         sunion.resume(resumed[0])
     extent = plan.extent if plan.convergent else None
     consistency = Consistency(policy, sunion, plan.trees, me, piece, extent)
-    return PathState(plan, sunion, consistency, resumed)
+    return PathState(plan, sunion, consistency, resumed, JobSize(limits))

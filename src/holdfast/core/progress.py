@@ -12,9 +12,11 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import assert_never
 
 from holdfast.core.consistency import PIECE_BUCKETS
+from holdfast.core.job_size import DEFAULT_LIMITS, JobLimits
 from holdfast.core.path_state import PathState, path_state
 from holdfast.core.progress_events import (
     Acknowledge,
@@ -32,6 +34,7 @@ from holdfast.core.progress_events import (
     Enter,
     Event,
     Fail,
+    GiveUp,
     InputOpened,
     Leave,
     PathPlan,
@@ -40,6 +43,7 @@ from holdfast.core.progress_events import (
     RunTentative,
     Start,
     StepDone,
+    StepTooLarge,
     TentativeDone,
     Tick,
     Unpaired,
@@ -70,8 +74,7 @@ class Progress:
         resumed: dict[str, tuple[int, int, int]] | None = None,
         recovery: str = "replay",
         checkpoint_buckets: int = 100,
-        group_buckets_max: int = 256,
-        group_rows_max: int = 2_000_000,
+        limits: JobLimits = DEFAULT_LIMITS,
         buffer_buckets: int | None = None,
     ) -> None:
         self.buffer_buckets = buffer_buckets
@@ -79,12 +82,13 @@ class Progress:
         #: This replica belongs to a pair, and its peer is dead.
         self.unpaired = False
         self.checkpoint_buckets = checkpoint_buckets
-        self.group_buckets_max, self.group_rows_max = group_buckets_max, group_rows_max
         resume_points = resumed or {}
         # Upstream stops when `buffer_buckets` are full: a larger piece would never become complete.
         piece = PIECE_BUCKETS if buffer_buckets is None else max(1, buffer_buckets // 2)
         self.paths = {
-            plan.name: path_state(plan, resume_points.get(plan.name), me, min(piece, PIECE_BUCKETS))
+            plan.name: path_state(
+                plan, resume_points.get(plan.name), me, min(piece, PIECE_BUCKETS), limits
+            )
             for plan in paths
         }
         self.received: dict[str, int] = {}
@@ -119,6 +123,8 @@ class Progress:
                 return self._boundary(event)
             case StepDone():
                 return self._done(event)
+            case StepTooLarge():
+                return self._too_large(event)
             case CheckpointDone():
                 path = self.paths[event.path]
                 path.durable = (event.bucket, event.needs_from)
@@ -173,30 +179,10 @@ class Progress:
         return actions
 
     def _start(self, path: PathState, at: int) -> list[Action]:
-        plan = path.plan
-        trimmed_upto = [trimmed for starts, trimmed in path.origins.values() if trimmed >= starts]
-        if path.resumed is not None:
-            bucket, path.needs_from, path.origin = path.resumed
-            path.durable = (bucket, path.needs_from)
-            valid_from = path.origin
-        elif not trimmed_upto:
-            path.origin = min(starts for starts, _ in path.origins.values())
-            bucket, valid_from = path.origin - 1, path.origin
-            path.needs_from = path.origin
-        elif plan.convergent:
-            path.origin = min(starts for starts, _ in path.origins.values())
-            bucket = max(trimmed_upto)
-            valid_from = bucket + 1 + plan.extent
-            path.needs_from = bucket + 1
-        else:
-            return [
-                Fail(
-                    plan.name,
-                    f"path {plan.name!r} cannot start: it has no checkpoint, and its state needs "
-                    f"inputs up to bucket {max(trimmed_upto)}, which were deleted; run with "
-                    "recovery='replay' to survive the loss of a node's storage",
-                )
-            ]
+        plan, begin = path.plan, path.begin()
+        if isinstance(begin, str):
+            return [Fail(plan.name, begin)]
+        bucket, valid_from = begin
         path.position = bucket
         actions: list[Action] = [Start(plan.name, bucket, path.origin, valid_from)]
         if self.buffer_buckets or self.recovery == "pairs":
@@ -208,7 +194,7 @@ class Progress:
     def _boundary(self, event: BoundaryArrived) -> list[Action]:
         actions: list[Action] = []
         self.received[event.stream] = max(event.upto, self.received.get(event.stream, event.upto))
-        rows = sum(count for _, count in event.rows)
+        rows = sum(count for _, count, _ in event.rows)
         for path in self._reading(event.stream):
             sunion = path.sunion
             sunion.boundary(
@@ -219,8 +205,8 @@ class Progress:
                 sunion.tentative(
                     event.stream, event.tentative_upto, event.at, event.missing, event.partial
                 )
-            for bucket in event.rows:
-                insort(path.waiting, bucket)
+            for file in event.rows:
+                insort(path.waiting, file)
             starts_at, _ = path.origins.get(event.stream, (event.upto, 0))
             if not event.ended or event.upto >= starts_at:  # else the input ended without a bucket
                 before = path.ended_upto
@@ -239,6 +225,7 @@ class Progress:
         before = path.position
         assert before is not None
         path.position, path.running_upto = event.hi, None
+        path.job_size.fitted()
         path.needs_from, path.horizon = event.needs_from, event.horizon
         del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
         actions: list[Action] = []
@@ -251,6 +238,24 @@ class Progress:
         path.sunion.done(event.hi)
         actions += self._caught_up(path)
         return [*actions, *self._acknowledge(path), *self._next(path, event.at)]
+
+    def _too_large(self, event: StepTooLarge) -> list[Action]:
+        """Never repeat the step as it was: compute fewer buckets, or give up on a single one."""
+        path = self.paths[event.path]
+        consistency = path.consistency
+        if event.line is not None:
+            after, upto = consistency.position, consistency.running_upto
+            if consistency.line == event.line and after is not None and upto is not None:
+                has_smaller = path.job_size.too_large(upto - after)
+                failed = TentativeDone(event.at, event.path, event.line, None)
+                return self._tentative_done(replace(failed, has_paused=has_smaller))
+            return []  # the line ended while this step ran
+        assert path.position is not None and path.running_upto is not None
+        buckets, path.running_upto = path.running_upto - path.position, None
+        consistency.forgotten = path.rebuilds
+        if not path.job_size.too_large(buckets):
+            return [GiveUp(event.path, event.why)]
+        return self._next(path, event.at)
 
     def _tentative_done(self, event: TentativeDone) -> list[Action]:
         path = self.paths[event.path]
@@ -345,18 +350,11 @@ class Progress:
             elif not consistency.may_redo(upto, path.position):
                 return []
         lo, rebuild_from = path.position + 1, None
+        path.rebuilds = consistency.forgotten
         if consistency.forgotten:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
-        hi, rows, buckets, last = upto, 0, 0, None
-        for bucket, count in path.waiting:  # one entry per bucket and input
-            if bucket > upto:
-                break
-            rows, buckets, last = rows + count, buckets + (bucket != last), bucket
-            too_many = buckets > self.group_buckets_max or rows > self.group_rows_max
-            if too_many and bucket > path.position + 1 and buckets > 1:
-                hi = bucket - 1
-                break
+        hi = path.job_size.last(path.waiting, path.position, upto)
         corrected = consistency.state is OutputState.STABILIZATION and consistency.position is None
         if corrected and path.steps_caught_up >= CAUGHT_UP_STEPS and path.sunion.heard_all:
             # The waiting buckets arrived during the last step: the path keeps up with its inputs.
@@ -442,11 +440,11 @@ class Progress:
             after = path.position
         overtaken = path.running_upto is not None and path.running_upto >= after
         due = consistency.due(at, after, overtaken=overtaken)
-        hi = min(due, after + self.group_buckets_max)
+        hi = min(due, after + path.job_size.most)
         if hi <= after or at < consistency.retry_at:
             return []
         actions: list[Action] = []
-        short = path.running_upto is None and hi - path.position <= self.group_buckets_max
+        short = path.running_upto is None and hi - path.position <= path.job_size.most
         restart = short and consistency.worth_restarting(path.position)
         if consistency.position is None or restart:
             forget = path.plan.forgets and not restart

@@ -38,8 +38,8 @@ class BoundaryArrived:
     at: int
     stream: str
     upto: int
-    #: (bucket, number of rows) of each bucket with rows since the previous boundary.
-    rows: tuple[tuple[int, int], ...] = ()
+    #: Bucket, rows and bytes of each file with rows since the previous boundary.
+    rows: tuple[tuple[int, int, int], ...] = ()
     ended: bool = False
     #: Last tentative bucket, computed without the inputs in `missing`.
     tentative_upto: int | None = None
@@ -59,6 +59,17 @@ class StepDone:
     needs_from: int
     #: Last bucket that may still have results without further input.
     horizon: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTooLarge:
+    """The results of a step do not fit the memory of the driver; nothing of the step was logged.
+    `line`: number of the tentative line; None for a stable step."""
+
+    at: int
+    path: str
+    line: int | None
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +149,8 @@ class Tick:
 
 
 Event = (
-    Began | InputOpened | BoundaryArrived | StepDone | CheckpointDone | Acknowledged
-    | TentativeDone | Asked | Answered | Unpaired | Tick
+    Began | InputOpened | BoundaryArrived | StepDone | StepTooLarge | CheckpointDone
+    | Acknowledged | TentativeDone | Asked | Answered | Unpaired | Tick
 )  # fmt: skip
 
 # -- actions ------------------------------------------------------------------------------------
@@ -264,9 +275,17 @@ class Fail:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A bucket cannot be computed: the results of this bucket alone are too large."""
+
+    path: str
+    why: str
+
+
 Action = (
     Start | Run | Enter | RunTentative | Ask | Reply | Leave | Change | Wake | Checkpoint
-    | Acknowledge | End | Fail
+    | Acknowledge | End | Fail | GiveUp
 )  # fmt: skip
 
 

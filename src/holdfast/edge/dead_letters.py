@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import LogError
-from holdfast.model.schema import arrow_schema, schema_ddl
+from holdfast.model.schema import REASON, REJECTED_AT, arrow_schema, schema_ddl
 from holdfast.storage import Log, ReadOnlyLog
 from holdfast.types import Segment, SegmentId, Stability, bucket_of
 
-REJECTED_AT, REASON = "_rejected_at", "_reason"
 #: Bytes of dead-letter files that are retained without `archive`.
 KEPT_BYTES = 64 << 20
 TIMESTAMP = pa.timestamp("us", tz="UTC")

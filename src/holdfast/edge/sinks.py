@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.edge.client import BucketInfo
+from holdfast.model.schema import STABILITY
 from holdfast.storage.files import put_file
 
 
@@ -29,7 +30,7 @@ class CorrectedTable:
     def __call__(self, table: pa.Table, info: BucketInfo) -> None:
         if info.rows:
             marked = table.append_column(
-                "_stability", pa.array([info.stability.value] * table.num_rows)
+                STABILITY, pa.array([info.stability.value] * table.num_rows)
             )
             _write_bucket(marked, self._file(info.bucket))
         elif info.replaces:

@@ -290,8 +290,9 @@ def _no_maps(op: ops.Exchange, schema: pa.Schema) -> None:
     for key in op.keys:
         if "map<" in type_ddl(schema.field(key).type):
             raise InputError(
-                f"on({op.fragment!r}): rows cannot be routed by {key!r}, which is a map; use "
-                "another column, or compute one with .map(...) first"
+                f"on({op.fragment!r}): rows cannot be routed by {key!r}, because equal maps may "
+                "have their entries in another order; use another column, or compute one with "
+                ".map(...) first"
             )
 
 

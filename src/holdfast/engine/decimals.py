@@ -27,7 +27,7 @@ def total_of(high: str, low: str, scale: int) -> str:
     """The decimal(38, scale) whose parts have these sums; null if it has more than 38 digits."""
     unit, last = _unit(scale), f"{low} % {_unit(scale)}"
     # As an integer: a sum of decimals with 38 fractional digits would have only 37 of them.
-    integer = f"cast({_last_20(_digits(last))} as decimal(20,0)) * if({last} < 0, -1, 1)"
+    integer = f"cast({_last_20(_digits(last))} as decimal(20,0)) * if({_negative(last)}, -1, 1)"
     carried = f"{high} + cast({low} div {unit} as decimal(38,0)) as h, {integer} as l"
     # Both parts get the same sign.
     borrowed = ", ".join(
@@ -61,9 +61,14 @@ def average_of(total: str, n: str, precision: int, scale: int) -> str:
     up = f"if(2 * q.r >= {n}, 1BD, 0BD)"
     quotient = f"cast(try_add(try_cast(q.o as decimal(38,0)), {up}) as string)"
     wanted = f"decimal({min(38, precision + 4)},{fine})"
-    value = f"try_cast({_number('t < 0', quotient, fine)} as {wanted})"
+    value = f"try_cast({_number(_negative('t'), quotient, fine)} as {wanted})"
     body = let("t", total, let("u", digits, let("q", divided, value)))
     return f"if({n} = 0, null, {body})"
+
+
+def _negative(number: str) -> str:
+    """Compared with an integer, a decimal would lose digits that do not fit the common type."""
+    return f"cast({number} as double) < 0D"
 
 
 def _digits(number: str) -> str:

@@ -56,7 +56,8 @@ class Engine:
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
         self.compiled = compiled or compile_network(network, sessions.small)
-        #: Operators that use their general plan, because the shorter one has raised `TOO_WIDE`.
+        #: Operators that use their general plan: all of every path in which a short plan has raised
+        #: `TOO_WIDE`.
         self.general: set[str] = set()
         plans = self.compiled.plans
         self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}

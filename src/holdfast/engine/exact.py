@@ -1,4 +1,4 @@
-"""SQL for exact sums and variances: integers in digits of 28 bits that are rounded only once.
+"""SQL for exact sums and accurate variances, with integers in digits of 28 bits.
 
 A finite double is an integer times a power of two. It is multiplied by a power of two that depends
 only on its *block* of 56 binary exponents, so that it becomes an integer of at most 111 bits, and
@@ -89,9 +89,9 @@ def let(name: str, value: str, body: str) -> str:
 
 
 def short_sum_of_doubles(items: str, dim: str, digits: Sequence[str]) -> str:
-    """As `sum_of_doubles`, for finite numbers of a single block whose sum is an integer of at most
-    38 decimal digits. The text is a third as long: Spark analyses it at every step. Other numbers
-    raise an error with the text `TOO_WIDE`."""
+    """As `sum_of_doubles`, for finite numbers of a single block whose scaled sum is an integer of
+    at most 38 decimal digits. The text is a third as long: Spark analyses it at every step. Other
+    numbers raise an error with the text `TOO_WIDE`."""
     first = f"{items}[0]"
     total = f"cast({first}.{digits[0]} as decimal(38,0))"
     for place, digit in enumerate(digits[1:], start=1):
@@ -160,8 +160,9 @@ def _with_leading(digits: str, body: str) -> str:
 def _leading(digits: str) -> tuple[str, str]:
     """The number as m * 2**e with a double m, rounded once: SQL for m and e within `_with_leading`.
 
-    The first 15 characters of `t` have at least 57 bits. One more bit says whether the others are
-    0. The conversion of a long to a double rounds to the nearest.
+    The first 15 characters of `t` have 57 to 60 significant bits. The last of them is a sticky bit:
+    it is set if any later character is not 0. The conversion of a long to a double rounds to the
+    nearest.
     """
     top = "cast(conv(rpad(substr(t, 1, 15), 15, '0'), 16, 10) as bigint)"
     more = "if(substr(t, 16) rlike '[1-9A-F]', 1L, 0L)"

@@ -1,11 +1,11 @@
 """Keyed state on the executors, one file per shard.
 
 The rows of a step are distributed by key over the shards of the network. Each task reads its shard
-of the previous version, runs the operator, writes its shard of the next version under a unique name
-and returns the results. Then it writes a note with the name and the CRC-32 of the file, under a
-name that the driver knows; so a lost file is never taken for an empty state. If Spark runs a task
-twice, both files have the same content, because operators are deterministic. State never passes
-through the driver. Old versions are separate files.
+of the previous version, runs the operator and writes its shard of the next version under a unique
+name. Then it writes a note with the name and the CRC-32 of that file, under a name that the driver
+knows, and only then returns its results; so a lost file is never taken for missing state. If Spark
+runs a task twice, both files have the same content, because operators are deterministic. State
+never passes through the driver. Old versions are separate files.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each aggregate has *dimensions* (columns by which partials are grouped, in addition to the keys),
 *partials* (columns with a commutative, associative, exact merge) and a *finish* (the result,
-computed from merged partials). Sums and variances are exact and rounded once (`exact.py`). The
-results therefore do not depend on the distribution of rows over tasks, panes or jobs.
+computed from merged partials). Sums are exact and rounded once. Variances are computed from an
+exact integer and are accurate to the last digit or two (`exact.py`). The results therefore do not
+depend on the distribution of rows over tasks, panes or jobs.
 """
 
 from __future__ import annotations

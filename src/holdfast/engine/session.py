@@ -49,7 +49,6 @@ _STATIC = {
     "spark.dynamicAllocation.enabled": "false",
     "spark.scheduler.mode": "FAIR",
     "spark.locality.wait": "0",
-    "spark.driver.maxResultSize": "1g",
     # Pages could change after the driver has verified a file.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.driver.host": "127.0.0.1",
@@ -139,6 +138,8 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
             "spark.master": options.master,
             "spark.app.name": name,
             "spark.driver.memory": options.memory,
+            # Larger results would exhaust the heap; the step is split instead.
+            "spark.driver.maxResultSize": str(options.memory_bytes // 2),
             "spark.executor.memory": options.executor_memory,
             "spark.driver.extraJavaOptions": (
                 f"-Xms{options.memory} -XX:+UseParallelGC {options.java_options}".strip()

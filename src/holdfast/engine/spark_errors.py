@@ -16,7 +16,14 @@ from pyspark.errors import PySparkException
 from holdfast import errors
 from holdfast.engine.determinism import brief
 from holdfast.engine.user_errors import location_in, location_of_functions, raised_in
-from holdfast.errors import HoldfastError, InputError, LogError, StorageFull, UserFunctionError
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    LogError,
+    StorageFull,
+    TooLarge,
+    UserFunctionError,
+)
 from holdfast.model.fragments import Path
 from holdfast.storage.files import storage_error
 
@@ -27,6 +34,8 @@ _OURS = re.compile(
 #: Messages for a full disk. The file need not be in the storage of the node: Spark writes temporary
 #: files elsewhere.
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+#: Spark's messages if the results of a job exceed `spark.driver.maxResultSize` or the heap.
+_TOO_LARGE = ("spark.driver.maxResultSize", "java.lang.OutOfMemoryError")
 #: Error messages of Spark and the JVM about files in the storage of the node, and their errno. The
 #: JVM raises FileNotFoundException for other causes too and then names the cause, so causes are
 #: first.
@@ -58,6 +67,11 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
                 "free space, then the step is retried"
             )
         return type(cause)(f"{where}: {cause}")
+    if any(words in str(err) for words in _TOO_LARGE):
+        return TooLarge(
+            f"{where}: the results do not fit the memory of the driver; with one bucket, raise "
+            "memory (--memory), or use shorter buckets or more partitions"
+        )
     if not isinstance(err, PySparkException):
         return err
     functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]

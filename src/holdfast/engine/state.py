@@ -91,6 +91,11 @@ class Version:
             shard.rows for held in self.shards.values() for shard in held.values()
         )
 
+    def timers_us(self) -> list[int]:
+        """The earliest timer of each shard that has one."""
+        timers = (shard.timer_us for held in self.shards.values() for shard in held.values())
+        return [timer for timer in timers if timer is not None]
+
     def body(self) -> dict[str, Any]:
         return {
             "panes": {op: [chunk.body() for chunk in held] for op, held in self.panes.items()},

@@ -54,7 +54,8 @@ def avg(column: str) -> Aggregate:
 
 
 def stddev(column: str) -> Aggregate:
-    """Sample standard deviation, computed from the exact sums of the values and their squares."""
+    """Sample standard deviation, computed from the exact sums of the values and their squares.
+    Decimals are first rounded to doubles."""
     return Aggregate("stddev", column)
 
 

@@ -24,6 +24,8 @@ _CANONICAL = {pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint
               pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
               pa.float64(): "double", pa.string(): "string", pa.large_string(): "string",
               pa.binary(): "binary", pa.large_binary(): "binary", pa.date32(): "date"}  # fmt: skip
+#: Columns of dead letters and of `CorrectedTable`.
+REJECTED_AT, REASON, STABILITY = _RESERVED = ("_rejected_at", "_reason", "_stability")
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|\w+|[<>(),:])")
 
 
@@ -166,11 +168,11 @@ def columns_twice(names: list[str]) -> list[str]:
 
 def check_names(names: Iterable[str], *, of: str) -> None:
     """Raise InputError for column names that Holdfast needs itself."""
-    taken = [name for name in names if name.startswith("__")]
+    taken = [name for name in names if name.startswith("__") or name.lower() in _RESERVED]
     if taken:
         raise InputError(
-            f"{of}: column {taken[0]!r}: names that start with two underscores are reserved; "
-            "rename the column"
+            f"{of}: column {taken[0]!r}: this name is reserved, as are all names that start with "
+            "two underscores; rename the column"
         )
 
 

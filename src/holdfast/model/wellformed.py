@@ -15,7 +15,7 @@ from holdfast.config import duration_text
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
-from holdfast.model.schema import arrow_schema, check_time
+from holdfast.model.schema import arrow_schema, check_names, check_time
 
 
 def check(network: Network) -> None:
@@ -160,7 +160,9 @@ def _schemas(network: Network) -> list[str]:
     for op in network.operators:
         if isinstance(op, ops.Source | ops.Port):
             try:
-                problem = check_time(arrow_schema(op.schema), op.time, of=op.name)
+                schema = arrow_schema(op.schema)
+                check_names(schema.names, of="schema")
+                problem = check_time(schema, op.time, of=op.name)
             except HoldfastError as err:
                 problem = f"{op.name}: {err}"
             if problem:
@@ -348,14 +350,15 @@ def _keys_of(op: ops.Operator) -> tuple[str, ...] | None:
 
 
 def _entry(op: ops.Exchange, entered: dict[tuple[str, str], ops.Exchange]) -> list[str]:
-    """A way into a partitioned fragment comes from another fragment, and a stream has only one."""
+    """Rows enter a partitioned fragment from another fragment, and all entries of a stream use the
+    same keys."""
     (up,) = inputs_of(op) or (None,)
     if up is None:
         return []
     if up.fragment == op.fragment and not isinstance(up, ops.Source):
         return [
             f"{op.name}: {up.name} already runs in the partitions of fragment {op.fragment!r}; "
-            "give the fragment that is split by other columns another name"
+            "remove this .on(...), or give the fragment another name to route the rows again"
         ]
     other = entered.setdefault((up.name, op.fragment), op)
     if sorted(other.keys) != sorted(op.keys):
@@ -379,8 +382,8 @@ def _together(op: ops.Operator) -> list[str]:
         ]
     violations = []
     by = {key for route in routes for key in route}
+    combined = f"rows by {', '.join(keys)}" if keys else "all rows"
     if not by <= set(keys):
-        combined = f"rows by {', '.join(keys)}" if keys else "all rows"
         remedy = "split by some of its keys" if keys else "run it in another fragment"
         violations.append(
             f"{op.name} combines {combined}, but fragment {op.fragment!r} is split by "
@@ -390,9 +393,9 @@ def _together(op: ops.Operator) -> list[str]:
     for up in _above(op):
         if isinstance(up, ops.Stateful):
             violations.append(
-                f"{op.name} combines rows by {', '.join(keys)} that {up.name} returns; its "
-                "function may change these columns, so rows that belong together may be in "
-                f"different partitions; route its results again: .on('other', by=..., "
+                f"{op.name} combines {combined} of {up.name}; the function of {up.name} may change "
+                f"{', '.join(sorted(by))}, so rows that belong together may be in different "
+                f"partitions; route the results of {up.name} again: .on('other', by=..., "
                 "partitions=...)"
             )
     return violations

@@ -23,7 +23,7 @@ from holdfast.core.divergence import (
     extended,
 )
 from holdfast.engine.state import Version
-from holdfast.errors import LogError, Refuted, Trimmed
+from holdfast.errors import LogError, Refuted, TooLarge, Trimmed
 from holdfast.model.fragments import Fragment
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import (
@@ -177,7 +177,20 @@ class Comparison:
 def digest_of(
     work: Recomputation, engine: StepEngine, path: Any, version: Version, inputs: InputIndex
 ) -> tuple[str, Version]:
-    """Compute the bucket and return its digest; no result is logged."""
-    result = engine.run(path, version, work.lo, work.hi, inputs, tentative=True)
+    """Compute the bucket and return its digest; no result is logged. The buckets before it take
+    several steps if their results are too large for one."""
+    lo, buckets = work.lo, work.hi - work.lo + 1
+    while True:
+        hi = min(work.hi, lo + buckets - 1)
+        try:
+            result = engine.run(path, version, lo, hi, inputs, tentative=True)
+        except TooLarge:
+            if lo == hi:
+                raise
+            buckets = (hi - lo + 1) // 2
+            continue
+        if hi == work.hi:
+            break
+        version, lo = result.version, hi + 1
     tables = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
     return "+".join(engine.digest(table) for table in tables), result.version

@@ -14,6 +14,7 @@ from dataclasses import replace
 from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.connection import check_source
+from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
@@ -24,6 +25,7 @@ from holdfast.errors import (
     ProtocolViolation,
     StorageFull,
     StorageLost,
+    TooLarge,
 )
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.model.trees import tree_of
@@ -128,8 +130,9 @@ class Performer:
             resumed=resumed,
             recovery="pairs" if pair else recovery_of(engine.network, fragment.name, options),
             checkpoint_buckets=options.checkpoint_buckets,
-            group_buckets_max=options.group_buckets_max,
-            group_rows_max=options.group_rows_max,
+            limits=JobLimits(
+                options.group_buckets_max, options.group_rows_max, options.group_bytes_max
+            ),
             buffer_buckets=options.buffer_buckets,
         )
         #: The node also reads tentative buckets of its inputs.
@@ -201,8 +204,9 @@ class Performer:
         )  # fmt: skip
 
     def _check_source(self, info: StreamInfo) -> None:
-        """The log of this node knows what the source had; the request of a node that restarts from
-        its checkpoint does not tell."""
+        """Refuse a source whose log is an older copy. A node that restarts from its checkpoint
+        requests older buckets, so the source cannot detect this; the results of the node show how
+        far the source had come."""
         if any(op.name == info.name for op in self.engine.network.sources):
             paths = [path for path in self.fragment.paths if info.name in path.inputs]
             outputs = (output for path in paths for output in path.outputs)
@@ -310,6 +314,8 @@ class Performer:
             self._wait_for_space(event.error)
             self._carrier.post(Again(run), FULL_S)
             return []
+        if isinstance(event.error, TooLarge):
+            return self.core.handle(core.StepTooLarge(at, run.path, None, str(event.error)))
         if event.error is not None:
             raise event.error
         version, path = event.version, self.paths[run.path]
@@ -335,6 +341,8 @@ class Performer:
             self._wait_for_space(event.error)
             self._carrier.post(replace(failed, has_paused=True), FULL_S)
             return []
+        if isinstance(event.error, TooLarge):
+            return self.core.handle(core.StepTooLarge(at, run.path, run.line, str(event.error)))
         if event.error is not None:
             if isinstance(event.error, ProtocolViolation | LogUnusable):
                 raise event.error  # the stable line could not continue either
@@ -402,13 +410,8 @@ class Performer:
         chunks = [c.hi for held in (*version.panes.values(), *version.edges.values()) for c in held]
         last = max([*(bucket for bucket in held if bucket is not None), *chunks], default=None)
         horizon = version.bucket if last is None else max(version.bucket, last + extent)
-        timers = [
-            s.timer_us // self.width_us
-            for held in version.shards.values()
-            for s in held.values()
-            if s.timer_us is not None
-        ]
-        return max([horizon, *([min(timers) + extent] if timers else [])])
+        timers = version.timers_us()
+        return max([horizon, *([min(timers) // self.width_us + extent] if timers else [])])
 
     def _perform(self, action: core.Action) -> None:
         match action:
@@ -459,6 +462,8 @@ class Performer:
                         self.log.append(Ended(output))
             case core.Fail():
                 raise StorageLost(action.why)
+            case core.GiveUp():
+                raise TooLarge(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
         self.log.open_stream(

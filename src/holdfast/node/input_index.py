@@ -80,9 +80,9 @@ class InputIndex:
         with self._lock:
             return len({file.bucket for file in self._files.get(stream, [])})
 
-    def add(self, delivery: Delivery, time: str) -> list[tuple[int, int]]:
+    def add(self, delivery: Delivery, time: str) -> list[tuple[int, int, int]]:
         """Add the files of a delivery: all or none. A delivery that fails is repeated completely.
-        Returns bucket and number of rows of each stable segment."""
+        Returns bucket, rows and bytes of each stable segment."""
         files: list[InputFile] = []
         tentative: list[InputFile] = []
         for number, segment in enumerate(delivery.segments):
@@ -105,7 +105,11 @@ class InputIndex:
             replaced += [held.pop(file.bucket) for file in tentative if file.bucket in held]
             held |= {file.bucket: file for file in tentative}
             self._replaced.setdefault(delivery.stream, []).extend(replaced)
-        return [(file.bucket, file.rows) for file in files]
+        return [
+            (segment.id.bucket, segment.rows, segment.size_bytes)
+            for segment in delivery.segments
+            if segment.stability is Stability.STABLE
+        ]
 
     def forget(self, stream: str, upto: int) -> None:
         with self._lock:

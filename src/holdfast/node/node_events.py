@@ -43,7 +43,8 @@ class Arrived:
 
     stream: str
     upto: int
-    rows: tuple[tuple[int, int], ...]
+    #: Bucket, rows and bytes of each stable file.
+    rows: tuple[tuple[int, int, int], ...]
     ended: bool
     opened: tuple[int, int] | None
     tentative_upto: int | None = None

@@ -124,7 +124,9 @@ def promises(sections: list[Section]) -> Iterator[None]:
 
     def watched_take(self: Performer, event: Event) -> None:
         if isinstance(event, core.Began) and self.name in REPLICAS and self.log.epoch == 1:
-            sections.append(Section("replica", {"name": self.name}))
+            engine: Any = self.engine
+            setup = {"name": self.name, "buckets_max": engine.buckets_max}
+            sections.append(Section("replica", setup))
             recorded[id(self)] = self, sections[-1]
         if id(self) not in recorded or isinstance(event, DigestsReceived | InputDigestsReceived):
             take(self, event)

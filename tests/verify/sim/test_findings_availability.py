@@ -260,7 +260,7 @@ def cost_of_a_bucket_s(core: Progress, first: int, last: int) -> float:
     for bucket in range(first, last):
         at = 500 * bucket
         began = time.process_time()
-        answered(core, at, core.handle(BoundaryArrived(at, "s1", bucket, ((bucket, 10),))))
+        answered(core, at, core.handle(BoundaryArrived(at, "s1", bucket, ((bucket, 10, 0),))))
         costs.append(time.process_time() - began)
     return sorted(costs)[len(costs) // 4]
 

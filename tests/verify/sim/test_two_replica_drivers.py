@@ -89,7 +89,9 @@ class Threads:
         root = str(folder / name)
         log = Log.open(root, name, fsync="always", disk=disk, segments=RowSegments())
         log.raise_epoch(1)
-        engine: Any = EngineTwin(WIRING.network, disk, f"{root}/state")
+        engine: Any = EngineTwin(
+            WIRING.network, disk, f"{root}/state", buckets_max=section.setup["buckets_max"]
+        )
         nowhere: Any = {stream: {"nobody": None} for stream in FRAGMENT.inputs}
         peers: Any = {
             peer: lambda peer=peer: ScriptedPeer(peer, self._replies)

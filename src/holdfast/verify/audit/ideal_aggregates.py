@@ -2,8 +2,9 @@
 
 There are no partial aggregates and no panes. Spark's own aggregates are used where they are exact.
 Spark's sums and variances of doubles depend on the order of rows and can lose all digits when
-values cancel out; Python computes these exactly. Sketches are built from all rows at once;
-`accuracy` compares them with the exact answer.
+values cancel out; Python computes those of `hf.` aggregates exactly. PySpark aggregate Columns are
+computed by Spark as they are. Sketches are built from all rows at once; `accuracy` compares them
+with the exact answer.
 """
 
 from __future__ import annotations

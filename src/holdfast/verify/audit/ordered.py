@@ -97,7 +97,7 @@ def canonical_order(df: DataFrame, time: str) -> tuple[DataFrame, list[Column]]:
     for item in df.schema.fields:
         column, kind = F.col(quoted(item.name)), item.dataType.simpleString()
         if item.name in nested:
-            order.append(F.col(f"`__h_{item.name}`").asc())
+            order.append(F.col(quoted(f"__h_{item.name}")).asc())
         elif kind in ("float", "double"):
             order += [column.isNull().desc(), F.isnan(column).desc(), (column + F.lit(0)).asc()]
         elif item.name != time:
@@ -118,7 +118,7 @@ def _with_hashes(df: DataFrame, nested: list[str]) -> DataFrame:
                 table = table.append_column(f"__h_{name}", pa.array(hashes.view(np.int64)))
             yield from table.combine_chunks().to_batches()
 
-    fields = ", ".join(f"`__h_{name}` bigint" for name in nested)
+    fields = ", ".join(f"{quoted(f'__h_{name}')} bigint" for name in nested)
     return df.mapInArrow(add, f"{schema_ddl(rows_schema(df))}, {fields}")
 
 

@@ -1,4 +1,4 @@
-"""Run the engine of a network over whole tables, in any grouping of buckets, without nodes."""
+"""Runs the engine of a network over whole tables, in any grouping of buckets, without nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
-from holdfast.model.fragments import fragments
+from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
 from holdfast.model.schema import arrow_schema
@@ -62,36 +62,48 @@ def run_network(
     """Every output as one table, over all buckets with rows and `extra_buckets` after them (by
     default the reach of the windows). `groups`: sizes of the groups of buckets, repeated."""
     network = physical(network)
-    with tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-engine-") as folder:
         files = Files(network, tables, folder)
         first, last = files.span()
         compiled = compile_network(network, sessions.small)
         outputs: dict[str, list[pa.Table]] = {op.name: [] for op in network.outputs}
-        for fragment in fragments(network):
+        #: The last bucket of each stream.
+        ends = {op.name: last for op in network.sources}
+        for fragment, path in _in_order(network):
             engine = Engine(
-                network, sessions, os.path.join(folder, "state", fragment.name),
+                network, sessions, os.path.join(folder, "state", fragment, path.name),
                 pane_buckets=pane_buckets, compiled=compiled,
             )  # fmt: skip
-            reach = 0
-            for path in fragment.paths:
-                extent = -(-path.extent_us() // network.width_us) + len(path.operators)
-                reach = max(reach, extent if extra_buckets is None else extra_buckets)
-                version = engine.empty(path, first - 1)
-                for lo, hi in _cut(first, last + reach, groups):
-                    result = engine.run(path, version, lo, hi, files)
-                    version = result.version
-                    engine.release(path, [version])
-                    for output, buckets in result.outputs.items():
-                        for bucket, table in buckets:
-                            times = times_us(table, compiled.time[output])
-                            assert set(times // network.width_us) == {bucket}
-                            files.add(output, bucket, table, compiled.time[output])
-                            outputs.get(output, []).append(table)
-            last += reach
+            extent = -(-path.extent_us() // network.width_us) + len(path.operators)
+            end = max(ends[stream] for stream in path.inputs)
+            end += extent if extra_buckets is None else extra_buckets
+            version = engine.empty(path, first - 1)
+            for lo, hi in _cut(first, end, groups):
+                result = engine.run(path, version, lo, hi, files)
+                version = result.version
+                engine.release(path, [version])
+                for output, buckets in result.outputs.items():
+                    for bucket, table in buckets:
+                        times = times_us(table, compiled.time[output])
+                        assert set(times // network.width_us) == {bucket}
+                        files.add(output, bucket, table, compiled.time[output])
+                        outputs.get(output, []).append(table)
+            ends |= dict.fromkeys(path.outputs, end)
         return {
             name: pa.concat_tables([arrow_schema(compiled.schema[name]).empty_table(), *parts])
             for name, parts in outputs.items()
         }
+
+
+def _in_order(network: Network) -> Iterator[tuple[str, Path]]:
+    """All paths with their fragments, upstream first."""
+    known = {op.name for op in network.sources}
+    waiting = [(fragment.name, path) for fragment in fragments(network) for path in fragment.paths]
+    while waiting:
+        fragment, path = next(of for of in waiting if known.issuperset(of[1].inputs))
+        waiting.remove((fragment, path))
+        known.update(path.outputs)
+        yield fragment, path
 
 
 def digests(outputs: Mapping[str, pa.Table]) -> dict[str, tuple[int, str]]:

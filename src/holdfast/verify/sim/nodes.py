@@ -78,6 +78,10 @@ class NodeProcess(Member):
         #: Cost of each further bucket in a step, in microseconds, derived from the bucket width.
         width_us = min(self.network.width_us, 500_000)
         self._bucket_us = width_us * self.chance.choice([1, 6, 14]) // 100
+        #: Sometimes the results of many buckets are too large for one step; never if the work of an
+        #: hour waits, which would take too many steps.
+        limits = [None] * 7 + ([2, 5, 20] if self.network.name not in ("hours", "short") else [])
+        self._buckets_max = self.world.rng(f"large/{self.name}").choice(limits)
         self.followers: dict[str, Follower] = {}
         self._kept_for_ever = kept_for_ever(self.network, options)
         self._watching = 0
@@ -234,7 +238,9 @@ class NodeProcess(Member):
             self.wire.request(self, server, ask, reply, failed)
 
     def up(self) -> None:
-        engine = EngineTwin(self.network, self.disk, f"/{self.name}/state")
+        engine = EngineTwin(
+            self.network, self.disk, f"/{self.name}/state", buckets_max=self._buckets_max
+        )
         self.performer = Performer(
             self.name, self.fragment, engine, self.log, self.service, self, self.options,
             inputs=MemoryInputs(self.disk), clock=self.monotonic,

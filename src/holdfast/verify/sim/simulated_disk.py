@@ -89,8 +89,8 @@ class MemoryDisk:
                 self._tear(node)
 
     def rot(self) -> str | None:
-        """A bit of a random file flips at rest. State files are excluded, because they have no
-        checksum yet. Returns the path; None if there is no file with content."""
+        """A bit of a random file flips at rest. State files are excluded: those of the simulated
+        engine have no checksum. Returns the path; None if there is no file with content."""
         files = [
             path
             for path, node in sorted(self._nodes.items())

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.engine.inputs import InputFile, StepResult
 from holdfast.engine.state import Chunk, Shard, Version
-from holdfast.errors import LogCorrupted, StorageFull
+from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
@@ -71,8 +71,12 @@ def line_of(path: Path, tentative: bool) -> str:
 class EngineTwin:
     """Implements `node_events.StepEngine`."""
 
-    def __init__(self, network: Network, disk: Disk, folder: str) -> None:
+    def __init__(
+        self, network: Network, disk: Disk, folder: str, *, buckets_max: int | None = None
+    ) -> None:
         self.network, self.folder = network, folder
+        #: The results of more buckets than this do not fit one step; None: no limit.
+        self.buckets_max = buckets_max
         self._disk = disk
         self._operators = {op.name: op for op in network.operators}
         self._number = 0
@@ -109,6 +113,10 @@ class EngineTwin:
         tentative: bool = False,
     ) -> StepResult:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        # A rebuilt state starts up to `reach` buckets before the first result.
+        most = self.buckets_max
+        if most is not None and hi - lo >= most + self.reach(path):
+            raise TooLarge(f"path {path.name}, buckets {lo} to {hi}: too large")
         step = _Step(self, path, version, inputs, line_of(path, tentative))
         outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
         for bucket in range(lo, hi + 1):

@@ -1,0 +1,66 @@
+"""Results that are too large for the driver: the step is split, and a single bucket is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import holdfast as hf
+from holdfast.engine.session import Sessions
+
+WIDTH_US = 100_000
+#: Bytes of a row: random digits, which compression does not shrink much.
+ROW_BYTES = 1_000
+
+
+@pytest.fixture
+def one_megabyte(sessions: Sessions) -> Iterator[None]:
+    """Spark refuses results of a job above 1 MB; usually the limit is a share of the heap."""
+    name = "spark.driver.maxResultSize"
+    conf = sessions.small.sparkContext._jsc.sc().conf()
+    before = conf.get(name)
+    conf.set(name, "1m")
+    yield
+    conf.set(name, before)
+
+
+def network() -> hf.Network:
+    net = hf.Network("large", bucket="100ms")
+    source = net.source("s", "ts timestamp, n long, text string", time="ts", clock="manual")
+    net.output("all", source.filter("n >= 0"))
+    return net
+
+
+def push(run: hf.Run, rows_per_bucket: list[int]) -> int:
+    """Push all buckets at once, so that many wait together. Returns the number of rows."""
+    rng, n = np.random.default_rng(1), 0
+    for bucket, rows in enumerate(rows_per_bucket):
+        texts = [rng.bytes(ROW_BYTES // 2).hex() for _ in range(rows)]
+        times = np.full(rows, bucket * WIDTH_US)
+        run.source("s").push({"ts": times, "n": np.arange(n, n + rows), "text": texts})
+        n += rows
+    run.source("s").advance(len(rows_per_bucket) * WIDTH_US)
+    return n
+
+
+def test_a_backlog_whose_results_do_not_fit_is_computed_in_smaller_steps(
+    one_megabyte: None,
+) -> None:
+    with hf.run(network()) as run:
+        expected = push(run, [300] * 30)  # nine times the limit
+        run.source("s").end()
+        received = [n for rows, _ in run.client("all") for n in rows["n"].to_pylist()]
+    assert received == list(range(expected))
+
+
+def test_a_single_bucket_that_does_not_fit_is_an_error(one_megabyte: None) -> None:
+    with (
+        pytest.raises(hf.NodeFailed, match=r"do not fit the memory of the driver; .* raise memory"),
+        hf.run(network()) as run,
+    ):
+        push(run, [300, 3_000, 300])
+        run.source("s").end()
+        for _ in run.client("all"):
+            pass

@@ -1,0 +1,115 @@
+"""Bugs planted in the engine, one at a time, as changes of its text: the random networks must find
+each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    name: str
+    #: Relative to the package.
+    file: str
+    old: str
+    new: str
+
+
+BUGS = [
+    Bug(
+        "the first bucket of an open window is forgotten",
+        "engine/windows.py",
+        "return (next_end - op.size_us) // width_us",
+        "return (next_end - op.size_us) // width_us + 1",
+    ),
+    Bug(
+        "no window ends after the last bucket with rows",
+        "engine/windows.py",
+        "(buckets[run] + 1) * width_us - 1 + op.size_us)",
+        "(buckets[run] + 1) * width_us - 1)",
+    ),
+    Bug(
+        "a pane misses the first window it belongs to",
+        "engine/windows.py",
+        "{slide - 1}L",
+        "{slide}L",
+    ),
+    Bug(
+        "the bound of a join is exclusive",
+        "engine/compiled.py",
+        "<= {op.within_us}L",
+        "< {op.within_us}L",
+    ),
+    Bug(
+        "a join reads no history",
+        "engine/step.py",
+        "since = (self.lo * self.width_us - op.within_us) // self.width_us",
+        "since = self.lo",
+    ),
+    Bug(
+        "the history of a join is deleted one bucket too early",
+        "engine/step_inputs.py",
+        "return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us",
+        "return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us + 1",
+    ),
+    Bug(
+        "counts of panes are not added",
+        "engine/mergeable.py",
+        '{f"{a}_n": ("count", "sum", "1")}',
+        '{f"{a}_n": ("count", "max", "1")}',
+    ),
+    Bug(
+        "first and last are exchanged",
+        "engine/mergeable.py",
+        '"min" if aggregate.kind == "first" else "max"',
+        '"max" if aggregate.kind == "first" else "min"',
+    ),
+    Bug(
+        "the least frequent values come first",
+        "engine/mergeable.py",
+        "-e.{a}_n as m",
+        "e.{a}_n as m",
+    ),
+    Bug(
+        "a sum that does not fit a long wraps around",
+        "engine/mergeable.py",
+        "between -2147483648L and 2147483647L",
+        "between -4294967296L and 4294967295L",
+    ),
+    Bug(
+        "a count window forgets the order of its rows",
+        "engine/keyed.py",
+        "retained = np.sort(order[stays])",
+        "retained = np.sort(order[stays])[::-1].copy()",
+    ),
+    Bug(
+        "timers never fire",
+        "engine/keyed.py",
+        "for b in (by_rows, by_timer) if",
+        "for b in (by_rows,) if",
+    ),
+    Bug(
+        "rows of a key are spread over all shards",
+        "engine/step.py",
+        "rows.repartition(shards, *(F.col(quoted(key)) for key in op.keys))",
+        "rows.repartition(shards)",
+    ),
+    Bug(
+        "keys of other widths go to other partitions",
+        "storage/rows.py",
+        "column = _widest(_canonical(table.column(key).combine_chunks()))",
+        "column = _canonical(table.column(key).combine_chunks())",
+    ),
+    Bug(
+        "negative zero has its own bits",
+        "storage/rows.py",
+        "values = array.to_numpy(zero_copy_only=False) + 0.0",
+        "values = array.to_numpy(zero_copy_only=False) * 1.0",
+    ),
+    Bug(
+        "averages of decimals are rounded down",
+        "engine/decimals.py",
+        "2 * q.r >= {n}",
+        "2 * q.r > 3 * {n}",
+    ),
+]

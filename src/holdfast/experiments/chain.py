@@ -180,9 +180,10 @@ def table(result: dict[str, Any]) -> Table:
     for row in result["runs"]:
         paper = row["delay_paper_ms"]
         shown.add_row(
-            row["policy"], str(row["nodes"]), f"{row['delay_new_ms_max']:.0f}",
-            f"{row['bound_ms']:.0f}", "-" if paper is None else f"about {paper:.0f}",
-            str(row["tentative_rows"]), f"{row['stabilization_ms']:.0f}", str(row["lossless"]),
+            row["policy"], str(row["nodes"]), f"{row['delay_new_ms_max']:,.0f}",
+            f"{row['bound_ms']:,.0f}", "-" if paper is None else f"about {paper:,.0f}",
+            f"{row['tentative_rows']:,}", f"{row['stabilization_ms']:,.0f}",
+            "yes" if row["lossless"] else "NO",
         )  # fmt: skip
     return shown
 

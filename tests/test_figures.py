@@ -107,7 +107,6 @@ def texts_with_numbers() -> list[str]:
         f"after {KILL_US // 1_000_000} s without a heartbeat the process is killed",
         f"{len(MUTATIONS)} deliberate bugs",
         f"Nexmark queries {', '.join(numbers[:-1])} and {numbers[-1]} are",
-        f"listens on\n  {Options().host}",
         f"{project['license']}.",
     ]
 

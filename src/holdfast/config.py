@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from holdfast.errors import InputError
+from holdfast.spark_settings import check_settings
 
 _UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_000_000,
              "h": 3_600_000_000, "d": 86_400_000_000}  # fmt: skip
@@ -59,6 +61,8 @@ class Options:
     java_options: str = ""
     #: Heap of each executor, if the master is a cluster.
     executor_memory: str = "1g"
+    #: Further Spark settings, such as {"spark.executor.cores": "4"}.
+    spark: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: `always`: a record is on disk before any other process is notified of it.
     fsync: FsyncPolicy = "always"
     #: Buckets between two checkpoints of the complete state; 0 disables checkpoints.
@@ -137,6 +141,7 @@ class Options:
         return cls(**plain)
 
     def __post_init__(self) -> None:
+        check_settings(self.spark)
         if self.fsync not in ("always", "never"):
             raise InputError(f"fsync: {self.fsync!r} is not one of 'always', 'never'")
         if self.recovery not in ("replay", "checkpoint"):

@@ -86,7 +86,7 @@ def test_larger_jobs_are_tried_again_after_many_that_fit() -> None:
             assert size.too_large(job)
             failed += 1
         else:
-            size.fitted()
+            size.fitted(job)
             jobs, buckets = jobs + 1, buckets + job
     assert failed < jobs / 20 and buckets / jobs > 2.5
 
@@ -95,5 +95,31 @@ def test_jobs_are_no_longer_limited_once_large_ones_fit() -> None:
     size = JobSize(JobLimits())
     assert size.too_large(2_000)
     for _ in range(10_000):
-        size.fitted()
+        size.fitted(size.last([], 0, 1_000_000))
     assert size.last([], 0, 1_000_000) == 1_000_000
+
+
+def test_jobs_that_are_smaller_than_allowed_do_not_raise_the_limit() -> None:
+    size = JobSize(JobLimits())
+    assert size.too_large(8)
+    for _ in range(10_000):
+        size.fitted(1)
+    assert size.last([], 0, 1_000) == 4
+
+
+def test_a_later_and_larger_failure_does_not_raise_the_limit() -> None:
+    """The stable and the tentative line of a path share one limit."""
+    size = JobSize(JobLimits())
+    assert size.too_large(8) and size.too_large(256)
+    assert size.last([], 0, 1_000) == 4
+
+
+def test_a_node_begins_with_small_jobs_that_double() -> None:
+    size, jobs, position = JobSize(JobLimits()), [], -1
+    waiting = [(bucket, 1, 1) for bucket in range(500)]
+    while position < 499:
+        last = size.last(waiting[position + 1 :], position, 499)
+        jobs.append(last - position)
+        size.fitted(last - position)
+        position = last
+    assert jobs == [16, 32, 64, 128, 256, 4]

@@ -13,8 +13,8 @@ import pytest
 from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.consistency import RETRY_US, RETRY_US_MAX
-from holdfast.engine.inputs import StepResult
-from holdfast.engine.state import Version
+from holdfast.engine.inputs import OnResults, StepResult
+from holdfast.engine.state import Line, Version
 from holdfast.errors import ProtocolViolation, RolledBack, StorageFull
 from holdfast.model.contract import Contract
 from holdfast.model.fragments import Path, fragments
@@ -52,10 +52,11 @@ class Failing(EngineTwin):
     error: Exception | None = None
 
     def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any,
-            *, tentative: bool = False) -> StepResult:  # fmt: skip
-        if tentative and self.error is not None:
+            *, line: Line = "stable",
+            on_results: OnResults | None = None) -> StepResult:  # fmt: skip
+        if line == "tentative" and self.error is not None:
             raise self.error
-        return super().run(path, version, lo, hi, inputs, tentative=tentative)
+        return super().run(path, version, lo, hi, inputs, line=line, on_results=on_results)
 
 
 class Node:

@@ -14,15 +14,17 @@ from pyspark import SparkContext
 
 from holdfast.config import Options
 from holdfast.runtime.running import Run
+from holdfast.spark_settings import parse_settings
 from holdfast.storage.rows import digest
 from tests.processes.kill_app import net
 
 BUCKETS = 25
 
 
-def main(master: str, storage: str) -> None:
+def main(master: str, storage: str, *conf: str) -> None:
+    options = Options(master=master, memory="1g", spark=parse_settings(conf))
     tables_of: dict[str, list[pa.Table]] = {op.name: [] for op in net.outputs}
-    with Run(net, storage=storage, options=Options(master=master, memory="1g")) as run:
+    with Run(net, storage=storage, options=options) as run:
         threads = []
         for name in tables_of:
             client = run.client(name)

@@ -1,4 +1,5 @@
-"""The same application on a real standalone cluster: a master and two workers on loopback."""
+"""The same application on a real standalone cluster: a master and two workers, each in a network
+namespace of its own."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from typing import Any
 import pyspark
 import pytest
 
+from tests.processes.namespaces import Namespaces, available
+
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 LIMIT_S = 60.0
@@ -25,13 +28,16 @@ LIMIT_S = 60.0
 class Started:
     """A Spark daemon; `end` terminates its complete process group."""
 
-    def __init__(self, folder: Path, name: str, *command: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, address: str, *command: str, namespace: str | None = None
+    ) -> None:
         self.log = folder / f"{name}.log"
-        env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME),
+        env = {**os.environ, "SPARK_LOCAL_IP": address, "SPARK_HOME": str(SPARK_HOME),
                "SPARK_NO_DAEMONIZE": "1", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+        inside = ["ip", "netns", "exec", namespace] if namespace else []
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
-                [str(SPARK_HOME / "bin" / "spark-class"), *command],
+                [*inside, str(SPARK_HOME / "bin" / "spark-class"), *command],
                 stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True,
             )  # fmt: skip
 
@@ -52,20 +58,26 @@ class Started:
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
+def network() -> Iterator[Namespaces]:
+    with Namespaces(2) as namespaces:
+        yield namespaces
+
+
+@pytest.fixture
+def master(network: Namespaces, tmp_path: Path) -> Iterator[str]:
     started = []
     try:
         chief = Started(
-            tmp_path, "master", "org.apache.spark.deploy.master.Master",
-            "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
+            tmp_path, "master", network.host, "org.apache.spark.deploy.master.Master",
+            "--host", network.host, "--port", "0", "--webui-port", "0",
         )  # fmt: skip
         started.append(chief)
-        url = chief.logged(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
-        for number in range(2):
+        url = chief.logged(r"Starting Spark master at (spark://[\d.]+:\d+)")
+        for name, address in zip(network.names, network.addresses, strict=True):
             worker = Started(
-                tmp_path, f"worker{number}", "org.apache.spark.deploy.worker.Worker",
-                "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g",
-                "--work-dir", str(tmp_path / f"work{number}"), url,
+                tmp_path, name, address, "org.apache.spark.deploy.worker.Worker",
+                "--host", address, "--webui-port", "0", "--cores", "1", "--memory", "1g",
+                "--work-dir", str(tmp_path / name), url, namespace=name,
             )  # fmt: skip
             started.append(worker)
             worker.logged(r"(Successfully registered with master)")
@@ -75,9 +87,11 @@ def master(tmp_path: Path) -> Iterator[str]:
             each.end()
 
 
-def outputs(master: str, storage: Path) -> dict[str, Any]:
+def outputs(master: str, storage: Path, host: str | None = None) -> dict[str, Any]:
+    """Digests of all outputs. `host`: the address at which executors reach the driver."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.processes.cluster_main", master, str(storage)],
+        [sys.executable, "-m", "tests.processes.cluster_main", master, str(storage),
+         *([f"spark.driver.host={host}", f"spark.driver.bindAddress={host}"] if host else [])],
         capture_output=True, text=True, timeout=280, cwd=ROOT,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -88,8 +102,12 @@ def outputs(master: str, storage: Path) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_cluster_gives_the_same_bits_as_one_process(master: str, tmp_path: Path) -> None:
-    on_cluster = outputs(master, tmp_path / "cluster")
+@pytest.mark.skipif(not available(), reason="network namespaces need root and the command `ip`")
+def test_a_cluster_gives_the_same_bits_as_one_process(
+    master: str, network: Namespaces, tmp_path: Path
+) -> None:
+    """Loopback of the driver is not reachable from the executors."""
+    on_cluster = outputs(master, tmp_path / "cluster", network.host)
     assert on_cluster["executors"] == 2
     local = outputs("local[2]", tmp_path / "local")
     assert on_cluster["outputs"] == local["outputs"]

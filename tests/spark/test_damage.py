@@ -120,3 +120,28 @@ def test_a_damaged_file_stops_the_step(sessions: Sessions, tmp_path: Path, build
         file.write_bytes(data)
     steps.step()
     assert steps.version.bucket == before.bucket + 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("build", [counted, sliding, joined, passed_on])
+def test_ten_thousand_flipped_bits(sessions: Sessions, tmp_path: Path, build: Build) -> None:
+    """2,500 flips per query, in the state files and in the segment of the next bucket: none gives a
+    result."""
+    steps = Steps(build, sessions, tmp_path)
+    while not steps.version.files() and build is not passed_on:
+        steps.step()
+    rng = np.random.default_rng(4)
+    (segment,) = steps.files.files("a", steps.version.bucket + 1, steps.version.bucket + 1)
+    files = [tmp_path / "state" / name for name in (*steps.version.files(), segment.path)]
+    content = {file: file.read_bytes() for file in files}
+    for number in rng.integers(0, len(files), 2_500).tolist():
+        file = files[number]
+        damaged = bytearray(content[file])
+        bit = int(rng.integers(0, 8 * len(damaged)))
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with pytest.raises(LogCorrupted, match=f"{file.name} is damaged"):
+            steps.step()
+        file.write_bytes(content[file])
+    steps.step()

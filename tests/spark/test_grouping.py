@@ -28,7 +28,7 @@ from holdfast.engine import mergeable as aggregates
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import Sessions
+from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
 from holdfast.engine.state import export_version, import_version
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import canonical, times_us
@@ -99,8 +99,6 @@ def run(
     ):
         for module in ("step_inputs", "step"):
             patch.setattr(f"holdfast.engine.{module}.PANE_FILES", trial.pane_files)
-        if trial.large:
-            patch.setattr("holdfast.engine.step_inputs.LARGE_JOB_ROWS", 0)
         files = ShuffledFiles(network, tables, folder, trial.order)
         first, last = files.span()
         (fragment,) = fragments(network)
@@ -135,7 +133,7 @@ def _engine(
 ) -> Engine:
     return Engine(
         network, sessions, os.path.join(folder, name), pane_buckets=trial.pane_buckets,
-        compiled=compiled,
+        large_rows=0 if trial.large else LARGE_JOB_ROWS, compiled=compiled,
     )  # fmt: skip
 
 

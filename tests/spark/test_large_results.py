@@ -57,7 +57,7 @@ def test_a_backlog_whose_results_do_not_fit_is_computed_in_smaller_steps(
 
 def test_a_single_bucket_that_does_not_fit_is_an_error(one_megabyte: None) -> None:
     with (
-        pytest.raises(hf.NodeFailed, match=r"do not fit the memory of the driver; .* raise memory"),
+        pytest.raises(hf.NodeFailed, match=r"do not fit the memory of the driver; .* more memory"),
         hf.run(network()) as run,
     ):
         push(run, [300, 3_000, 300])

@@ -36,7 +36,7 @@ def run_fuzz(
     console = Console(stderr=json_to == "-")
     sessions = session.start(Options(master="local[2]", memory="1g"))
     if case is not None:
-        return _one(_read(case), sessions, console)
+        return _one(*_read(case), sessions, console)
     summary, began = Summary(), time.monotonic()
     until = began + 60 * minutes if minutes is not None else None
     for number in range(networks):
@@ -63,24 +63,35 @@ def run_fuzz(
     return 1 if summary.failures else 0
 
 
-def _read(path: str) -> Case:
+def _read(path: str) -> tuple[Case, Variant]:
     try:
         with open(path) as file:
-            return Case.from_json(file.read())
+            data = json.load(file)
+        return Case.from_json(json.dumps(data["case"])), Variant.of(data["variant"])
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise InputError(
             f"--case {path}: expected a file that `holdfast verify fuzz` wrote ({err})"
         ) from None
 
 
-def _one(case: Case, sessions: Sessions, console: Console) -> int:
-    failure = check_seed(case.seed, sessions, Summary(), case=case)
-    console.print(str(failure) if failure else "no difference", markup=False, highlight=False)
-    return 1 if failure else 0
+def _save(failure: Failure) -> str:
+    path = f"fuzz-{failure.case.seed}.json"
+    data = {"case": json.loads(failure.case.to_json()), "variant": failure.variant.body()}
+    with open(path, "w") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False)
+    return path
+
+
+def _one(case: Case, variant: Variant, sessions: Sessions, console: Console) -> int:
+    found = check(case, variant, sessions)
+    text = str(Failure(case, variant, found)) if found else "no difference"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 1 if found else 0
 
 
 def _report(failure: Failure, sessions: Sessions, console: Console) -> None:
     """Print the failing network, made small, and the command that repeats it."""
+    path = _save(failure)
     console.print(f"seed {failure.case.seed} failed: {failure.differences[0]}", markup=False)
     console.print("shrinking ...")
 
@@ -88,13 +99,12 @@ def _report(failure: Failure, sessions: Sessions, console: Console) -> None:
         return check(case, variant, sessions)
 
     small = shrink(failure, again)
-    path = f"fuzz-{failure.case.seed}.json"
-    with open(path, "w") as file:
-        file.write(small.case.to_json())
+    _save(small)
     console.print(str(small), markup=False, highlight=False, soft_wrap=True)
+    deployed = " --deployments 1" if failure.variant.deployment else ""
     console.print(
-        f"repeat it: holdfast verify fuzz --seed {failure.case.seed} --networks 1; the smaller "
-        f"case: holdfast verify fuzz --case {path}", soft_wrap=True,
+        f"repeat it: holdfast verify fuzz --seed {failure.case.seed} --networks 1{deployed}; the "
+        f"smaller case: holdfast verify fuzz --case {path}", soft_wrap=True,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from holdfast import __version__
 from holdfast.cli.interrupts import INTERRUPTED
 from holdfast.config import Options
 from holdfast.errors import HoldfastError, NodeFailed
+from holdfast.spark_settings import parse_settings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -318,6 +319,13 @@ def _master(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master", default="local[2]", help="Spark master URL (default: %(default)s)"
     )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a Spark setting, such as spark.executor.cores=4; may be repeated",
+    )
 
 
 def _load(args: argparse.Namespace, options: Options) -> tuple[Any, Any]:
@@ -341,6 +349,7 @@ def _run(args: argparse.Namespace) -> int:
 
     options = Options(
         master=args.master,
+        spark=parse_settings(args.conf),
         hosts=args.hosts,
         standby=args.standby,
         memory=args.memory,
@@ -361,7 +370,7 @@ def _check(args: argparse.Namespace) -> int:
     from holdfast.cli.show import show_network
     from holdfast.engine.compiled import compile_network
 
-    sessions, network = _load(args, Options(master=args.master))
+    sessions, network = _load(args, Options(master=args.master, spark=parse_settings(args.conf)))
     compiled = compile_network(network, sessions.small)
     show_network(network, compiled)
     return 0
@@ -415,7 +424,7 @@ def _restart(args: argparse.Namespace) -> int:
 def _audit(args: argparse.Namespace) -> int:
     from holdfast.cli.show import show_report
 
-    sessions, network = _load(args, Options(master=args.master))
+    sessions, network = _load(args, Options(master=args.master, spark=parse_settings(args.conf)))
     from holdfast.storage.root import read_marker
     from holdfast.verify.audit import audit
 

@@ -3,7 +3,8 @@
 A job is limited by the buckets with rows, the rows and the bytes that it reads. Nobody knows in
 advance how large its results are: a job whose results do not fit is not repeated as it was, but
 split. From then on jobs stay below the size that did not fit; after some jobs that fit, larger ones
-are tried again.
+are tried again. A node that starts begins with small jobs, which double: if a job is so large that
+the process dies, the next instance makes progress before it tries that size again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class JobLimits:
 DEFAULT_LIMITS = JobLimits()
 
 
+#: Most buckets with rows of the first job of a node.
+FIRST_BUCKETS = 16
 #: Jobs of the largest allowed size that must fit before larger ones are tried.
 STEADY_JOBS = 32
 #: Above this number of buckets, jobs are no longer limited after one that did not fit.
@@ -34,11 +37,13 @@ class JobSize:
 
     def __init__(self, limits: JobLimits) -> None:
         self._limits = limits
+        #: Most buckets with rows of a job; doubles with every job until `limits.buckets`.
+        self._with_rows = min(FIRST_BUCKETS, limits.buckets)
         #: Most buckets of a job, with or without rows; None: no job was too large.
         self._most: int | None = None
-        #: The number of buckets that did not fit, and how many jobs of the largest size have fitted
-        #: since.
+        #: The smallest number of buckets that did not fit.
         self._too_many = 0
+        #: Jobs of the largest size that have fitted since.
         self._steady = 0
 
     @property
@@ -59,9 +64,7 @@ class JobSize:
             rows, size, buckets = rows + count, size + of, buckets + (bucket != previous)
             previous = bucket
             too_large = (
-                buckets > self._limits.buckets
-                or rows > self._limits.rows
-                or size > self._limits.bytes
+                buckets > self._with_rows or rows > self._limits.rows or size > self._limits.bytes
             )
             if too_large and bucket > position + 1 and buckets > 1:
                 return bucket - 1
@@ -70,11 +73,17 @@ class JobSize:
     def too_large(self, buckets: int) -> bool:
         """The results of a job of this many buckets did not fit. True if a smaller job can be
         tried."""
-        self._most, self._too_many, self._steady = max(1, buckets // 2), buckets, 0
+        half = max(1, buckets // 2)
+        self._too_many = buckets if self._most is None else min(self._too_many, buckets)
+        self._most = half if self._most is None else min(self._most, half)
+        self._steady = 0
         return buckets > 1
 
-    def fitted(self) -> None:
-        if self._most is None:
+    def fitted(self, buckets: int) -> None:
+        """The results of a job of this many buckets did fit. After one that did not, smaller jobs
+        than allowed say nothing about larger ones."""
+        self._with_rows = min(2 * self._with_rows, self._limits.buckets)
+        if self._most is None or buckets < self._most:
             return
         if self._most + 1 < self._too_many:
             self._most += 1
@@ -82,4 +91,5 @@ class JobSize:
         self._steady += 1
         if self._steady >= STEADY_JOBS:
             self._too_many, self._steady = 2 * self._too_many, 0
-            self._most = None if self._too_many > RECOVERED_BUCKETS else self._most + 1
+        if self._too_many > RECOVERED_BUCKETS:
+            self._most = None

@@ -225,7 +225,7 @@ class Progress:
         before = path.position
         assert before is not None
         path.position, path.running_upto = event.hi, None
-        path.job_size.fitted()
+        path.job_size.fitted(event.hi - before)
         path.needs_from, path.horizon = event.needs_from, event.horizon
         del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
         actions: list[Action] = []
@@ -269,6 +269,7 @@ class Progress:
             assert path.position is not None
             overtaken = path.position > consistency.position
             return [*(self._caught_up(path) if overtaken else ()), *self._next(path, event.at)]
+        path.job_size.fitted(event.hi - consistency.position)
         consistency.position, consistency.failures = event.hi, 0
         if event.needs_from is not None:
             consistency.needs_from = event.needs_from

@@ -28,6 +28,7 @@ from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import (
     arrow_schema,
+    check_edge_names,
     check_names,
     check_time,
     columns_twice,
@@ -35,7 +36,7 @@ from holdfast.model.schema import (
     type_ddl,
 )
 from holdfast.model.wellformed import routed_by, routes_into, topological
-from holdfast.storage.rows import routed_alike
+from holdfast.storage.rows import compared_exactly, routed_alike
 
 _log = logging.getLogger("holdfast.engine")
 
@@ -217,6 +218,7 @@ def _compile(
                 raise InputError(problem)
             compiled.schema[op.name] = schema_ddl(out)
         case ops.Output():
+            check_edge_names(arrow_schema(ddl[0]).names, of=op.name)
             compiled.schema[op.name] = ddl[0]
         case _:
             raise InputError(f"{op.name}: operators of kind {op.kind} cannot run yet")
@@ -297,8 +299,17 @@ def _no_maps(op: ops.Exchange, schema: pa.Schema) -> None:
 
 
 def _comparable_keys(op: ops.Join, left: str, right: str, time_l: str, time_r: str) -> None:
-    """Equal keys of both sides must be routed to the same partition."""
+    """Spark compares the keys of both sides without losing digits, and equal keys are routed to the
+    same partition."""
     sides = (arrow_schema(left), arrow_schema(right))
+    for key in op.on if isinstance(op.on, tuple) else ():
+        kinds = [side.field(key).type for side in sides]
+        if not compared_exactly(kinds[0], kinds[1]):
+            raise InputError(
+                f"{op.name}: the column {key!r} is {type_ddl(kinds[0])} on the left and "
+                f"{type_ddl(kinds[1])} on the right; Spark would compare them without their last "
+                "digits: cast one of them with .map(...) before the join"
+            )
     for key in sorted({key for route in routes_into(op) for key in route}):
         if key == time_l != time_r:
             raise InputError(

@@ -22,11 +22,19 @@ from pyspark.sql import SparkSession
 
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
-from holdfast.engine.inputs import InputFile, Inputs, StepResult
+from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
 from holdfast.engine.sample import sample_rows
-from holdfast.engine.session import Sessions
+from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
 from holdfast.engine.spark_errors import error_of_step
-from holdfast.engine.state import Version, check_files, files_below, release, write_rows
+from holdfast.engine.state import (
+    Line,
+    Version,
+    check_files,
+    files_below,
+    line_of,
+    release,
+    write_rows,
+)
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS
 from holdfast.errors import HoldfastError, InputError
@@ -48,6 +56,7 @@ class Engine:
         folder: str,
         *,
         pane_buckets: int = PANE_BUCKETS,
+        large_rows: int = LARGE_JOB_ROWS,
         compiled: Compiled | None = None,
     ) -> None:
         self.network = network
@@ -55,6 +64,8 @@ class Engine:
         #: Folder of the state files; executors must be able to write to it.
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
+        #: Jobs that may read at least this many rows are large.
+        self.large_rows = large_rows
         self.compiled = compiled or compile_network(network, sessions.small)
         #: Operators that use their general plan: all of every path in which a short plan has raised
         #: `TOO_WIDE`.
@@ -106,28 +117,35 @@ class Engine:
         hi: int,
         inputs: Inputs,
         *,
-        tentative: bool = False,
+        line: Line = "stable",
+        on_results: OnResults | None = None,
     ) -> StepResult:
-        """Compute buckets lo..hi. The stable and the tentative line of a path may run at the same
-        time, in two threads."""
+        """Compute buckets lo..hi. The lines of a path may run at the same time, each in a thread of
+        its own. `on_results` gets the results before the state is complete; if the
+        step fails afterwards, the caller repeats it and gets the same results again."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
-            return self._run(path, version, lo, hi, inputs, tentative)
+            return self._run(path, version, lo, hi, inputs, line, on_results)
         except InputError as err:
             short = {op.name for op in path.operators} & self._with_short_plan
             if exact.TOO_WIDE not in str(err) or short <= general:
                 raise
             self.general |= short
-            return self._run(path, version, lo, hi, inputs, tentative)
+            return self._run(path, version, lo, hi, inputs, line, on_results)
 
     def _run(
-        self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, tentative: bool
-    ) -> StepResult:
-        step = Step(self, path, version, lo, hi, inputs, line=line_of(path, tentative))
+        self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, line: Line,
+        on_results: OnResults | None,
+    ) -> StepResult:  # fmt: skip
+        step = Step(self, path, version, lo, hi, inputs, line=line_of(path.name, line))
+        # Each line of each node has a pool: Spark shares the cores evenly among the pools, so that
+        # a node that catches up does not starve the others.
+        context = self.sessions.small.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", f"{self.folder} {step.line}")
         files_before = frozenset(self._made.get(step.line, ()))
         try:
-            return step.run()
+            return step.run(on_results)
         except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
             self._undo(step, files_before)
             if (translated := error_of_step(err, path, lo, hi, self.folder)) is err:
@@ -179,13 +197,13 @@ class Engine:
         for version in versions:
             self._made.setdefault(version.path, set()).update(version.files())
 
-    def release(self, path: Path, kept: Sequence[Version], *, tentative: bool = False) -> None:
-        """Delete the files of versions that no rollback can select. `kept`: the versions that both
-        lines retain. A line deletes only its own files, because the other line may be writing."""
-        line = line_of(path, tentative)
-        release(self.folder, kept, self._made.setdefault(line, set()))
-        self._sweep(line)
-        self._failed.pop(line, None)
+    def release(self, path: Path, kept: Sequence[Version], *, line: Line = "stable") -> None:
+        """Delete the files of versions that no rollback can select. `kept`: the versions that all
+        lines retain. A line deletes only its own files, because other lines may be writing."""
+        name = line_of(path.name, line)
+        release(self.folder, kept, self._made.setdefault(name, set()))
+        self._sweep(name)
+        self._failed.pop(name, None)
 
     def made(self, line: str, file: str) -> None:
         self._made.setdefault(line, set()).add(file)
@@ -196,10 +214,6 @@ class Engine:
         if key not in self._readers:
             self._readers[key] = spark.read.schema(schema)
         return self._readers[key]
-
-
-def line_of(path: Path, tentative: bool) -> str:
-    return f"{path.name}~" if tentative else path.name
 
 
 class _MadeUp:

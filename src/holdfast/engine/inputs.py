@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
@@ -25,10 +26,15 @@ class Inputs(Protocol):
     def files(self, stream: str, lo: int, hi: int) -> list[InputFile]: ...
 
 
+#: For each output stream, the buckets that have rows and their tables, in bucket order.
+Results = dict[str, list[tuple[int, pa.Table]]]
+#: Logs the results of a step before the step prepares the state for later ones.
+OnResults = Callable[[Results], None]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    #: For each output stream, the buckets that have rows and their tables, in bucket order.
-    outputs: dict[str, list[tuple[int, pa.Table]]]
+    outputs: Results
     version: Version
     #: Number of Spark jobs of the step; 0 if no result was due.
     jobs: int

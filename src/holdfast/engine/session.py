@@ -7,6 +7,7 @@ bit, because the arithmetic does not depend on the plan.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -14,11 +15,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import zipfile
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,47 +32,20 @@ from pyspark.sql import SparkSession
 
 from holdfast.config import Options
 from holdfast.errors import SetupError
+from holdfast.spark_settings import LOOPBACK, SQL, STATIC
 
 #: A job that may read at least this many rows uses code generation and more than one task. The
 #: value lies between the 10,000 and the 2,000,000 rows of a closing window in
 #: `experiment vs-structured-streaming`.
 LARGE_JOB_ROWS = 50_000
 
+#: No Java class is generated and compiled: neither for a stage nor for a projection.
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 #: Longest wait for the end of a killed JVM, in seconds.
 END_S = 5.0
-
-_STATIC = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.ui.retainedJobs": "20",
-    "spark.ui.retainedStages": "20",
-    "spark.ui.retainedTasks": "200",
-    "spark.sql.ui.retainedExecutions": "5",
-    "spark.cleaner.periodicGC.interval": "2min",
-    "spark.speculation": "false",
-    "spark.dynamicAllocation.enabled": "false",
-    "spark.scheduler.mode": "FAIR",
-    "spark.locality.wait": "0",
-    # Pages could change after the driver has verified a file.
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-_SQL = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-    "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
-    "spark.sql.ui.explainMode": "simple",
-    # Every execution formats its plan for the Spark UI, which is disabled: keep the text short.
-    "spark.sql.debug.maxToStringFields": "2",
-    "spark.sql.maxPlanStringLength": "100",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
-    "spark.sql.parquet.aggregatePushdown": "false",
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,36 +107,60 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         problem = java_problem()
         if problem:
             raise SetupError(problem)
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        is_local = options.master.startswith("local")
+        if is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+        # The executors of a cluster may have their Python elsewhere.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         conf = {
-            **_STATIC,
+            **STATIC,
+            **(LOOPBACK if is_local else {}),
             "spark.master": options.master,
             "spark.app.name": name,
             "spark.driver.memory": options.memory,
-            # Larger results would exhaust the heap; the step is split instead.
-            "spark.driver.maxResultSize": str(options.memory_bytes // 2),
+            # Larger results are computed in smaller steps. Spark holds a result several times.
+            "spark.driver.maxResultSize": str(min(1 << 30, options.memory_bytes // 8)),
             "spark.executor.memory": options.executor_memory,
             "spark.driver.extraJavaOptions": (
-                f"-Xms{options.memory} -XX:+UseParallelGC {options.java_options}".strip()
+                f"-Xms{options.memory} -XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError "
+                f"{options.java_options}".strip()
             ),
-            "spark.pyspark.python": sys.executable,
+            "spark.pyspark.python": os.environ["PYSPARK_PYTHON"],
             "spark.log.level": "ERROR",
+            **options.spark,
         }
         with nullcontext() if os.environ.get("HOLDFAST_DEBUG") else _output_to(jvm_log):
             active = _launched(SparkConf().setAll(list(conf.items())))
         active.sparkContext.setLogLevel("OFF")
+        if not is_local:
+            active.sparkContext.addPyFile(_package())
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for query_errors in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             # These loggers write Spark's stack traces to stderr. Holdfast reports the errors.
             PySparkLogger.getLogger(query_errors).setLevel(logging.CRITICAL)
     cores = max(1, int(active.sparkContext.defaultParallelism))
+    # Large jobs use all cores of the cluster; the results do not depend on the number of tasks.
+    tasks = options.spark.get("spark.sql.shuffle.partitions", str(max(2, cores)))
     return Sessions(
-        small=_session(active, {"spark.sql.codegen.wholeStage": "false"}),
-        large=_session(active, {"spark.sql.codegen.wholeStage": "true"}),
+        small=_session(active, _INTERPRETED, tasks),
+        large=_session(active, {"spark.sql.codegen.wholeStage": "true"}, tasks),
         cores=cores,
     )
+
+
+def _package() -> str:
+    """A zip file of this package, which executors on other machines import. It is deleted when the
+    process exits."""
+    source = Path(__file__).parents[1]
+    folder = tempfile.mkdtemp(prefix="holdfast-package-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "holdfast.zip")
+    with zipfile.ZipFile(path, "w") as file:
+        for module in sorted(source.rglob("*.py")):
+            file.write(module, str(Path(source.name) / module.relative_to(source)))
+    return path
 
 
 def _launched(conf: SparkConf) -> SparkSession:
@@ -211,9 +212,8 @@ def _kill_jvm(before: Collection[int]) -> list[psutil.Process]:
     return killed
 
 
-def _session(base: SparkSession, settings: dict[str, str]) -> SparkSession:
+def _session(base: SparkSession, settings: dict[str, str], tasks: str) -> SparkSession:
     session = base.newSession()
-    # Large jobs use a small fixed number of tasks; the results do not depend on this number.
-    for key, value in {**_SQL, "spark.sql.shuffle.partitions": "2", **settings}.items():
+    for key, value in {**SQL, "spark.sql.shuffle.partitions": tasks, **settings}.items():
         session.conf.set(key, value)
     return session

@@ -34,8 +34,12 @@ _OURS = re.compile(
 #: Messages for a full disk. The file need not be in the storage of the node: Spark writes temporary
 #: files elsewhere.
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-#: Spark's messages if the results of a job exceed `spark.driver.maxResultSize` or the heap.
-_TOO_LARGE = ("spark.driver.maxResultSize", "java.lang.OutOfMemoryError")
+#: Spark's message if the results of a job exceed `spark.driver.maxResultSize`.
+_TOO_LARGE = "Total size of serialized results"
+#: The class of an exception, not a value that the query has read.
+_OUT_OF_MEMORY = re.compile(
+    r"(?:^|Caused by: |: )(?:[\w$]+\.)*\w*OutOf(?:Direct)?Memory(?:Error|Exception)\b", re.MULTILINE
+)
 #: Error messages of Spark and the JVM about files in the storage of the node, and their errno. The
 #: JVM raises FileNotFoundException for other causes too and then names the cause, so causes are
 #: first.
@@ -67,10 +71,10 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
                 "free space, then the step is retried"
             )
         return type(cause)(f"{where}: {cause}")
-    if any(words in str(err) for words in _TOO_LARGE):
+    if is_too_large(err, can_be_split=lo < hi):
         return TooLarge(
-            f"{where}: the results do not fit the memory of the driver; with one bucket, raise "
-            "memory (--memory), or use shorter buckets or more partitions"
+            f"{where}: the results do not fit the memory of the driver; stop the run and start it "
+            "with more memory (--memory), or divide the fragment into partitions"
         )
     if not isinstance(err, PySparkException):
         return err
@@ -79,6 +83,15 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
     if location is None:
         return InputError(text)
     return UserFunctionError(f"{text}, at {location}", location)
+
+
+def is_too_large(err: Exception, *, can_be_split: bool) -> bool:
+    """Whether a job failed because it was too large. Lack of memory may have other causes, so it
+    counts only if smaller jobs can be tried."""
+    text = str(err)
+    if not isinstance(err, PySparkException | Py4JJavaError) or raised_in(text) is not None:
+        return False
+    return _TOO_LARGE in text or (can_be_split and _OUT_OF_MEMORY.search(text) is not None)
 
 
 def _storage_error(err: Exception, folder: str) -> LogError | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import pyarrow as pa
@@ -21,6 +21,15 @@ import pyarrow.parquet as pq
 
 from holdfast.errors import InputError, LogCorrupted, LogError
 from holdfast.storage.files import crc_of, put_file, storage
+
+#: Steps of different lines of a path may run at the same time. Each line deletes only its own
+#: files.
+Line = Literal["stable", "tentative", "recomputation"]
+
+
+def line_of(path: str, line: Line) -> str:
+    """The name of a line."""
+    return path if line == "stable" else f"{path} {line}"
 
 
 @dataclass(frozen=True, slots=True)

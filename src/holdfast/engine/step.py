@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from holdfast.engine import determinism, keyed, windows
 from holdfast.engine.compiled import count_windows, join, stamp
-from holdfast.engine.inputs import StepResult
+from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.sql import contains, query, quoted, select_from
 from holdfast.engine.state import Chunk, Version
@@ -29,7 +29,7 @@ Rows = list[tuple[int, pa.Table]]
 class Step(History):
     # -- the run ---------------------------------------------------------------------------
 
-    def run(self) -> StepResult:
+    def run(self, on_results: OnResults | None = None) -> StepResult:
         ends = {output: self._end(output) for output in self.path.outputs}
         end_operators = {end.name: end for end in ends.values()}
         operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
@@ -56,6 +56,8 @@ class Step(History):
             for name, end in end_operators.items()
         }
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
+        if on_results is not None:
+            on_results(outputs)  # folding does not delay the results
         self._take_shards()
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
@@ -181,22 +183,26 @@ class Step(History):
                 plan, time = self.compiled.plans[op.name], self.compiled.time[up.name]
                 text = windows.partials(plan, op, select_from("rows"), time)
                 panes = query(text, rows=rows)
-                chunks = (*chunks, self._pane_chunk(op, panes, raw_from, self.hi, raw))
+                folded = self._pane_chunk(op, panes, raw_from, self.hi, raw)
+                chunks = (*chunks, folded) if folded is not None else chunks
         if len(chunks) > PANE_FILES:
             stored = self._read(self.compiled.panes[op.name], self._files(chunks))
             merged = query(
                 self.compiled.plans[op.name].merge(select_from("panes"), "__p"), panes=stored
             )
             buckets = sorted({b for chunk in chunks for b in chunk.buckets})
-            chunks = (self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets),)
+            folded = self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets)
+            chunks = (folded,) if folded is not None else chunks
         self.panes[op.name] = chunks
 
     def _pane_chunk(
         self, op: ops.TimeWindow, panes: DataFrame, lo: int, hi: int, buckets: list[int]
-    ) -> Chunk:
+    ) -> Chunk | None:
         self.jobs += 1
-        chunk = self._write(panes.toArrow(), op.name, lo, hi)
-        return replace(chunk, buckets=tuple(buckets))
+        rows = self._if_it_fits(panes.toArrow)
+        if rows is None:
+            return None
+        return replace(self._write(rows, op.name, lo, hi), buckets=tuple(buckets))
 
     # -- joins ---------------------------------------------------------------------------------
 

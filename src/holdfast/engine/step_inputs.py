@@ -7,20 +7,23 @@ retained in chunks. Many small files are merged into one.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from holdfast.engine import determinism, windows
 from holdfast.engine.inputs import Inputs
-from holdfast.engine.session import LARGE_JOB_ROWS
+from holdfast.engine.spark_errors import is_too_large
 from holdfast.engine.sql import quoted, read_parquet
 from holdfast.engine.state import Chunk, Version, check_file, read_table, write_rows
 from holdfast.errors import InputError, LogError
@@ -32,6 +35,8 @@ from holdfast.storage.rows import canonical, runs, sort_canonical, times_us
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
+
+_log = logging.getLogger("holdfast.engine")
 
 #: Number of buckets with rows after which the rows of open windows are folded into panes.
 PANE_BUCKETS = 16
@@ -106,7 +111,7 @@ class History:
         # still need, and state.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        large = raw + version.rows() >= LARGE_JOB_ROWS
+        large = raw + version.rows() >= engine.large_rows
         self.spark = engine.sessions.large if large else engine.sessions.small
         self.small = not large
 
@@ -355,14 +360,25 @@ class History:
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             lo = max(alive, chunks[0].lo)
             merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
-            chunks = self._row_chunk(op, port, up, (), merged, lo)
+            one = self._row_chunk(op, port, up, (), merged, lo)
+            chunks = one if one or merged is None else chunks
         return chunks
 
     def _row_chunk(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
         rows: DataFrame | None, lo: int,
     ) -> tuple[Chunk, ...]:  # fmt: skip
-        if rows is None:
+        table = None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
+        if table is None:
             return chunks
-        chunk = self._write(self._arrow(rows, up.name), f"{op.name}.{port}", lo, self.hi, up)
-        return (*chunks, chunk)
+        return (*chunks, self._write(table, f"{op.name}.{port}", lo, self.hi, up))
+
+    def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
+        """Rows that would only be stored in another form; None if they are too large for that."""
+        try:
+            return collect()
+        except (PySparkException, Py4JJavaError) as err:
+            if not is_too_large(err, can_be_split=True):
+                raise
+            _log.info("path %s: not folded, because the rows are too large", self.path.name)
+            return None

@@ -168,7 +168,15 @@ def columns_twice(names: list[str]) -> list[str]:
 
 def check_names(names: Iterable[str], *, of: str) -> None:
     """Raise InputError for column names that Holdfast needs itself."""
-    taken = [name for name in names if name.startswith("__") or name.lower() in _RESERVED]
+    _refuse([name for name in names if name.startswith("__")], of)
+
+
+def check_edge_names(names: Iterable[str], *, of: str) -> None:
+    """The same for sources and outputs, to whose rows Holdfast adds columns."""
+    _refuse([name for name in names if name.startswith("__") or name.lower() in _RESERVED], of)
+
+
+def _refuse(taken: list[str], of: str) -> None:
     if taken:
         raise InputError(
             f"{of}: column {taken[0]!r}: this name is reserved, as are all names that start with "

@@ -15,7 +15,7 @@ from holdfast.config import duration_text
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
-from holdfast.model.schema import arrow_schema, check_names, check_time
+from holdfast.model.schema import arrow_schema, check_edge_names, check_time
 
 
 def check(network: Network) -> None:
@@ -161,7 +161,7 @@ def _schemas(network: Network) -> list[str]:
         if isinstance(op, ops.Source | ops.Port):
             try:
                 schema = arrow_schema(op.schema)
-                check_names(schema.names, of="schema")
+                check_edge_names(schema.names, of="schema")
                 problem = check_time(schema, op.time, of=op.name)
             except HoldfastError as err:
                 problem = f"{op.name}: {err}"

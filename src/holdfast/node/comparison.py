@@ -23,7 +23,7 @@ from holdfast.core.divergence import (
     extended,
 )
 from holdfast.engine.state import Version
-from holdfast.errors import LogError, Refuted, TooLarge, Trimmed
+from holdfast.errors import LogError, Refuted, Trimmed
 from holdfast.model.fragments import Fragment
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import (
@@ -33,6 +33,7 @@ from holdfast.node.node_events import (
     Recomputation,
     StepEngine,
 )
+from holdfast.node.pieces import run_in_pieces
 from holdfast.storage import Counter, Log
 from holdfast.streams.calls import Digests
 from holdfast.streams.delivery import Delivery
@@ -177,20 +178,7 @@ class Comparison:
 def digest_of(
     work: Recomputation, engine: StepEngine, path: Any, version: Version, inputs: InputIndex
 ) -> tuple[str, Version]:
-    """Compute the bucket and return its digest; no result is logged. The buckets before it take
-    several steps if their results are too large for one."""
-    lo, buckets = work.lo, work.hi - work.lo + 1
-    while True:
-        hi = min(work.hi, lo + buckets - 1)
-        try:
-            result = engine.run(path, version, lo, hi, inputs, tentative=True)
-        except TooLarge:
-            if lo == hi:
-                raise
-            buckets = (hi - lo + 1) // 2
-            continue
-        if hi == work.hi:
-            break
-        version, lo = result.version, hi + 1
+    """Compute the bucket and return its digest; no result is logged."""
+    result = run_in_pieces(engine, path, version, work.lo, work.hi, inputs, "recomputation")
     tables = [table for bucket, table in result.outputs[work.stream] if bucket == work.hi]
     return "+".join(engine.digest(table) for table in tables), result.version

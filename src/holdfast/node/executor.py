@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from holdfast.config import Options
 from holdfast.core import progress_events as core
@@ -18,9 +19,9 @@ from holdfast.core.job_size import JobLimits
 from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
-from holdfast.engine.state import Version
+from holdfast.engine.inputs import Results
+from holdfast.engine.state import Line, Version
 from holdfast.errors import (
-    InputsLost,
     LogUnusable,
     ProtocolViolation,
     StorageFull,
@@ -53,6 +54,7 @@ from holdfast.node.node_events import (
     Woken,
     Work,
 )
+from holdfast.node.pieces import run_stable
 from holdfast.node.state_lending import Lender
 from holdfast.storage import Ended, Log
 from holdfast.streams.calls import Postponement
@@ -221,25 +223,22 @@ class Performer:
             return after
         if isinstance(work, core.RunTentative):
             result = self.engine.run(
-                path, version, work.lo, work.hi, Best(self.inputs), tentative=True
-            )
+                path, version, work.lo, work.hi, Best(self.inputs), line="tentative",
+                on_results=partial(self.soutput.tentative, work),
+            )  # fmt: skip
             self.jobs += result.jobs
-            self.soutput.tentative(work, result.outputs)
             return result.version
+
+        def on_results(results: Results) -> None:
+            self._service.spent_us.update(dict.fromkeys(path.outputs, work.spent_us))
+            self.soutput.stable(work, path, results)
+
         try:
-            result = self.engine.run(path, version, work.lo, work.hi, self.inputs)
+            result = run_stable(self.engine, path, version, work, self.inputs, on_results)
         except Exception as err:
-            missing_path = self.inputs.missing(path.inputs, version.needs_from, work.hi)
-            if missing_path is None:
-                raise
-            raise InputsLost(
-                f"{missing_path}: this input segment of node {self.name!r} is missing or damaged; "
-                "the node requests the segment from its producer again"
-            ) from err
+            self.inputs.check(path.inputs, version.needs_from, work.hi, self.name, err)
+            raise
         self.jobs += result.jobs
-        for output in path.outputs:
-            self._service.spent_us[output] = work.spent_us
-        self.soutput.stable(work, path, result.outputs)
         self.comparison.note(path.outputs)
         return result.version
 
@@ -315,6 +314,7 @@ class Performer:
             self._carrier.post(Again(run), FULL_S)
             return []
         if isinstance(event.error, TooLarge):
+            _log.info("node %s: %s", self.name, event.error)
             return self.core.handle(core.StepTooLarge(at, run.path, None, str(event.error)))
         if event.error is not None:
             raise event.error
@@ -342,6 +342,8 @@ class Performer:
             self._carrier.post(replace(failed, has_paused=True), FULL_S)
             return []
         if isinstance(event.error, TooLarge):
+            if run.lo == run.hi:
+                self._tentative_failed(event.error)
             return self.core.handle(core.StepTooLarge(at, run.path, run.line, str(event.error)))
         if event.error is not None:
             if isinstance(event.error, ProtocolViolation | LogUnusable):
@@ -356,7 +358,7 @@ class Performer:
         self.tentative_steps += 1
         if self.soutput.lines.get(run.path) == run.line:
             self._tentative[run.path] = event.version
-        self._release(path, tentative=True)
+        self._release(path, "tentative")
         if run.path in self._forgotten and self.core.paths[run.path].running_upto is None:
             self._release(path)  # also files that only the stable version used
         return self.core.handle(done)
@@ -374,8 +376,7 @@ class Performer:
     ) -> list[core.Action]:
         digest = self._recomputed.pop(run, None)
         self.comparison.finished(run, digest, event.error, at, self._to_recompute_from())
-        if not any(name == run.path for name, _ in self._read):  # delete its files
-            self._release(self.paths[run.path], tentative=True)
+        self._release(self.paths[run.path], "recomputation")
         return []
 
     def _to_recompute_from(self) -> dict[str, Version]:
@@ -389,14 +390,14 @@ class Performer:
         """There are peers to compare with, and regular checkpoints to recompute buckets from."""
         return bool(self._peers and self.core.checkpoint_buckets)
 
-    def _release(self, path: Path, *, tentative: bool = False) -> None:
+    def _release(self, path: Path, line: Line = "stable") -> None:
         """Release the files of versions that can no longer be used."""
         used = [self.versions[path.name]] if path.name not in self._forgotten else []
         durable = self.checkpoints.newest
         used += [held[path.name] for held in (durable, self._tentative) if path.name in held]
         used += [version for (name, _), version in self._read.items() if name == path.name]
         used += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
-        self.engine.release(path, used, tentative=tentative)
+        self.engine.release(path, used, line=line)
 
     def _wait_for_space(self, err: StorageFull) -> None:
         if self.trouble is None:
@@ -438,7 +439,7 @@ class Performer:
             case core.Leave():
                 self.soutput.leave(self.paths[action.path])
                 del self._tentative[action.path]
-                self._release(self.paths[action.path], tentative=True)
+                self._release(self.paths[action.path], "tentative")
             case core.Change():
                 for output in self.paths[action.path].outputs:
                     self._service.states[output] = action.state
@@ -460,10 +461,8 @@ class Performer:
                 for output in self.paths[action.path].outputs:
                     if not self.log.info(output).ended:
                         self.log.append(Ended(output))
-            case core.Fail():
-                raise StorageLost(action.why)
-            case core.GiveUp():
-                raise TooLarge(action.why)
+            case core.Fail() | core.GiveUp():
+                raise (StorageLost if isinstance(action, core.Fail) else TooLarge)(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
         self.log.open_stream(

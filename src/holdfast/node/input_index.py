@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.engine.inputs import InputFile
+from holdfast.errors import InputsLost
 from holdfast.storage.files import is_intact, storage
 from holdfast.storage.segment import write_segment
 from holdfast.streams.delivery import Delivery
@@ -63,11 +64,17 @@ class InputIndex:
                 deleted |= any(not self._there(f.path) for f in self._replaced.get(stream, ()))
         return deleted
 
-    def missing(self, streams: Iterable[str], lo: int, hi: int) -> str | None:
-        """Path of a file in a producer's log that is missing or damaged; None: there is none."""
+    def check(self, streams: Iterable[str], lo: int, hi: int, node: str, err: Exception) -> None:
+        """Raise InputsLost if a file in a producer's log is missing or damaged, the probable cause
+        of `err`."""
         held = (file for stream in streams for file in self.files(stream, lo, hi))
         others = (file for file in held if not file.path.startswith(self.folder))
-        return next((file.path for file in others if not self._readable(file)), None)
+        for file in others:
+            if not self._readable(file):
+                raise InputsLost(
+                    f"{file.path}: this input segment of node {node!r} is missing or damaged; the "
+                    "node requests the segment from its producer again"
+                ) from err
 
     def last(self, stream: str) -> int | None:
         """The newest bucket with rows."""

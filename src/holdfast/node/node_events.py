@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import BeganEmpty, NotReady
 from holdfast.core.divergence import Window
-from holdfast.engine.inputs import StepResult
-from holdfast.engine.state import Version
+from holdfast.engine.inputs import OnResults, StepResult
+from holdfast.engine.state import Line, Version
 from holdfast.errors import HoldfastError
 from holdfast.frozen import dataclass
 from holdfast.model.fragments import Path
@@ -176,14 +176,15 @@ class StepEngine(Protocol):
         hi: int,
         inputs: Any,
         *,
-        tentative: bool = False,
+        line: Line = "stable",
+        on_results: OnResults | None = None,
     ) -> StepResult: ...
 
     def check(self, version: Version) -> None: ...
 
     def recovered(self, versions: list[Version]) -> None: ...
 
-    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None: ...
+    def release(self, path: Path, kept: list[Version], *, line: Line = "stable") -> None: ...
 
     def digest(self, table: Any) -> str: ...
 

@@ -87,12 +87,25 @@ def family(kind: pa.DataType) -> pa.DataType:
     return _plain(kind)
 
 
+#: Decimal digits of each integer type.
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
+
+
+def compared_exactly(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether decimals, and decimals and integers, have a common type of 38 digits. Otherwise Spark
+    compares them without their last digits. Other types are compared as Spark documents."""
+    kinds = [pa.decimal128(_DIGITS[kind], 0) if kind in _DIGITS else kind for kind in (one, other)]
+    if not (at.is_decimal(one) or at.is_decimal(other)) or not all(map(at.is_decimal, kinds)):
+        return True
+    whole = max(kind.precision - kind.scale for kind in kinds)
+    return bool(whole + max(kind.scale for kind in kinds) <= 38)
+
+
 def routed_alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether values of both types that Spark compares as equal are routed to the same partition.
-    Decimals must fit a common type: otherwise Spark compares them without their last digits."""
+    """Whether values of both types that Spark compares as equal are routed to the same
+    partition."""
     if at.is_decimal(one) and at.is_decimal(other):
-        whole = max(one.precision - one.scale, other.precision - other.scale)
-        return bool(whole + max(one.scale, other.scale) <= 38)
+        return compared_exactly(one, other)
     if at.is_struct(one) and at.is_struct(other) and one.num_fields == other.num_fields:
         pairs = zip(one, other, strict=True)
         return all(routed_alike(left.type, right.type) for left, right in pairs)

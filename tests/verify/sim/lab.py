@@ -4,10 +4,12 @@ a moment that only the run itself determines."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast.config import Options
+from holdfast.engine.inputs import OnResults, Results, StepResult
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network
 from holdfast.verify.history import Given, Hinted, History
@@ -15,7 +17,9 @@ from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim import inspection
 from holdfast.verify.sim.networks import NETWORKS, small
 from holdfast.verify.sim.networks import _sources as sources
+from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Outcome, Simulation
+from holdfast.verify.sim.tables import Rows
 
 S = 1_000_000
 
@@ -110,3 +114,34 @@ def given(history: History, stability: str, since_us: int, until_us: int) -> lis
         for event in history.of(Given)
         if event.stability == stability and since_us <= event.at < until_us
     ]
+
+
+def flip_result(node: NodeProcess) -> None:
+    """Damages one row of the next non-empty bucket that the node computes."""
+    engine = node.performer.engine
+    original: Any = engine.run
+
+    def damage(results: Results) -> None:
+        for buckets in results.values():
+            if buckets and engine.run is wrong:
+                bucket, table = buckets[0]
+                buckets[0] = (bucket, Rows(table.rows).damaged())
+                engine.run = original  # type: ignore[method-assign]
+
+    wrong = changing(original, damage)
+    engine.run = wrong  # type: ignore[method-assign]
+
+
+def changing(run: Any, change: Callable[[Results], None]) -> Any:
+    """`StepEngine.run` with other results."""
+
+    def changed(*args: Any, on_results: OnResults | None = None, **options: Any) -> StepResult:
+        def first_changed(results: Results) -> None:
+            change(results)
+            if on_results is not None:
+                on_results(results)
+
+        result: StepResult = run(*args, on_results=first_changed, **options)
+        return result
+
+    return changed

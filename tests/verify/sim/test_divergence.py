@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
-from typing import Any
 
 from holdfast.config import Options
-from holdfast.engine.inputs import StepResult
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Simulation
-from holdfast.verify.sim.tables import Rows
+from tests.verify.sim.lab import flip_result
 
 S = 1_000_000
 OPTIONS = Options(checkpoint_buckets=20)
@@ -53,23 +51,6 @@ class Broken:
 
     def failed(self) -> set[str]:
         return {verdict.checker for verdict in self.outcome.failed}
-
-
-def flip_result(node: NodeProcess) -> None:
-    """Damages one row of the next bucket that the node computes."""
-    engine = node.performer.engine
-    original: Any = engine.run
-
-    def wrong(path: Any, version: Any, lo: int, hi: int, inputs: Any, **options: Any) -> StepResult:
-        result: StepResult = original(path, version, lo, hi, inputs, **options)
-        for stream, buckets in result.outputs.items():
-            if buckets and engine.run is wrong:
-                bucket, table = buckets[0]
-                result.outputs[stream][0] = (bucket, Rows(table.rows).damaged())
-                engine.run = original  # type: ignore[method-assign]
-        return result
-
-    engine.run = wrong  # type: ignore[method-assign]
 
 
 def flip_state(node: NodeProcess) -> None:

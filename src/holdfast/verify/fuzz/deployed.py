@@ -46,8 +46,8 @@ def _push(run: Run, network: Network, tables: Mapping[str, pa.Table], extra_buck
     """Push the rows bucket by bucket, and close the buckets until no result is open."""
     width_us = network.width_us
     buckets = {op.name: times_us(tables[op.name], op.time) // width_us for op in network.sources}
-    first = min(int(of.min()) for of in buckets.values())
-    last = max(int(of.max()) for of in buckets.values())
+    present = np.concatenate(list(buckets.values()))
+    first, last = int(present.min()), int(present.max())
     for bucket in range(first, last + 1):
         for name, of in buckets.items():
             rows = tables[name].filter(pa.array(np.equal(of, bucket)))

@@ -14,20 +14,7 @@ from holdfast.verify.fuzz.row_oracle import TooLarge, outputs
 
 _WIDTHS_MS = (100, 250, 500)
 _BASES_US = (0, 1_700_000_000_000_000, -3_000_000_000)
-_ODD_NAMES = (
-    "a b",
-    "select",
-    "ключ",
-    "x`y",
-    "Time",
-    "l",
-    "r",
-    "n",
-    "value",
-    "a.b",
-    "e",
-    "__end"[1:],
-)
+_ODD_NAMES = ("a b", "select", "ключ", "x`y", "Time", "l", "r", "value", "a.b", "e", "_end", "x'")
 _SIZES_MS = (50, 100, 250, 300, 500, 700, 1_000, 1_500)
 #: Most rows of a node: a join can have more rows than both of its inputs.
 _ROWS_MAX = 1_500
@@ -75,6 +62,7 @@ class _Drawing:
         #: Nodes whose results other operators may use: approximate results are only outputs.
         self.usable: list[str] = []
         self.names = 0
+        self.odd_names = list(_ODD_NAMES)
 
     def case(self) -> Case:
         base_us = self.rng.choice(_BASES_US)
@@ -118,8 +106,9 @@ class _Drawing:
     def _name(self) -> str:
         """A new column name; some need quotes. Names differ also without regard to case."""
         self.names += 1
-        odd = self.rng.random() < 0.15
-        return f"{self.rng.choice(_ODD_NAMES)}{self.names}" if odd else f"c{self.names}"
+        if self.odd_names and self.rng.random() < 0.15:
+            return self.odd_names.pop(self.rng.randrange(len(self.odd_names)))
+        return f"c{self.names}"
 
     def _input(self) -> str:
         """A stream; later ones are drawn more often."""
@@ -145,7 +134,7 @@ class _Drawing:
         columns[self._name()] = rng.choice(kinds.COMMON_KEYS)
         for _ in range(rng.randint(1, 5)):
             columns[self._name()] = rng.choice(kinds.ALL)
-        count = rng.choice((1, 10, 40, 80, 120))
+        count = rng.choice((1, 10, 40, 80, 120) if not self.nodes else (0, 1, 10, 40, 80, 120))
         buckets = rng.sample(range(14), rng.randint(1, 9))
         at = [base_us + rng.choice(buckets) * self.width_us + rng.choice(
                 (0, self.width_us - 1, rng.randrange(0, self.width_us, 10_000),
@@ -215,7 +204,7 @@ class _Drawing:
         one, other = self._input(), self._input()
         if one == other or self._stream(one).time != self._stream(other).time:
             part = self._add("filter", [one], condition=self._condition(one))
-            self._add("union", [one, part])
+            self._add("union", self.rng.choice(([one, part], [part, one, part])))
             return
         left, right = self._stream(one), self._stream(other)
         free = self._columns(other)
@@ -255,6 +244,9 @@ class _Drawing:
         numbers = kind in ("sum", "avg", "quantile") or kind in _APPROXIMATE[2:]
         fits = kinds.is_number if numbers else lambda of: not kinds.is_nested(of)
         columns = self._columns(up, fits)
+        if not numbers and rng.random() < 0.3:
+            times = (self._stream(up).time, "window_start")
+            columns = [name for name in self._stream(up).columns if name in times]
         if not columns:
             return None
         params: dict[str, Any] = {}

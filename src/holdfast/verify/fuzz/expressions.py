@@ -6,7 +6,6 @@ column with a literal, combined by `and`, `or` and `not`, with SQL's three truth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +48,8 @@ def evaluated(expression: Expression, row: Mapping[str, Any]) -> Any:
         case "column" | "bigint":
             return value
         case "modulo":
-            return int(math.fmod(value, expression[2]))
+            rest = abs(value) % expression[2]
+            return rest if value >= 0 else -rest
         case "double":
             return float(value)
         case "string":

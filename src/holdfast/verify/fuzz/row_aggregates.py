@@ -57,7 +57,7 @@ def _sum(values: list[Any], kind: str, *, average: bool) -> Any:
     if not values:
         return None
     if isinstance(values[0], Decimal):
-        return _decimal(sum(map(Fraction, values), Fraction(0)), len(values), kind, average=average)
+        return _decimal(values, kind, average=average)
     if isinstance(values[0], float):
         if not all(map(math.isfinite, values)):
             special = sum(value for value in values if not math.isfinite(value))
@@ -115,14 +115,15 @@ def _top(values: list[Any], k: int) -> list[dict[str, Any]]:
     return [{"value": by_form[form], "count": counts[form]} for form in ranked[:k]]
 
 
-def _decimal(total: Fraction, count: int, kind: str, *, average: bool) -> Decimal | None:
+def _decimal(values: list[Decimal], kind: str, *, average: bool) -> Decimal | None:
     """The sum or the average, rounded half up; null if it does not fit its type, or the sum does
     not fit 38 digits."""
     precision, scale = digits(kind)
-    scale_of_sum = scale - 4 if average else scale
-    if abs(total) * 10**scale_of_sum >= 10**38:
+    total = sum(map(Fraction, values), Fraction(0))
+    fraction_digits = max(-int(value.as_tuple().exponent) for value in values)
+    if abs(total) * 10**fraction_digits >= 10**38:
         return None
-    scaled = (total / count if average else total) * 10**scale
+    scaled = (total / len(values) if average else total) * 10**scale
     with localcontext(prec=200, rounding=ROUND_HALF_UP):
         whole = (Decimal(scaled.numerator) / Decimal(scaled.denominator)).to_integral_value()
         return whole.scaleb(-scale) if abs(whole) < 10**precision else None

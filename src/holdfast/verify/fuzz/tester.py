@@ -7,15 +7,16 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.config import Options
-from holdfast.engine.session import Sessions
-from holdfast.errors import HoldfastError, NetworkError
+from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
+from holdfast.errors import NetworkError
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.runtime.running import Deployment
 from holdfast.verify.fuzz import kinds, row_oracle
@@ -24,7 +25,7 @@ from holdfast.verify.fuzz.deployed import run_deployed
 from holdfast.verify.fuzz.draw import draw, draw_layout
 from holdfast.verify.fuzz.engine_run import digests, run_network
 from holdfast.verify.fuzz.kinds import rank, same
-from holdfast.verify.fuzz.program import Layout, network_of, program
+from holdfast.verify.fuzz.program import Fragment, Layout, network_of, program
 from holdfast.verify.fuzz.row_aggregates import Near
 
 #: Of the processes of a deployment.
@@ -47,6 +48,19 @@ class Variant:
     large: bool = False
     #: Runs sources, nodes and clients instead of the engine alone.
     deployment: Deployment | None = None
+
+    def body(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Variant:
+        layout = body["layout"]
+        fragments = {
+            node: Fragment(of["name"], tuple(of["by"]), of["partitions"])
+            for node, of in layout["fragments"].items()
+        }
+        rest = {name: body[name] for name in ("pane_buckets", "large", "deployment")}
+        return Variant(Layout(layout["shards"], fragments), tuple(body["groups"]), **rest)
 
     def __str__(self) -> str:
         fragments = ", ".join(of.name for of in self.layout.fragments.values()) or "none"
@@ -113,15 +127,10 @@ def variants(case: Case) -> list[Variant]:
 
 
 def check_seed(
-    seed: int,
-    sessions: Sessions,
-    summary: Summary,
-    *,
-    case: Case | None = None,
-    deploy: bool = False,
+    seed: int, sessions: Sessions, summary: Summary, *, deploy: bool = False
 ) -> Failure | None:
     """Run all variants of the case of a seed; with `deploy` also as a deployment of processes."""
-    case = case or draw(seed)
+    case = draw(seed)
     ideal = row_oracle.outputs(case)
     summary.networks += 1
     _cover(case, ideal, summary)
@@ -175,19 +184,19 @@ def run(
                 extra_buckets=extra_buckets, options=_OPTIONS,
             )  # fmt: skip
         else:
-            large = Sessions(sessions.large, sessions.large, sessions.cores)
             results = run_network(
-                network, tables, large if variant.large else sessions, groups=variant.groups,
-                extra_buckets=extra_buckets, pane_buckets=variant.pane_buckets,
+                network, tables, sessions, groups=variant.groups, extra_buckets=extra_buckets,
+                pane_buckets=variant.pane_buckets,
+                large_rows=1 if variant.large else LARGE_JOB_ROWS,
             )  # fmt: skip
-    except HoldfastError as err:
+    except Exception as err:
         return [f"error: {type(err).__name__}: {err}"], {}
     found, tables = [], {}
     for name in case.outputs:
         stream = stream_of(case, name)
         # The client of an output without rows receives no table.
         table = results.get(f"out_{name}", _schema(stream).empty_table())
-        found += compare(table, ideal[name], stream, name)
+        found += compare(table, ideal[name], stream, name) + _uncanonical(table, name)
         tables[name] = table
     return found, digests(tables)
 
@@ -222,6 +231,19 @@ def _reach_us(case: Case) -> int:
         own = node.size if node.kind not in ("source", "count_window") else 0
         reach[node.name] = own + max((reach[up] for up in node.inputs), default=0)
     return max(reach.values())
+
+
+def _uncanonical(table: pa.Table, name: str) -> list[str]:
+    """Doubles whose bits are not the canonical ones of their value."""
+    found = []
+    for column, of in zip(table.columns, table.schema, strict=True):
+        if pa.types.is_floating(of.type):
+            values = column.drop_null().to_numpy()
+            zeros = np.signbit(values) & (values == 0)
+            nans = np.signbit(values) & np.isnan(values)
+            if zeros.any() or nans.any():
+                found.append(f"canonical: {name}: {of.name!r} has a negative zero or NaN")
+    return found
 
 
 def compare(table: pa.Table, wanted: list[row_oracle.Row], stream: Stream, name: str) -> list[str]:

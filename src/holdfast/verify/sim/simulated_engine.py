@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.engine.inputs import InputFile, StepResult
-from holdfast.engine.state import Chunk, Shard, Version
+from holdfast.engine.inputs import InputFile, OnResults, StepResult
+from holdfast.engine.state import Chunk, Line, Shard, Version, line_of
 from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -64,10 +64,6 @@ class MemoryInputs(InputIndex):
         pass
 
 
-def line_of(path: Path, tentative: bool) -> str:
-    return f"{path.name}~" if tentative else path.name
-
-
 class EngineTwin:
     """Implements `node_events.StepEngine`."""
 
@@ -110,14 +106,13 @@ class EngineTwin:
         hi: int,
         inputs: Any,
         *,
-        tentative: bool = False,
+        line: Line = "stable",
+        on_results: OnResults | None = None,
     ) -> StepResult:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
-        # A rebuilt state starts up to `reach` buckets before the first result.
-        most = self.buckets_max
-        if most is not None and hi - lo >= most + self.reach(path):
+        if self.buckets_max is not None and hi - lo >= self.buckets_max:
             raise TooLarge(f"path {path.name}, buckets {lo} to {hi}: too large")
-        step = _Step(self, path, version, inputs, line_of(path, tentative))
+        step = _Step(self, path, version, inputs, line_of(path.name, line))
         outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
         for bucket in range(lo, hi + 1):
             for name in path.outputs:
@@ -128,6 +123,8 @@ class EngineTwin:
                 if rows:
                     outputs[name].append((bucket, Rows(rows)))
             step.advance(bucket)
+        if on_results is not None:
+            on_results(outputs)
         return StepResult(outputs, step.after(), 1)
 
     def reach(self, path: Path) -> int:
@@ -148,14 +145,14 @@ class EngineTwin:
         for version in versions:
             self._made[version.path] = version.files()
 
-    def release(self, path: Path, kept: list[Version], *, tentative: bool = False) -> None:
+    def release(self, path: Path, kept: list[Version], *, line: Line = "stable") -> None:
         needed = [name for version in kept for name in version.files()]
-        line = line_of(path, tentative)
-        files = self._made.get(line, [])
+        of_line = line_of(path.name, line)
+        files = self._made.get(of_line, [])
         for name in files:
             if name not in needed:
                 self._disk.delete(f"{self.folder}/{name}")
-        self._made[line] = [name for name in files if name in needed]
+        self._made[of_line] = [name for name in files if name in needed]
 
     def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
         self._number += 1

@@ -9,11 +9,13 @@ import pytest
 from holdfast.core import progress
 from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.edge.client import Client
+from holdfast.engine.inputs import Results
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
 from holdfast.storage import Log
 from holdfast.streams.soutput import SOutput
 from holdfast.verify.sim.tables import Rows
+from tests.verify.sim.lab import changing
 from tests.verify.sim.mutations.planting import mutation
 
 
@@ -62,17 +64,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 
     def other(self: Performer, path: Any, *rest: Any) -> Any:
-        run = self.engine.run
-
-        def shifted(*args: Any, **options: Any) -> Any:
-            result = run(*args, **options)
-            for tables in result.outputs.values():
+        def shift(results: Results) -> None:
+            for tables in results.values():
                 for number, (bucket, table) in enumerate(tables):
                     rows = [(*row[:-1], row[-1] + self.log.epoch) for row in table.rows]
                     tables[number] = bucket, Rows(rows)
-            return result
 
-        patch.setattr(self.engine, "run", shifted)
+        patch.setattr(self.engine, "run", changing(self.engine.run, shift))
         return original(self, path, *rest)
 
     patch.setattr(Performer, "step", other)

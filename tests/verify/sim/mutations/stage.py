@@ -13,8 +13,8 @@ from holdfast.verify.sim.networks import _sources as sources
 from holdfast.verify.sim.networks import _windows, even, small
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Simulation
-from holdfast.verify.sim.tables import Row, Rows
-from tests.verify.sim.lab import group_steps, strike, union_of_two
+from holdfast.verify.sim.tables import Row
+from tests.verify.sim.lab import flip_result, group_steps, strike, union_of_two
 
 Tweak = Callable[[Simulation], None]
 
@@ -114,19 +114,7 @@ def flip_a_row(name: str, at_s: float) -> Tweak:
         def flip() -> None:
             node = sim.cast.by_name[name]
             assert isinstance(node, NodeProcess)
-            engine = node.performer.engine
-            original: Any = engine.run
-
-            def wrong(*args: Any, **options: Any) -> Any:
-                result = original(*args, **options)
-                for buckets in result.outputs.values():
-                    if buckets and engine.run is wrong:
-                        bucket, table = buckets[0]
-                        buckets[0] = (bucket, Rows(table.rows).damaged())
-                        engine.run = original  # type: ignore[method-assign]
-                return result
-
-            engine.run = wrong  # type: ignore[method-assign]
+            flip_result(node)
 
         sim.world.at(int(at_s * S), flip)
 

@@ -14,6 +14,7 @@ from holdfast.core.correction_leases import Promises
 from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
+from holdfast.engine.state import Line
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import Best
 from holdfast.storage import log_state
@@ -91,10 +92,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer._release
 
-    def careless(self: Performer, path: Any, **options: bool) -> None:
+    def careless(self: Performer, path: Any, line: Line = "stable") -> None:
         held, self._tentative = self._tentative, {}
         read, self._read = self._read, {}
-        original(self, path, **options)
+        original(self, path, line)
         self._tentative, self._read = held, read
 
     patch.setattr(Performer, "_release", careless)

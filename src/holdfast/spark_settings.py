@@ -40,13 +40,14 @@ SQL = {
     "spark.sql.parquet.aggregatePushdown": "false",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000",
 }
-#: Settings that have an option of their own.
-_OPTIONS = {
-    "spark.master": "master (--master)",
-    "spark.driver.memory": "memory (--memory)",
-    "spark.driver.maxResultSize": "memory (--memory), of which it is an eighth",
-    "spark.driver.extraJavaOptions": "java_options",
-    "spark.executor.memory": "executor_memory",
+#: Settings that are set elsewhere.
+_ELSEWHERE = {
+    "spark.master": "the option master (--master)",
+    "spark.driver.memory": "the option memory (--memory)",
+    "spark.driver.maxResultSize": "the option memory (--memory), of which it is an eighth",
+    "spark.driver.extraJavaOptions": "the option java_options",
+    "spark.executor.memory": "the option executor_memory",
+    "spark.pyspark.python": "the environment variable PYSPARK_PYTHON",
 }
 #: Settings on which results, recovery or delays of Holdfast rely.
 _FIXED = {
@@ -54,6 +55,7 @@ _FIXED = {
     "spark.scheduler.mode",
     "spark.hadoop.parquet.page.verify-checksum.enabled",
     "spark.sql.codegen.wholeStage",
+    "spark.sql.codegen.factoryMode",
     "spark.sql.parquet.outputTimestampType",
     "spark.sql.caseSensitive",
 }
@@ -78,8 +80,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
                 f"spark: expected settings of Spark as text, such as "
                 f"{{'spark.executor.cores': '4'}}, found {name!r}: {value!r}"
             )
-        if name in _OPTIONS:
-            raise InputError(f"spark: {name!r} is set by the option {_OPTIONS[name]}; use that one")
+        if name in _ELSEWHERE:
+            raise InputError(f"spark: {name!r} is set by {_ELSEWHERE[name]}; use that instead")
         if name in _FIXED:
             raise InputError(
                 f"spark: {name!r} cannot be changed, because Holdfast relies on its value; remove "

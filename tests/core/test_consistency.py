@@ -323,7 +323,7 @@ def test_a_tentative_run_that_found_the_disk_full_is_retried_without_a_further_p
     handle(core, came(100, "s1", 5), Tick(at))
     for _ in range(12):
         at += 1_000_000
-        event = TentativeDone(at, "p", 1, None, has_paused=True)
+        event = TentativeDone(at, "p", 1, None, no_pause=True)
         assert handle(core, event) == [tentative_run(5, 5)]
 
 

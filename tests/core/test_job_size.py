@@ -74,7 +74,8 @@ def test_buckets_without_rows_are_split_too() -> None:
 def test_a_single_bucket_that_is_too_large_is_an_error() -> None:
     core = started(JobLimits())
     assert runs(core, BoundaryArrived(1, "s", 0, ((0, 1, 1),))) == [Run("out", 0, 0)]
-    assert core.handle(StepTooLarge(2, "out", None, "too large")) == [GiveUp("out", "too large")]
+    (action,) = core.handle(StepTooLarge(2, "out", None, "bucket 0: too large"))
+    assert isinstance(action, GiveUp) and action.why.startswith("bucket 0: too large; stop the run")
 
 
 def test_larger_jobs_are_tried_again_after_many_that_fit() -> None:

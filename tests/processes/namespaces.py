@@ -13,6 +13,19 @@ def available() -> bool:
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
+class Loopback:
+    """The same names without namespaces."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"worker{number}" for number in range(count)]
+        self.addresses = [self.host] * count
+
+    def inside(self, name: str) -> None:
+        return None
+
+
 class Namespaces:
     """`count` namespaces connected by a bridge, to which this process has the first address."""
 
@@ -23,6 +36,10 @@ class Namespaces:
         self.names = [f"hf{tag}-{number}" for number in range(count)]
         self.host = f"{self._net}.1"
         self.addresses = [f"{self._net}.{number + 2}" for number in range(count)]
+
+    def inside(self, name: str) -> str:
+        """The namespace in which a process of this name runs."""
+        return name
 
     def __enter__(self) -> Namespaces:
         try:

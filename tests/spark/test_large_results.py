@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from pyspark.errors import PySparkException
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
+from holdfast.engine.spark_errors import is_too_large
 
 WIDTH_US = 100_000
 #: Bytes of a row: random digits, which compression does not shrink much.
@@ -64,3 +66,22 @@ def test_a_single_bucket_that_does_not_fit_is_an_error(one_megabyte: None) -> No
         run.source("s").end()
         for _ in run.client("all"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("Job aborted: Total size of serialized results of 3 tasks is bigger than", True),
+        ("Lost task 0.0 (TID 1) (host): java.lang.OutOfMemoryError: Java heap space", True),
+        ("Caused by: org.apache.spark.memory.SparkOutOfMemoryError: no memory", True),
+        ("The value 'java.lang.OutOfMemoryError' of the type STRING cannot be cast", False),
+    ],
+)
+def test_what_counts_as_too_large(text: str, is_one: bool) -> None:
+    assert is_too_large(PySparkException(text), can_be_split=True) == is_one
+
+
+def test_lack_of_memory_in_a_single_bucket_may_have_other_causes() -> None:
+    error = PySparkException("Caused by: java.lang.OutOfMemoryError: Java heap space")
+    assert not is_too_large(error, can_be_split=False)
+    assert not is_too_large(ValueError("java.lang.OutOfMemoryError"), can_be_split=True)

@@ -336,3 +336,28 @@ def test_an_error_on_certain_rows_is_reported_without_a_traceback(
     assert "org.apache.spark" not in message
     assert "SQLSTATE" not in message
     assert len(message) < 600
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "refused"),
+    [
+        ("decimal(38,38)", "decimal(12,3)", True),
+        ("decimal(38,10)", "bigint", False),
+        ("decimal(38,38)", "int", True),
+        ("decimal(12,3)", "decimal(20,0)", False),
+        ("double", "decimal(38,38)", False),
+    ],
+)
+def test_a_join_on_decimals_without_a_common_type_is_refused(
+    sessions: Sessions, left: str, right: str, refused: bool
+) -> None:
+    """Spark would compare them without their last digits."""
+    net = hf.Network("decimals", bucket="100ms")
+    one = net.source("one", f"ts timestamp, k {left}", time="ts")
+    other = net.source("other", f"ts timestamp, k {right}, x int", time="ts")
+    net.output("out", one.join(other, on=["k"], within="1s"))
+    if not refused:
+        compile_network(net, sessions.small)
+        return
+    with pytest.raises(hf.NetworkError, match="without their last digits"):
+        compile_network(net, sessions.small)

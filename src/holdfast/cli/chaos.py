@@ -13,7 +13,7 @@ from rich.table import Table
 from holdfast.cli.interrupts import Interrupts, kill_all
 from holdfast.errors import HoldfastError, InputError
 from holdfast.verify.chaos import SCENARIOS, find
-from holdfast.verify.checkers import check, verdict_table, write_verdicts
+from holdfast.verify.checkers import check, verdict_table, write_json
 from holdfast.verify.history import Began, History
 from holdfast.verify.scenario import Scenario, read_scenario
 
@@ -45,7 +45,7 @@ def run_chaos(name: str | None, *, json_to: str | None, history_to: str | None) 
     report = {"scenario": scenario.name, "network": scenario.network, "ok": not failed,
               "verdicts": [asdict(verdict) for verdict in verdicts]}  # fmt: skip
     if json_to is not None:
-        write_verdicts(report, json_to)
+        write_json(report, json_to)
     return 1 if failed else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -15,6 +14,7 @@ from holdfast.config import Options
 from holdfast.engine import session
 from holdfast.engine.session import Sessions
 from holdfast.errors import InputError
+from holdfast.verify.checkers import write_json
 from holdfast.verify.fuzz.case import Case
 from holdfast.verify.fuzz.kinds import ALL, label
 from holdfast.verify.fuzz.shrink import shrink
@@ -131,9 +131,4 @@ def _write(summary: Summary, path: str) -> None:
         "coverage": {f"{row} {column}": n for (row, column), n in summary.coverage.items()},
         "aggregates": {f"{row} {column}": n for (row, column), n in summary.aggregates.items()},
     }  # fmt: skip
-    if path == "-":
-        json.dump(data, sys.stdout, indent=2)
-        print()
-    else:
-        with open(path, "w") as file:
-            json.dump(data, file, indent=2)
+    write_json(data, path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from holdfast.config import duration_text
+from holdfast.verify.checkers import write_json
 
 NOT_CONVERGENT = "not convergent: with recovery='replay' its inputs are retained forever"
 
@@ -64,11 +63,7 @@ def broken_text(output: str, contract: dict[str, Any]) -> str:
 
 
 def show_report(report: Any, json_to: str | None) -> None:
-    if json_to == "-":
-        json.dump(report.json(), sys.stdout, indent=2)
-        print()
-        return
     if json_to is not None:
-        with open(json_to, "w") as file:
-            json.dump(report.json(), file, indent=2)
-    print(report.text())
+        write_json(report.json(), json_to)
+    if json_to != "-":
+        print(report.text())

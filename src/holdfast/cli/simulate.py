@@ -21,7 +21,7 @@ from rich.progress import track
 
 from holdfast.errors import InputError
 from holdfast.verify.chaos import find
-from holdfast.verify.checkers import Verdict, verdict_table, write_verdicts
+from holdfast.verify.checkers import Verdict, verdict_table, write_json
 from holdfast.verify.scenario import Scenario
 from holdfast.verify.sim.random_scenarios import scenario_of
 from holdfast.verify.sim.simulation import Outcome, shrink, simulate
@@ -225,4 +225,4 @@ def _write(runs: list[_Ran], rate: float, to: str | None) -> None:
             for ran in runs
         ],
     }
-    write_verdicts(report, to)
+    write_json(report, to)

@@ -1,7 +1,7 @@
 """How many waiting buckets run as one job.
 
-A job is limited by the buckets with rows, the rows and the bytes that it reads. Nobody knows in
-advance how large its results are: a job whose results do not fit is not repeated as it was, but
+A job is limited by the buckets with rows, the rows and the bytes that it reads. The size of its
+results is not known in advance: a job whose results do not fit is not repeated as it was, but
 split. From then on jobs stay below the size that did not fit; after some jobs that fit, larger ones
 are tried again. A node that starts begins with small jobs, which double: if a job is so large that
 the process dies, the next instance makes progress before it tries that size again.
@@ -58,10 +58,11 @@ class JobSize:
             upto = min(upto, position + self._most)
         rows = size = buckets = 0
         previous: int | None = None
-        for bucket, count, of in waiting:
+        for bucket, count, bytes_of_file in waiting:
             if bucket > upto:
                 break
-            rows, size, buckets = rows + count, size + of, buckets + (bucket != previous)
+            rows, size = rows + count, size + bytes_of_file
+            buckets += bucket != previous
             previous = bucket
             too_large = (
                 buckets > self._with_rows or rows > self._limits.rows or size > self._limits.bytes

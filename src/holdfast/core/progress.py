@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import assert_never
 
 from holdfast.core.consistency import PIECE_BUCKETS
@@ -247,14 +246,15 @@ class Progress:
             after, upto = consistency.position, consistency.running_upto
             if consistency.line == event.line and after is not None and upto is not None:
                 has_smaller = path.job_size.too_large(upto - after)
-                failed = TentativeDone(event.at, event.path, event.line, None)
-                return self._tentative_done(replace(failed, has_paused=has_smaller))
+                failed = TentativeDone(event.at, event.path, event.line, None, no_pause=has_smaller)
+                return self._tentative_done(failed)
             return []  # the line ended while this step ran
         assert path.position is not None and path.running_upto is not None
         buckets, path.running_upto = path.running_upto - path.position, None
         consistency.forgotten = path.rebuilds
         if not path.job_size.too_large(buckets):
-            return [GiveUp(event.path, event.why)]
+            remedy = "stop the run and start it with more memory (--memory), or use partitions"
+            return [GiveUp(event.path, f"{event.why}; {remedy}")]
         return self._next(path, event.at)
 
     def _tentative_done(self, event: TentativeDone) -> list[Action]:
@@ -264,7 +264,7 @@ class Progress:
             return []  # the line ended while this step ran
         consistency.running_upto = None
         if event.hi is None:
-            if not event.has_paused:
+            if not event.no_pause:
                 consistency.failed(event.at)
             assert path.position is not None
             overtaken = path.position > consistency.position

@@ -94,15 +94,15 @@ class Acknowledged:
 @dataclass(frozen=True, slots=True)
 class TentativeDone:
     """The tentative line with this number ran up to `hi`, and needs its inputs from `needs_from`
-    on. `hi` None: the step failed. `has_paused`: the disk was full, and the driver reports this
-    after a pause of its own."""
+    on. `hi` None: the step failed. `no_pause`: it is retried at once, because a smaller step
+    follows, or because the disk was full and the driver has paused already."""
 
     at: int
     path: str
     line: int
     hi: int | None
     needs_from: int | None = None
-    has_paused: bool = False
+    no_pause: bool = False
 
 
 @dataclass(frozen=True, slots=True)

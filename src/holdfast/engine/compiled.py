@@ -135,7 +135,6 @@ def _compile(
     time = compiled.time[ups[0].name] if ups else ""
     match op:
         case ops.Source():
-            check_names(arrow_schema(op.schema).names, of=op.name)
             compiled.schema[op.name] = schema_ddl(arrow_schema(op.schema))
             compiled.time[op.name] = op.time
             return

@@ -72,10 +72,7 @@ def error_of_step(err: Exception, path: Path, lo: int, hi: int, folder: str) -> 
             )
         return type(cause)(f"{where}: {cause}")
     if is_too_large(err, can_be_split=lo < hi):
-        return TooLarge(
-            f"{where}: the results do not fit the memory of the driver; stop the run and start it "
-            "with more memory (--memory), or divide the fragment into partitions"
-        )
+        return TooLarge(f"{where}: the results do not fit the memory of the driver")
     if not isinstance(err, PySparkException):
         return err
     functions = [fn for op in path.operators if (fn := getattr(op, "fn", None)) is not None]

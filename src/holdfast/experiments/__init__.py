@@ -7,10 +7,8 @@ Each experiment is a module with `run(quick, say) -> dict`, `table(result) -> ri
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +18,7 @@ from rich.console import Console
 
 from holdfast.clock import now_us
 from holdfast.errors import InputError, SetupError
+from holdfast.verify.checkers import write_json
 
 EXPERIMENTS = {
     "switch": "the replica that a client reads fails (Borealis section 5)",
@@ -69,12 +68,8 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
     }
     result = {"experiment": name, "quick": quick, "measured": measured, **result}
     console.print(module.table(result))
-    if json_to == "-":
-        json.dump(result, sys.stdout, indent=2)
-        print()
-    elif json_to is not None:
-        with open(json_to, "w") as file:
-            json.dump(result, file, indent=2)
+    if json_to is not None:
+        write_json(result, json_to)
     if plots is not None:
         try:
             import matplotlib

@@ -314,7 +314,7 @@ class Performer:
             self._carrier.post(Again(run), FULL_S)
             return []
         if isinstance(event.error, TooLarge):
-            _log.info("node %s: %s", self.name, event.error)
+            _log.info("node %s: %s; the step is split", self.name, event.error)
             return self.core.handle(core.StepTooLarge(at, run.path, None, str(event.error)))
         if event.error is not None:
             raise event.error
@@ -339,11 +339,10 @@ class Performer:
         failed = core.TentativeDone(at, run.path, run.line, None)
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
-            self._carrier.post(replace(failed, has_paused=True), FULL_S)
+            self._carrier.post(replace(failed, no_pause=True), FULL_S)
             return []
         if isinstance(event.error, TooLarge):
-            if run.lo == run.hi:
-                self._tentative_failed(event.error)
+            self._tentative_failed(event.error)
             return self.core.handle(core.StepTooLarge(at, run.path, run.line, str(event.error)))
         if event.error is not None:
             if isinstance(event.error, ProtocolViolation | LogUnusable):
@@ -461,8 +460,10 @@ class Performer:
                 for output in self.paths[action.path].outputs:
                     if not self.log.info(output).ended:
                         self.log.append(Ended(output))
-            case core.Fail() | core.GiveUp():
-                raise (StorageLost if isinstance(action, core.Fail) else TooLarge)(action.why)
+            case core.Fail():
+                raise StorageLost(action.why)
+            case core.GiveUp():
+                raise TooLarge(action.why)
 
     def _open_output(self, output: str, start: core.Start) -> None:
         self.log.open_stream(

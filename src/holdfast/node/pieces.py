@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.core.job_size import JobLimits, JobSize
 from holdfast.core.progress_events import Run
 from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.state import Line, Version
@@ -18,16 +19,16 @@ def run_in_pieces(
 ) -> StepResult:
     """Compute buckets lo..hi and return the result of the last step. A step whose results are too
     large is split."""
-    buckets = hi - lo + 1
+    job_size = JobSize(JobLimits())
     while True:
-        upto = min(hi, lo + buckets - 1)
+        upto = job_size.last((), lo - 1, hi)
         try:
             result = engine.run(path, version, lo, upto, inputs, line=line)
         except TooLarge:
-            if lo == upto:
+            if not job_size.too_large(upto - lo + 1):
                 raise
-            buckets = (upto - lo + 1) // 2
             continue
+        job_size.fitted(upto - lo + 1)
         if upto == hi:
             return result
         version, lo = result.version, upto + 1

@@ -40,10 +40,10 @@ from holdfast.verify.checkers.timing import (
     paired,
     reported,
 )
-from holdfast.verify.checkers.verdict import Outcome, Verdict, verdict_table, write_verdicts
+from holdfast.verify.checkers.verdict import Outcome, Verdict, verdict_table, write_json
 from holdfast.verify.history import History, Reported
 
-__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_verdicts"]
+__all__ = ["CHECKERS", "Outcome", "Verdict", "check", "verdict_table", "write_json"]
 
 Checker = Callable[[Story], Verdict]
 #: Verdicts are returned in this order.

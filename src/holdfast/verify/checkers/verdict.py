@@ -50,8 +50,8 @@ def verdict_table(verdicts: Sequence[Verdict], *, since_us: int = 0) -> str:
     )
 
 
-def write_verdicts(body: dict[str, Any], to: str) -> None:
-    """Writes verdicts as JSON to a file, or to standard output if `to` is `-`."""
+def write_json(body: dict[str, Any], to: str) -> None:
+    """Writes JSON to a file, or to standard output if `to` is `-`."""
     if to == "-":
         json.dump(body, sys.stdout, indent=2)
         print()

@@ -50,6 +50,16 @@ class Files:
         return min(buckets), max(buckets)
 
 
+class Retained:
+    """The segments that producers retain for a version; older ones may have been deleted."""
+
+    def __init__(self, files: Files, needs_from: int) -> None:
+        self._files, self._needs_from = files, needs_from
+
+    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
+        return self._files.files(stream, max(lo, self._needs_from), hi)
+
+
 def run_network(
     network: Network,
     tables: Mapping[str, pa.Table],
@@ -80,7 +90,7 @@ def run_network(
             end += extent if extra_buckets is None else extra_buckets
             version = engine.empty(path, first - 1)
             for lo, hi in _cut(first, end, groups):
-                result = engine.run(path, version, lo, hi, files)
+                result = engine.run(path, version, lo, hi, Retained(files, version.needs_from))
                 version = result.version
                 engine.release(path, [version])
                 for output, buckets in result.outputs.items():
@@ -101,10 +111,10 @@ def _in_order(network: Network) -> Iterator[tuple[str, Path]]:
     known = {op.name for op in network.sources}
     waiting = [(fragment.name, path) for fragment in fragments(network) for path in fragment.paths]
     while waiting:
-        fragment, path = next(of for of in waiting if known.issuperset(of[1].inputs))
-        waiting.remove((fragment, path))
-        known.update(path.outputs)
-        yield fragment, path
+        found = next(place for place in waiting if known.issuperset(place[1].inputs))
+        waiting.remove(found)
+        known.update(found[1].outputs)
+        yield found
 
 
 def digests(outputs: Mapping[str, pa.Table]) -> dict[str, tuple[int, str]]:

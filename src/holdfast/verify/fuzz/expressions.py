@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.engine.sql import quoted
 from holdfast.verify.fuzz.case import Expression
 from holdfast.verify.fuzz.kinds import TIMESTAMP, is_decimal, is_float, rank
 
@@ -118,7 +119,3 @@ def literal(value: Any, kind: str) -> str:
     if is_decimal(kind):
         return f"cast('{value:f}' as {kind})"
     return f"cast('{value}' as {kind})"
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

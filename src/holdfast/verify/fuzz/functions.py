@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.engine.sql import quoted
+
 
 def running(
     state: pa.Table, rows: pa.Table, info: Any, *, keys: list[str], time: str
@@ -56,15 +58,9 @@ def counted(df: Any, *, keys: list[str]) -> Any:
     """The number of rows of a window, by key."""
     from pyspark.sql import functions as F
 
-    return df.groupBy(*_columns(keys)).agg(F.count(F.lit(1)).alias("rows_in_window"))
+    return df.groupBy(*map(quoted, keys)).agg(F.count(F.lit(1)).alias("rows_in_window"))
 
 
 def distinct(df: Any, *, keys: list[str]) -> Any:
     """The distinct keys of a window."""
-    return df.select(*_columns(keys)).distinct()
-
-
-def _columns(names: list[str]) -> list[Any]:
-    from pyspark.sql import functions as F
-
-    return [F.col("`" + name.replace("`", "``") + "`") for name in names]
+    return df.select(*map(quoted, keys)).distinct()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.engine.sql import quoted
 from holdfast.model.network import Network
 from holdfast.verify.fuzz import expressions, functions
 from holdfast.verify.fuzz.case import Agg, Case, Node, stream_of
@@ -77,7 +78,10 @@ def _call(case: Case, node: Node, layout: Layout) -> str:
         case "union":
             return f"net.union({', '.join(ups)}, {name})"
         case "join":
-            pairs = [f"l.{quoted(one)} = r.{quoted(of[1])}" for one, of in node.expressions.items()]
+            pairs = [
+                f"l.{quoted(left)} = r.{quoted(right[1])}"
+                for left, right in node.expressions.items()
+            ]
             on = repr(" and ".join(pairs)) if pairs else f"[{keys}]"
             return f"{first}.join({ups[1]}, on={on}, within={_ms(node.size)}, {name})"
         case "window" | "window_apply":
@@ -126,6 +130,3 @@ def _agg(agg: Agg) -> str:
 
 def _ms(us: int) -> str:
     return f'"{us // 1_000}ms"'
-
-
-quoted = expressions.quoted

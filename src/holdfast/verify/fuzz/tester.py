@@ -104,7 +104,7 @@ class Summary:
     #: Runs as a deployment of processes.
     deployed: int = 0
     rows: int = 0
-    #: Layouts that `check` refused, and that ran in one fragment instead.
+    #: Layouts that were refused.
     refused: int = 0
     failures: list[Failure] = field(default_factory=list)
     #: Networks by operator and type of its keys, with at least one row of input.
@@ -175,18 +175,18 @@ def run(
     case: Case, variant: Variant, sessions: Sessions, ideal: Mapping[str, list[row_oracle.Row]]
 ) -> tuple[list[str], dict[str, tuple[int, str]]]:
     """Run one variant: the differences from the oracle, and the digests of the outputs."""
-    network, tables = network_of(case, variant.layout), _tables(case)
+    rows = _tables(case)
     extra_buckets = _reach_us(case) // case.width_us + 3
     try:
         if variant.deployment is not None:
             results = run_deployed(
-                program(case, variant.layout), tables, deployment=variant.deployment,
+                program(case, variant.layout), rows, deployment=variant.deployment,
                 extra_buckets=extra_buckets, options=_OPTIONS,
             )  # fmt: skip
         else:
             results = run_network(
-                network, tables, sessions, groups=variant.groups, extra_buckets=extra_buckets,
-                pane_buckets=variant.pane_buckets,
+                network_of(case, variant.layout), rows, sessions, groups=variant.groups,
+                extra_buckets=extra_buckets, pane_buckets=variant.pane_buckets,
                 large_rows=1 if variant.large else LARGE_JOB_ROWS,
             )  # fmt: skip
     except Exception as err:

@@ -273,6 +273,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._tentative_done
 
     def pauses(self: progress.Progress, event: Any) -> Any:
-        return original(self, replace(event, has_paused=False))
+        return original(self, replace(event, no_pause=False))
 
     patch.setattr(progress.Progress, "_tentative_done", pauses)

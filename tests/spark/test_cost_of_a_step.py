@@ -1,0 +1,74 @@
+"""What a step does not do: compile Java classes, or let results wait for the state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.engine.engine import Engine
+from holdfast.engine.inputs import Results
+from holdfast.engine.session import Sessions
+from holdfast.model.fragments import fragments
+from holdfast.storage.rows import TIMESTAMP
+from holdfast.verify.fuzz.engine_run import Files
+
+WIDTH_US = 100_000
+BUCKETS = 12
+
+
+def network(kind: str) -> hf.Network:
+    net = hf.Network("cost", bucket="100ms")
+    rows = net.source("a", "ts timestamp, k long, n long, x double", time="ts")
+    if kind == "tumbling":
+        out = rows.window("100ms").group_by("k").agg(n=hf.sum("n"), x=hf.sum("x"))
+    elif kind == "sliding":
+        out = rows.window("500ms", slide="100ms").group_by("k").agg(n=hf.sum("n"))
+    else:
+        out = rows.count_window(3, by="k").agg(n=hf.sum("n"))
+    net.output("out", out)
+    return net
+
+
+def rows_of_buckets() -> pa.Table:
+    times = np.repeat(np.arange(BUCKETS) * WIDTH_US, 20)
+    count = len(times)
+    numbers = np.arange(count)
+    x = np.random.default_rng(1).random(count)
+    return pa.table({"ts": pa.array(times, TIMESTAMP), "k": numbers % 3, "n": numbers, "x": x})
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "sliding", "keyed"])
+def test_no_class_is_compiled_after_the_first_steps(
+    sessions: Sessions, tmp_path: Path, kind: str
+) -> None:
+    net = network(kind)
+    metrics = sessions.small.sparkContext._jvm.org.apache.spark.metrics.source.CodegenMetrics
+    files = Files(net, {"a": rows_of_buckets()}, str(tmp_path))
+    engine = Engine(net, sessions, str(tmp_path / "state"))
+    ((path,),) = [fragment.paths for fragment in fragments(net)]
+    version = engine.empty(path, -1)
+    compiled = []
+    for bucket in range(BUCKETS):
+        version = engine.run(path, version, bucket, bucket, files).version
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+    assert compiled[-1] == compiled[3]
+
+
+def test_results_are_available_before_panes_are_written(sessions: Sessions, tmp_path: Path) -> None:
+    net = network("sliding")
+    files = Files(net, {"a": rows_of_buckets()}, str(tmp_path))
+    engine = Engine(net, sessions, str(tmp_path / "state"), pane_buckets=1)
+    ((path,),) = [fragment.paths for fragment in fragments(net)]
+    written: list[int] = []
+
+    def on_results(results: Results) -> None:
+        assert results["out"]
+        written.append(sum(len(names) for _, _, names in os.walk(engine.folder)))
+
+    result = engine.run(path, engine.empty(path, -1), 0, 0, files, on_results=on_results)
+    assert written == [0] and result.version.files() != []

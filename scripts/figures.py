@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import re
+import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ RESULTS = ROOT / "docs" / "results"
 PLOTS = ROOT / "docs" / "figures"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "experiments.md")
 #: The experiments that the table `costs` shows.
-COSTS = ("serialization", "vs-structured-streaming", "pairs", "endurance")
+COSTS = ("serialization", "vs-structured-streaming", "overhead", "pairs", "endurance")
 BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 Result = dict[str, Any]
@@ -64,16 +65,20 @@ def costs(results: Mapping[str, Result]) -> str:
         delays = {row["interval_ms"]: row for row in results["serialization"]["rows"]}
         rows += [
             (
-                f"delay, source stamp to client, {width_ms} ms buckets",
+                f"mean delay from source to client, {width_ms} ms buckets",
                 f"{delays[width_ms]['mean_ms']:.0f} ms",
                 f"Borealis (2005): {delays[width_ms]['paper_ms']} ms",
             )
-            for width_ms in (100, 300)
+            for width_ms in (50, 100, 300)
         ]
     if "vs-structured-streaming" in results:
         rows += _against_structured_streaming(results["vs-structured-streaming"]["runs"])
+    if "overhead" in results:
+        rows.append(_cost_of_replicas(results["overhead"]["replicas"]))
     if "pairs" in results:
-        ratio = f"{results['pairs']['vs_plain_done']:.2f} of the rows/s of one replica"
+        done = results["pairs"]["rows_per_s_done"]
+        ratios = [pair / one for pair, one in zip(done["flux"], done["plain"], strict=True)]
+        ratio = f"{min(ratios):.2f} to {max(ratios):.2f} of the rows/s of one replica"
         rows.append(("every partition as a pair", ratio, "Flux (2004): 0.44"))
     if "endurance" in results:
         endurance = results["endurance"]
@@ -83,11 +88,23 @@ def costs(results: Mapping[str, Result]) -> str:
                 f"{endurance['buckets']:,} buckets in one run",
                 f"memory {endurance['rss_growth']:+.1%}, step time "
                 f"{endurance['step_growth']:+.1%}, {min(files):.0f} to {max(files):.0f} files",
-                "the state after 1,000",
+                "bucket 1,000",
             )
         )
     header, *body = rows
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * 3, *body))
+
+
+def _cost_of_replicas(runs: list[Result]) -> tuple[str, str, str]:
+    def median(key: str, replicas: int) -> float:
+        return float(statistics.median(r[key] for r in runs if r["replicas"] == replicas))
+
+    ratio = median("cpu_ms", 2) / median("cpu_ms", 1)
+    return (
+        "two replicas of a node, without failures",
+        f"{ratio:.2f} times the CPU time; delay {median('delay_ms', 2):.0f} ms",
+        f"one replica: {median('delay_ms', 1):.0f} ms",
+    )
 
 
 def _against_structured_streaming(runs: Result) -> list[tuple[str, str, str]]:
@@ -102,7 +119,7 @@ def _against_structured_streaming(runs: Result) -> list[tuple[str, str, str]]:
     def rate(form: str) -> str:
         return f"{max(run['rows_per_s'] for run in theirs(form, 'large')) / 1e6:.2f} M"
 
-    eager, lazy = runs["eager small"], runs["lazy small"]
+    eager, lazy = runs["eager small"], runs["lazy large"]
     millions = {name: runs[f"{name} large"]["rows_per_s"] / 1e6 for name in ("eager", "lazy")}
     return [
         (

@@ -27,7 +27,7 @@ EXPERIMENTS = {
     "policies": "policies for new rows during a failure and its correction (Borealis Figure 10)",
     "reconcile": "duration of a correction (Borealis Figure 12, Table 2)",
     "chain": "a failure upstream of a chain of nodes (Borealis Figure 11)",
-    "availability": "age of the newest result during a failure and its correction (section 4.5)",
+    "availability": "age of the newest result during a failure and its correction (section 3.4.3)",
     "overhead": "cost of protection without failures",
     "pairs": "a host is killed and replaced by a standby (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",

@@ -166,8 +166,8 @@ def table(result: dict[str, Any]) -> Table:
             spread([row["delay_ms"] for row in mine], 0),
         )  # fmt: skip
     shown.caption = (
-        f"on_failure: {len(ratios)} interleaved runs of each policy; bound of the ratio "
-        f"{result['bound']}, mean ratio {result['cpu_ratio_mean']:.3f}"
+        f"on_failure: {len(ratios)} pairs of runs; the ratio is the median (range) of the ratios "
+        f"within a pair, their mean is {result['cpu_ratio_mean']:.3f}"
     )
     return shown
 
@@ -176,7 +176,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5, 4))
-    for name, key in (("block", "block_ms"), ("process+process", "process_ms")):
+    for name, key in (("block", "block_ms"), ("process", "process_ms")):
         axes.plot([row[key] for row in result["pairs"]], marker="o", label=name)
     axes.set_xlabel("pair of runs")
     axes.set_ylabel("CPU time per bucket (ms)")

@@ -138,5 +138,4 @@ def text(result: dict[str, Any]) -> list[str]:
         f"result, {result['vs_cluster_pairs_done']:.2f} until all are done (paper: 0.90)",
         f"pairs compared with one replica: {result['vs_plain']:.2f} and "
         f"{result['vs_plain_done']:.2f} (paper: 0.44)",
-        f"replicas switched their producer {result['switches']} times without a failure",
     ]

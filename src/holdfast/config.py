@@ -100,7 +100,8 @@ class Options:
     #: Pairs: a replica that is alive but makes no progress for this long, while its peer is ahead,
     #: is declared dead and rebuilt.
     stall: str = "8s"
-    #: Consumers on the same machine receive the paths of segments instead of their rows.
+    #: Consumers that see the storage of a producer, on the same machine or shared, receive the
+    #: paths of segments instead of their rows.
     by_reference: bool = True
 
     @property

@@ -38,6 +38,14 @@ SQL = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
     "spark.sql.parquet.aggregatePushdown": "false",
+    # Window functions get their rows in canonical order, on which sums of doubles depend. The
+    # optimizer would drop the order of rows that are joined or sorted again, and Spark would choose
+    # the kind of a join, which determines the order of its results, by the sizes of files.
+    "spark.sql.optimizer.excludedRules": (
+        "org.apache.spark.sql.catalyst.optimizer.EliminateSorts,"
+        "org.apache.spark.sql.catalyst.optimizer.RemoveRedundantSorts"
+    ),
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000",
 }
 #: Settings that are set elsewhere.

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from holdfast.engine.prepared import Prepared
 from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import Chunk, Version, export_version, files_below, write_rows
-from holdfast.engine.step_inputs import File, put_together
 from holdfast.errors import (
     HoldfastError,
     InputError,
@@ -52,15 +52,13 @@ def error_of(text: str) -> Exception:
     return error_of_step(PySparkException(text), PATH, 3, 4, STATE)
 
 
-def test_a_merge_of_files_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
-    paths = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
-    files = [File(path, write_rows(ROWS, path)) for path in paths]
-    target = str(tmp_path / "together.tmp")
-    with full(), pytest.raises(StorageFull, match=r"together\.tmp"):
-        put_together(files, target)
-    assert files_below(str(tmp_path)) == {"a.parquet", "b.parquet"}
-    put_together(files, target)
-    assert pq.read_metadata(target).num_rows == 20_000
+def test_rows_for_a_job_on_a_full_disk_raise_storage_full(tmp_path: Path) -> None:
+    prepared = Prepared(str(tmp_path / "main"), reuse=True)
+    with full(), pytest.raises(StorageFull, match="main"):
+        prepared.write(ROWS, "rows")
+    prepared.reset()
+    assert files_below(str(tmp_path)) == set()
+    assert pq.read_metadata(prepared.write(ROWS, "rows")).num_rows == ROWS.num_rows
 
 
 def test_an_export_of_state_to_a_full_disk_raises_storage_full(tmp_path: Path) -> None:

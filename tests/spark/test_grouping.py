@@ -28,7 +28,7 @@ from holdfast.engine import mergeable as aggregates
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
+from holdfast.engine.session import JOB_ROWS, Sessions
 from holdfast.engine.state import export_version, import_version
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import canonical, times_us
@@ -48,8 +48,8 @@ class Trial:
     partitions: int = 2
     pane_buckets: int = 16
     pane_files: int = 16
-    #: Code generation and several tasks, as for large jobs.
-    large: bool = False
+    #: `medium`: code generation; `large`: several tasks, too.
+    jobs: str = "small"
     #: Order of rows, of files, and how the rows of a bucket are spread over files.
     order: int = 0
     #: After this many steps the state moves to another engine, and the old engine is deleted.
@@ -133,7 +133,7 @@ def _engine(
 ) -> Engine:
     return Engine(
         network, sessions, os.path.join(folder, name), pane_buckets=trial.pane_buckets,
-        large_rows=0 if trial.large else LARGE_JOB_ROWS, compiled=compiled,
+        job_rows=JOB_ROWS[trial.jobs], compiled=compiled,
     )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ trials = st.builds(
     partitions=st.integers(1, 4),
     pane_buckets=st.sampled_from([1, 3, 16]),
     pane_files=st.sampled_from([2, 16]),
-    large=st.booleans(),
+    jobs=st.sampled_from(sorted(JOB_ROWS)),
     order=st.integers(1, 1_000),
     moved_after=st.sampled_from([None, 1, 2]),
 )
@@ -280,7 +280,7 @@ one_by_one = (1,) * 11 + (40,)
 )
 @given(rows=anything, trial=trials)
 @example(KNOWN, Trial(groups=one_by_one, partitions=3, pane_buckets=1, pane_files=2, order=5))
-@example(KNOWN, Trial(large=True, order=9))
+@example(KNOWN, Trial(jobs="large", order=9))
 def test_any_grouping_gives_the_same_bits(every: Every, rows: Rows, trial: Trial) -> None:
     assert every.run(rows.tables(), trial) == every.in_one_job(rows)
 

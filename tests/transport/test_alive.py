@@ -35,7 +35,7 @@ def test_the_server_sends_a_heartbeat_before_a_long_read(
     log.commit("s", [log.write(table, id, Stability.STABLE) for id in ids], 0)
     server = ours.FlightServer(Service(logs={"s": log}))
     client = flight.FlightClient(f"grpc://{server.address}")
-    request = wire.question("follow", wire.Follow("s", 0, "", None))
+    request = wire.question("follow", wire.Follow("s", 0, False, None))
     _writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(request))
     kinds: list[str] = []
     while "boundary" not in kinds:

@@ -38,6 +38,7 @@ REQUESTS: list[Request[Any]] = [
     calls.Acknowledge("s", "reader", 3, -1, 1),
     calls.GetStreamStatus("s", ("reader", 3, -1, 1)),
     calls.Hold("s", "reader", 2),
+    calls.GetFolderMark("s"),
     calls.Postpone("out", "main@2", 1, 5, True, False),
     calls.GetState("main@2"),
     calls.RenewState("main@2"),
@@ -65,6 +66,7 @@ REPLIES: list[Any] = [
     calls.StreamStatus(OutputState.UP_FAILURE, 3, None),
     calls.StreamStatus(OutputState.STABLE, 9, ended=True),
     calls.Holding(True, 0, 7),
+    calls.FolderMark("/storage/sources/s/mark", "0f"),
     calls.Postponement("refused"),
     calls.OfferedState(
         "state",
@@ -280,7 +282,7 @@ def raw(tmp_path: Path) -> Iterator[Callable[[str, bytes], None]]:
 
 
 ASKS = {
-    "follow": wire.Follow("s", 0, "", None),
+    "follow": wire.Follow("s", 0, False, None),
     "push": wire.Push("src", None, True),
     "file": wire.Fetch("state/a"),
 }

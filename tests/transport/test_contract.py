@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from holdfast.errors import InputError, SegmentLost, SetupError, StaleEpoch, TransportError, Trimmed
 from holdfast.storage import Added, Boundary, Ended, Log, Tentative
-from holdfast.streams.calls import GetStreamStatus, StreamStatus
+from holdfast.streams.calls import FolderMark, GetStreamStatus, StreamStatus
 from holdfast.streams.delivery import Delivery, Peer
 from holdfast.streams.serving import Service
 from holdfast.transport import flight as flight_module
@@ -57,8 +58,10 @@ def peer(
         return
     server = FlightServer(service)
     if "without" in request.param:
-        machines = iter(range(1_000))
-        monkeypatch.setattr(flight_module, "machine_id", lambda: f"machine {next(machines)}")
+        real = flight_module.sees_file
+        monkeypatch.setattr(
+            flight_module, "sees_file", lambda mark: real(replace(mark, content="another machine"))
+        )
     client = FlightPeer(server.address)
     yield client
     client.close()
@@ -398,6 +401,21 @@ def test_an_unreachable_peer_raises_transport_error() -> None:
         peer.streams()
 
 
+def test_a_consumer_sees_a_storage_only_by_the_content_of_its_file(
+    log: Log, tmp_path: Path
+) -> None:
+    service = Service(logs={"s": log})
+    mark = FolderMark(**service.answer("folder-mark", {"stream": "s"}))
+    assert flight_module.sees_file(mark)
+    assert not flight_module.sees_file(replace(mark, content=mark.content[:-1]))
+    assert not flight_module.sees_file(replace(mark, file=str(tmp_path)))
+    assert not flight_module.sees_file(replace(mark, file="/nowhere\0"))
+    assert not flight_module.sees_file(FolderMark("", ""))
+    # Another process that serves a copy of the storage has another content.
+    assert FolderMark(**Service(logs={"s": log}).answer("folder-mark", {"stream": "s"})) != mark
+    assert not flight_module.sees_file(mark)
+
+
 def test_a_port_in_use_is_reported(service: Service) -> None:
     server = FlightServer(service)
     try:
@@ -411,7 +429,7 @@ def test_rows_damaged_in_transit_are_detected(log: Log, monkeypatch: pytest.Monk
     put(log, 0)
     service = Service(logs={"s": log})
     server = FlightServer(service)
-    monkeypatch.setattr(flight_module, "machine_id", iter(map(str, range(9))).__next__)
+    monkeypatch.setattr(flight_module, "sees_file", lambda _: False)
     true_read = log.read
     monkeypatch.setattr(
         log, "read", lambda segment: true_read(segment).set_column(

@@ -144,7 +144,7 @@ def _compile(
             determinism.check_time_kept(after, time, op.name)
             if isinstance(op, ops.Exchange):
                 _have(op.keys, after, f"on({op.fragment!r})", "by")
-                _no_maps(op, arrow_schema(ddl[0]))
+                _no_maps(op.keys, arrow_schema(ddl[0]), f"on({op.fragment!r})")
             for key in sorted(routed_by(compiled.network, op)):
                 determinism.check_key_kept(after, key, op.fragment, op.name)
             result_ddl = _ddl(after, op.name)
@@ -178,7 +178,10 @@ def _compile(
                 _same_everywhere(partial, op.name)
                 compiled.panes[op.name] = partial.schema
                 compiled.schema[op.name] = _ddl(
-                    query(windows.results(plan, op, panes, (0,), time), rows=df),
+                    query(
+                        windows.results(plan, op, windows.per_window(op, panes, (0,)), time),
+                        rows=df,
+                    ),
                     op.name,
                 )
         case ops.Join():
@@ -193,6 +196,7 @@ def _compile(
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "by")
             _free(op.keys, (time,), op.name, "by")
+            _no_maps(op.keys, arrow_schema(ddl[0]), op.name)
             plan = mergeable.plan(df, op.keys, op.aggregates, time, op.name)
             partial = query(plan.first(plan.prepare(select_from("rows"))), rows=df)
             _same_everywhere(partial, op.name)
@@ -204,6 +208,7 @@ def _compile(
         case ops.Stateful():
             df = stub(ddl[0])
             _have(op.keys, df, op.name, "key")
+            _no_maps(op.keys, arrow_schema(ddl[0]), op.name)
             out = arrow_schema(op.out)
             check_names(out.names, of=f"{op.name}, out")
             if time not in out.names:
@@ -286,12 +291,12 @@ def join(left: DataFrame, right: DataFrame, op: ops.Join, time_l: str, time_r: s
         raise
 
 
-def _no_maps(op: ops.Exchange, schema: pa.Schema) -> None:
+def _no_maps(keys: tuple[str, ...], schema: pa.Schema, of: str) -> None:
     """Maps that are equal in Spark may have their entries in another order."""
-    for key in op.keys:
+    for key in keys:
         if "map<" in type_ddl(schema.field(key).type):
             raise InputError(
-                f"on({op.fragment!r}): rows cannot be routed by {key!r}, because equal maps may "
+                f"{of}: rows cannot be routed by {key!r}, because equal maps may "
                 "have their entries in another order; use another column, or compute one with "
                 ".map(...) first"
             )

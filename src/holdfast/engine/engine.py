@@ -3,7 +3,7 @@
 `Engine.run(path, version, lo, hi, inputs)` computes every output of a path for buckets lo..hi from
 the inputs and the state after lo-1, and returns the state after hi. Several buckets in one job give
 the same bits as one bucket per job. Rows of an open window remain in the durable input segments
-until the window closes, or until enough buckets have gathered to be folded into panes.
+until the window closes, or until they are folded into panes.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
+from holdfast.engine.prepared import Prepared
 from holdfast.engine.sample import sample_rows
-from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
+from holdfast.engine.session import JobRows, Sessions
 from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import (
     Line,
@@ -36,8 +35,9 @@ from holdfast.engine.state import (
     write_rows,
 )
 from holdfast.engine.step import Step
-from holdfast.engine.step_inputs import PANE_BUCKETS
-from holdfast.errors import HoldfastError, InputError
+from holdfast.engine.step_inputs import PANE_BUCKETS, at_time
+from holdfast.errors import HoldfastError, InputError, TooLarge
+from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
@@ -56,7 +56,7 @@ class Engine:
         folder: str,
         *,
         pane_buckets: int = PANE_BUCKETS,
-        large_rows: int = LARGE_JOB_ROWS,
+        job_rows: JobRows = JobRows(),  # noqa: B008
         compiled: Compiled | None = None,
     ) -> None:
         self.network = network
@@ -64,18 +64,22 @@ class Engine:
         #: Folder of the state files; executors must be able to write to it.
         self.folder = os.path.abspath(folder)
         self.pane_buckets = pane_buckets
-        #: Jobs that may read at least this many rows are large.
-        self.large_rows = large_rows
+        self.job_rows = job_rows
         self.compiled = compiled or compile_network(network, sessions.small)
         #: Operators that use their general plan: all of every path in which a short plan has raised
         #: `TOO_WIDE`.
         self.general: set[str] = set()
+        #: Joins of which no side is sent to all tasks: all of every path of which a step was too
+        #: large.
+        self.distributed_joins: set[str] = set()
         plans = self.compiled.plans
         self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}
         self._made: dict[str, set[str]] = {}
         #: Shard folders of failed steps, by line, until the next `release` of the line.
         self._failed: dict[str, list[str]] = {}
-        self._readers: dict[tuple[int, str], Any] = {}
+        #: Prepared jobs of each line that no step uses.
+        self._idle: dict[str, list[Prepared]] = {}
+        self._lock = threading.Lock()
         with storage(self.folder):
             os.makedirs(self.folder, exist_ok=True)
 
@@ -127,6 +131,12 @@ class Engine:
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
             return self._run(path, version, lo, hi, inputs, line, on_results)
+        except TooLarge:
+            joins = {op.name for op in path.operators if isinstance(op, ops.Join)}
+            if joins <= self.distributed_joins:
+                raise
+            self.distributed_joins |= joins  # rows that are sent to all tasks may not fit
+            return self._run(path, version, lo, hi, inputs, line, on_results)
         except InputError as err:
             short = {op.name for op in path.operators} & self._with_short_plan
             if exact.TOO_WIDE not in str(err) or short <= general:
@@ -138,29 +148,44 @@ class Engine:
         self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, line: Line,
         on_results: OnResults | None,
     ) -> StepResult:  # fmt: skip
-        step = Step(self, path, version, lo, hi, inputs, line=line_of(path.name, line))
+        name = line_of(path.name, line)
         # Each line of each node has a pool: Spark shares the cores evenly among the pools, so that
         # a node that catches up does not starve the others.
         context = self.sessions.small.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", f"{self.folder} {step.line}")
-        files_before = frozenset(self._made.get(step.line, ()))
+        context.setLocalProperty("spark.scheduler.pool", f"{self.folder} {name}")
+        prepared = self._borrow(name)
+        step: Step | None = None
         try:
+            step = Step(self, path, version, lo, hi, inputs, line=name, prepared=prepared)
             return step.run(on_results)
-        except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
-            self._undo(step, files_before)
+        except BaseException as err:
+            prepared.reset()
+            if not isinstance(err, HoldfastError | PySparkException | Py4JJavaError | OSError):
+                raise
+            if step is not None:
+                self._undo(step)
             if (translated := error_of_step(err, path, lo, hi, self.folder)) is err:
                 raise
             raise translated from err
         finally:
-            for file in step.scratch:
-                with suppress(OSError):  # the error of the step itself is reported above
-                    os.unlink(file)
+            prepared.end()
+            with self._lock:
+                self._idle.setdefault(name, []).append(prepared)
 
-    def _undo(self, step: Step, files_before: frozenset[str]) -> None:
+    def _borrow(self, line: str) -> Prepared:
+        """Prepared jobs for a step. A tentative step may begin before the step of an abandoned
+        tentative line ends, so a line may have several."""
+        with self._lock:
+            idle = self._idle.setdefault(line, [])
+            if idle:
+                return idle.pop()
+        path = os.path.join(self.folder, f"job.{line.replace(' ', '-')}")
+        return Prepared(path, reuse=self.sessions.is_local)
+
+    def _undo(self, step: Step) -> None:
         """Delete the files of a failed step immediately: a full disk causes many failed retries."""
-        files = self._made.setdefault(step.line, set())
-        release(self.folder, (), files - files_before)
-        files &= files_before
+        self._made.setdefault(step.line, set()).difference_update(step.made)
+        release(self.folder, (), step.made)
         failed = self._failed.setdefault(step.line, [])
         failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
         self._sweep(step.line)
@@ -208,13 +233,6 @@ class Engine:
     def made(self, line: str, file: str) -> None:
         self._made.setdefault(line, set()).add(file)
 
-    def reader(self, spark: SparkSession, schema: Any) -> Any:
-        """A cached reader of Parquet files with a schema, DDL or StructType."""
-        key = (id(spark), str(schema))
-        if key not in self._readers:
-            self._readers[key] = spark.read.schema(schema)
-        return self._readers[key]
-
 
 class _MadeUp:
     """Inputs with one bucket of sample rows per stream."""
@@ -223,13 +241,10 @@ class _MadeUp:
         self._held = {}
         for stream in path.inputs:
             schema = arrow_schema(engine.compiled.schema[stream])
-            rows, time = sample_rows(schema, 64), engine.compiled.time[stream]
-            instant = pa.scalar(bucket * engine.network.width_us, pa.int64()).cast(
-                schema.field(time).type
-            )
-            rows = rows.set_column(
-                rows.column_names.index(time), schema.field(time), pa.repeat(instant, rows.num_rows)
-            )
+            rows = at_time(
+                sample_rows(schema, 64), engine.compiled.time[stream],
+                bucket * engine.network.width_us,
+            )  # fmt: skip
             file = os.path.join(folder, f"{stream}.{bucket}.parquet")
             crc = write_rows(rows, file)
             self._held[stream] = InputFile(bucket, file, rows.num_rows, crc)

@@ -1,11 +1,12 @@
 """Keyed state on the executors, one file per shard.
 
-The rows of a step are distributed by key over the shards of the network. Each task reads its shard
-of the previous version, runs the operator and writes its shard of the next version under a unique
+The rows of a step are distributed by key over the shards of the network. A task reads its shard of
+the previous version, runs the operator and writes its shard of the next version under a unique
 name. Then it writes a note with the name and the CRC-32 of that file, under a name that the driver
 knows, and only then returns its results; so a lost file is never taken for missing state. If Spark
 runs a task twice, both files have the same content, because operators are deterministic. State
-never passes through the driver. Old versions are separate files.
+never passes through the driver. Old versions are separate files. In a small job, one task processes
+all shards, which needs no shuffle.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ import pyarrow.compute as pc
 
 from holdfast.engine.state import Shard, read_table, write_rows
 from holdfast.errors import InputError, LogCorrupted
-from holdfast.storage.files import put_file
+from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import runs, sort_canonical, times_us
 
-Step = Callable[[pa.Table | None, pa.Table], tuple[pa.Table, pa.Table, int | None]]
+#: Computes results, the next state and the next timer from the state of a shard, its rows and the
+#: last bucket of the step.
+Step = Callable[[pa.Table | None, pa.Table, int], tuple[pa.Table, pa.Table, int | None]]
+
+#: The column with the shard of a row, if one task processes all shards.
+SHARD = "__shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +46,83 @@ class BucketInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardTask:
-    """A function for `mapInArrow` that processes one shard; sent to the executors with the job."""
+class StepState:
+    """What differs from step to step."""
 
-    step: Step
     #: File of the previous version and its CRC-32, by shard number; no entry without state.
     files: Mapping[int, tuple[str, int]]
     #: Folder of the files of this step.
     folder: str
+    #: The last bucket of the step.
+    upto: int
+
+    def text(self) -> str:
+        return json.dumps([list(self.files.items()), self.folder, self.upto])
+
+    @staticmethod
+    def of(text: str) -> StepState:
+        files, folder, upto = json.loads(text)
+        return StepState({number: (path, crc) for number, (path, crc) in files}, folder, upto)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """A function for `mapInArrow` that processes shards; sent to the executors with the job."""
+
+    op: str
+    step: Step
+    #: The state; or the file that contains its text, for a job that runs again.
+    state: StepState | str
     schema: pa.Schema
     out: pa.Schema
+    #: Number of shards if one task processes all of them, else None.
+    shards: int | None
 
     @property
     def __name__(self) -> str:
         """The name of the function in Spark's plans."""
-        return name_of(self.folder)
+        return name_of(self.op)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        shard = context.partitionId()
+        state = self._state()
         received = list(batches)
-        rows = pa.Table.from_batches(received, received[0].schema if received else self.schema)
-        rows = rows.rename_columns(self.schema.names).cast(self.schema)
-        before = read_table(*self.files[shard]) if shard in self.files else None
-        out, state, timer_us = self.step(before, rows)
-        write_shard(state, self.folder, shard, timer_us)
-        yield from out.cast(self.out).combine_chunks().to_batches()
+        for shard, rows in self._rows(received):
+            before = read_table(*state.files[shard]) if shard in state.files else None
+            out, after, timer_us = self.step(before, rows, state.upto)
+            write_shard(after, state.folder, shard, timer_us)
+            yield from out.cast(self.out).combine_chunks().to_batches()
+
+    def _state(self) -> StepState:
+        if isinstance(self.state, StepState):
+            return self.state
+        with storage(self.state), open(self.state, encoding="utf-8") as file:
+            return StepState.of(file.read())
+
+    def _rows(self, batches: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+        if self.shards is None:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None
+            rows = pa.Table.from_batches(batches, batches[0].schema if batches else self.schema)
+            yield context.partitionId(), self._cast(rows)
+            return
+        if not batches:
+            for shard in range(self.shards):
+                yield shard, self.schema.empty_table()
+            return
+        rows = pa.Table.from_batches(batches)
+        places = rows[SHARD].to_numpy()
+        rows = self._cast(rows.drop_columns([SHARD]))
+        for shard in range(self.shards):
+            yield shard, rows.filter(pa.array(places == shard))
+
+    def _cast(self, rows: pa.Table) -> pa.Table:
+        return rows.rename_columns(self.schema.names).cast(self.schema)
 
 
-def name_of(folder: str) -> str:
-    return f"shards_in_{os.path.basename(folder)}"
+def name_of(op: str) -> str:
+    return f"shards_of_{op}"
 
 
 def write_shard(state: pa.Table, folder: str, shard: int, timer_us: int | None) -> None:
@@ -137,7 +187,9 @@ class CountWindowStep:
     size: int
     slide: int
 
-    def __call__(self, before: pa.Table | None, rows: pa.Table) -> tuple[pa.Table, pa.Table, None]:
+    def __call__(
+        self, before: pa.Table | None, rows: pa.Table, upto: int
+    ) -> tuple[pa.Table, pa.Table, None]:
         rows = sort_canonical(rows, self.time)
         if before is not None:
             rows = pa.concat_tables([before.cast(rows.schema), rows])
@@ -175,10 +227,9 @@ class StatefulStep:
     state: pa.Schema
     out: pa.Schema
     width_us: int
-    upto: int
 
     def __call__(
-        self, before: pa.Table | None, rows: pa.Table
+        self, before: pa.Table | None, rows: pa.Table, upto: int
     ) -> tuple[pa.Table, pa.Table, int | None]:
         state = self.state.empty_table() if before is None else before.cast(self.state)
         rows = sort_canonical(rows, self.time)
@@ -194,7 +245,7 @@ class StatefulStep:
                     "set; the function must remove or move timers that are before info.end_us"
                 )
             by_rows = present[at][0] if at < len(present) else None
-            candidates = [b for b in (by_rows, by_timer) if b is not None and b <= self.upto]
+            candidates = [b for b in (by_rows, by_timer) if b is not None and b <= upto]
             if not candidates:
                 break
             bucket = min(candidates)

@@ -76,17 +76,13 @@ class AggregatePlan:
         """Merge partials to partials with a coarser `by`."""
         return self._grouped(partials, (*by, *self.keys, *self.dims), self._merge)
 
-    def finish(
-        self, partials: str, by: tuple[str, ...], more: tuple[str, ...], where: str = "true"
-    ) -> str:
+    def finish(self, partials: str, by: tuple[str, ...], more: tuple[str, ...]) -> str:
         """Partials to results. The input has one row per `by`, keys and dimensions. The output has
         the keys, the results and the columns `more`, which are computed from `by`."""
-        if self._folds:
-            partials, where = f"SELECT * FROM ({partials}) WHERE {where}", "true"
         for dims, columns in self._folds:
             partials = self._grouped(partials, (*by, *self.keys, *dims), columns)
         chosen = listed(quoted(*self.keys), *self._finish, *more)
-        return f"SELECT {chosen} FROM ({partials}) WHERE {where}"
+        return f"SELECT {chosen} FROM ({partials})"
 
     def _grouped(self, source: str, by: tuple[str, ...], columns: tuple[str, ...]) -> str:
         keys = quoted(*by)

@@ -1,6 +1,6 @@
 """One SparkContext per node, two sessions on it.
 
-The sessions differ only in whole-stage code generation. For a few thousand rows, compiling a plan
+The sessions differ only in code generation. For a few thousand rows, compiling a plan
 costs more than interpreting it; for many rows, compiling is faster. Results are the same to the
 bit, because the arithmetic does not depend on the plan.
 """
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from pyspark import SparkConf, SparkContext
@@ -34,10 +34,18 @@ from holdfast.config import Options
 from holdfast.errors import SetupError
 from holdfast.spark_settings import LOOPBACK, SQL, STATIC
 
-#: A job that may read at least this many rows uses code generation and more than one task. The
-#: value lies between the 10,000 and the 2,000,000 rows of a closing window in
-#: `experiment vs-structured-streaming`.
-LARGE_JOB_ROWS = 50_000
+
+class JobRows(NamedTuple):
+    """Limits of the sizes of jobs, by the rows that they may read."""
+
+    #: From here on, jobs are large enough for code generation.
+    compiled: int = 50_000
+    #: From here on, jobs have more than one task, so that they are planned in every step.
+    distributed: int = 500_000
+
+
+#: Limits by which all jobs count as small, medium or large.
+JOB_ROWS = {"small": JobRows(), "medium": JobRows(0), "large": JobRows(0, 0)}
 
 #: No Java class is generated and compiled: neither for a stage nor for a projection.
 _INTERPRETED = {
@@ -50,11 +58,13 @@ END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    #: `small` interprets plans, for small jobs; `large` uses code generation, for large jobs.
+    #: `small` interprets plans, for small jobs; `large` uses code generation, for all others.
     small: SparkSession
     large: SparkSession
     #: Number of tasks that can run in parallel.
     cores: int
+    #: Whether the executors are in this process.
+    is_local: bool
 
     def stop(self) -> None:
         self.large.stop()
@@ -147,6 +157,7 @@ def start(options: Options, *, name: str = "holdfast", jvm_log: str = os.devnull
         small=_session(active, _INTERPRETED, tasks),
         large=_session(active, {"spark.sql.codegen.wholeStage": "true"}, tasks),
         cores=cores,
+        is_local=re.match(r"local(\[|$)", str(active.sparkContext.master)) is not None,
     )
 
 

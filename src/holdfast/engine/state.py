@@ -164,10 +164,16 @@ def check_file(path: str, crc: int) -> None:
 
 def read_table(path: str, crc: int) -> pa.Table:
     """The rows of a file, verified: the bytes that are decoded are the bytes that were checked."""
+    data = read_verified(path, crc)
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+def read_verified(path: str, crc: int) -> bytes:
+    """The content of a file. Raise LogCorrupted if the file is missing or was changed."""
     with _present(path), storage(path), open(path, "rb") as file:
         data = file.read()
     _compare(path, crc, crc32(data))
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    return data
 
 
 @contextmanager

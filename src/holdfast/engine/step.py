@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import replace
+from typing import Literal
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
-from holdfast.engine import determinism, keyed, windows
-from holdfast.engine.compiled import count_windows, join, stamp
+from holdfast.engine import keyed, windows
+from holdfast.engine.compiled import count_windows
 from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.mergeable import AggregatePlan
-from holdfast.engine.sql import contains, query, quoted, select_from
-from holdfast.engine.state import Chunk, Version
-from holdfast.engine.step_inputs import PANE_FILES, History
+from holdfast.engine.recipe import Joined, Query, Read, Recipe, Sharded, United, WindowFunction
+from holdfast.engine.sql import contains, select_from
+from holdfast.engine.state import Version
+from holdfast.engine.step_inputs import (
+    PANE_FILES,
+    Folded,
+    History,
+    at_time,
+    nullable,
+    together_of,
+)
 from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
@@ -24,6 +31,10 @@ from holdfast.storage.rows import parts_of
 
 #: The buckets that have rows, with their tables.
 Rows = list[tuple[int, pa.Table]]
+#: Most bytes of files with the new rows of a join that are sent to all tasks.
+BROADCAST_BYTES_MAX = 1 << 22
+#: Most bytes of panes that the driver assigns to windows.
+DUE_BYTES_MAX = 1 << 26
 
 
 class Step(History):
@@ -43,12 +54,12 @@ class Step(History):
         for name in end_operators:
             readers[name] = readers.get(name, 0) + 1
         for op in operators:
-            frame = self._frame(op)
+            recipe = self._recipe(op)
             fans_out = readers.get(op.name, 0) > 1 and not self._by_reference(op)
             splits = isinstance(op, ops.Stateful) and self._into_union(op)
-            if frame is not None and (fans_out or splits or self._feeds_history(op)):
-                frame = self._materialise(op, frame)
-            self.frames[op.name] = frame
+            if recipe is not None and (fans_out or splits or self._feeds_history(op)):
+                recipe = self._materialise(op, recipe)
+            self.frames[op.name] = recipe
         collected = {
             name: self._collect(self.frames[name], name)
             if name in self.frames
@@ -91,7 +102,7 @@ class Step(History):
             routed[output] = rows
         return routed
 
-    def _frame(self, op: ops.Operator) -> DataFrame | None:
+    def _recipe(self, op: ops.Operator) -> Recipe | None:
         match op:
             case ops.Apply() | ops.Union():
                 return self._stateless(op, self.lo, self.hi)
@@ -111,10 +122,7 @@ class Step(History):
 
     # -- time windows ----------------------------------------------------------------------------
 
-    def _window(self, op: ops.TimeWindow) -> DataFrame | None:
-        up = op.inputs[0]
-        assert up is not None
-        time = self.compiled.time[up.name]
+    def _window(self, op: ops.TimeWindow) -> Recipe | None:
         since = (self.lo * self.width_us + 1 - op.size_us) // self.width_us
         chunks = self.panes.get(op.name, ())
         raw_from = chunks[-1].hi + 1 if chunks else since
@@ -123,154 +131,207 @@ class Step(History):
         ends = windows.ends_due(op, self.lo, self.hi, buckets, self.width_us)
         if not ends:
             return None
+        if op.fn is not None:
+            return self._window_functions(op, ends)
+        plan, stamp_as = self._plan(op), self.compiled.time[op.name]
         oldest = (ends[0] - op.size_us) // self.width_us
         newest = (ends[-1] - 1) // self.width_us
-        if op.fn is not None:
-            return self._window_function(op, ends, time)
-        plan, stamp_as = self._plan(op), self.compiled.time[op.name]
-        files = self._files([chunk for chunk in chunks if chunk.hi >= oldest])
-        rows = self._history(op, 0, max(oldest, raw_from), newest)
-        if rows is not None and not files and op.size_us == op.slide_us:
-            text = windows.direct(plan, op, select_from("rows"), ends, stamp_as)
-            return query(text, rows=rows)
-        frames: dict[str, DataFrame] = {}
+        raw_from = max(oldest, raw_from)
+        chunks = tuple(chunk for chunk in chunks if chunk.hi >= oldest)
+        if op.size_us == op.slide_us and not chunks:
+            rows = self._history(op, 0, raw_from, newest, (ends[0] - op.size_us, ends[-1]))
+            if rows is None:
+                return None
+            text = windows.direct(plan, op, select_from("rows"), stamp_as)
+            return Query(text, (("rows", rows),))
+        if self.one_task and (due := self._due(op, oldest, ends)) is not None:
+            read = Read(op.name, (self.prepared.write(due, op.name, "due"),), True, "due")
+            return Query(windows.results(plan, op, select_from("due"), stamp_as), (("due", read),))
+        frames: list[tuple[str, Recipe]] = []
         parts = []
+        rows = self._history(op, 0, raw_from, newest)
         if rows is not None:
-            frames["rows"] = rows
-            parts.append(windows.partials(plan, op, select_from("rows"), time))
-        if files:
-            frames["panes"] = self._read(self.compiled.panes[op.name], files)
+            frames.append(("rows", rows))
+            parts.append(windows.partials(plan, op, select_from("rows"), self._time_of(op)))
+        if chunks:
+            frames.append(("panes", self._read(op.name, self._files(chunks), panes=True)))
             parts.append(select_from("panes"))
         if not parts:
             return None
         panes = " UNION ALL ".join(parts)
-        if self.small and len(parts) > 1:
+        if self.one_task and len(parts) > 1:
             panes = f"SELECT /*+ COALESCE(1) */ * FROM ({panes})"
-        return query(windows.results(plan, op, panes, ends, stamp_as), **frames)
+        text = windows.results(plan, op, windows.per_window(op, panes, ends), stamp_as)
+        return Query(text, tuple(frames), recurs=False)
 
-    def _window_function(self, op: ops.TimeWindow, ends: list[int], time: str) -> DataFrame | None:
-        """Call the window function on each window. The rows are in one Spark partition and in
-        canonical order, so that even a sum of doubles has a fixed order."""
-        assert op.fn is not None
-        united: DataFrame | None = None
-        for end in ends:
-            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
-            rows = self._history(op, 0, lo, hi)
-            if rows is None:
-                continue
-            micros = f"unix_micros({quoted(time)})"
-            rows = rows.filter(f"{micros} >= {end - op.size_us}L and {micros} < {end}L")
-            rows = rows.coalesce(1).sortWithinPartitions(*_sortable(rows, time))
-            result = determinism.apply(op.fn, rows, op.name)
-            result = stamp(result, self.compiled.time[op.name], end)
-            if op.name in self.compiled.from_nothing:
-                # A window without rows has no result, even if the function returns rows for it.
-                result = result.join(rows.select(F.lit(1).alias("__any")).limit(1)).drop("__any")
-            united = result if united is None else united.unionByName(result)
-        return united
-
-    def _fold_panes(self, op: ops.TimeWindow) -> None:
-        """Fold the rows of open windows into panes once enough buckets have gathered."""
+    def _time_of(self, op: ops.TimeWindow) -> str:
+        """The time column of the rows of a window."""
         up = op.inputs[0]
         assert up is not None
-        alive_from = windows.needed_from(op, self.hi, self.width_us)
-        chunks = tuple(c for c in self.panes.get(op.name, ()) if c.hi >= alive_from)
-        raw_from = max(alive_from, chunks[-1].hi + 1 if chunks else alive_from)
-        raw = self._buckets(op, 0, raw_from, self.hi)
-        if len(raw) >= self.engine.pane_buckets:
-            rows = self._history(op, 0, raw_from, self.hi)
-            if rows is not None:
-                plan, time = self.compiled.plans[op.name], self.compiled.time[up.name]
-                text = windows.partials(plan, op, select_from("rows"), time)
-                panes = query(text, rows=rows)
-                folded = self._pane_chunk(op, panes, raw_from, self.hi, raw)
-                chunks = (*chunks, folded) if folded is not None else chunks
-        if len(chunks) > PANE_FILES:
-            stored = self._read(self.compiled.panes[op.name], self._files(chunks))
-            merged = query(
-                self.compiled.plans[op.name].merge(select_from("panes"), "__p"), panes=stored
-            )
-            buckets = sorted({b for chunk in chunks for b in chunk.buckets})
-            folded = self._pane_chunk(op, merged, chunks[0].lo, chunks[-1].hi, buckets)
-            chunks = (folded,) if folded is not None else chunks
-        self.panes[op.name] = chunks
+        return self.compiled.time[up.name]
 
-    def _pane_chunk(
-        self, op: ops.TimeWindow, panes: DataFrame, lo: int, hi: int, buckets: list[int]
-    ) -> Chunk | None:
-        self.jobs += 1
-        rows = self._if_it_fits(panes.toArrow)
-        if rows is None:
+    def _window_functions(self, op: ops.TimeWindow, ends: list[int]) -> Recipe | None:
+        """Call the window function on each window."""
+        if self.one_task:
+            return self._window_functions_one_by_one(op, ends)
+        results: list[Recipe] = []
+        for end in ends:
+            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
+            rows = self._history(op, 0, lo, hi, (end - op.size_us, end))
+            if rows is not None:
+                results.append(WindowFunction(op.name, rows, end))
+        if len(results) < 2:
+            return results[0] if results else None
+        return United(tuple(results), one_task=False)
+
+    def _window_functions_one_by_one(self, op: ops.TimeWindow, ends: list[int]) -> Recipe | None:
+        """One job for each window, whose recipes recur."""
+        results = []
+        for end in ends:
+            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
+            with self._reading_once():
+                rows = self._history(op, 0, lo, hi, (end - op.size_us, end))
+                if rows is not None:
+                    result = self._arrow(WindowFunction(op.name, rows, None), op.name)
+                    results.append(at_time(result, self.compiled.time[op.name], end - 1))
+        if not results:
             return None
-        return replace(self._write(rows, op.name, lo, hi), buckets=tuple(buckets))
+        table = pa.concat_tables(results)
+        recipe = Read(op.name, (self.prepared.write(table, op.name),), one_task=True)
+        self.tables[op.name] = (recipe, table)
+        return recipe
+
+    def _due(self, op: ops.TimeWindow, since: int, ends: list[int]) -> pa.Table | None:
+        """The panes of due windows, with new rows folded into panes. Folding and the rest are two
+        jobs whose recipes recur. None if the panes are too large for that."""
+        folded = self._fold(op, since)
+        if folded is None and self._new_buckets(op, since):
+            return None
+        files = self._files(c for c in self.panes.get(op.name, ()) if c.hi >= since)
+        tables = [together_of(files)] if files else []
+        if folded is not None:
+            tables.append(folded.panes)
+        if not tables:
+            return None
+        return windows.due(op, pa.concat_tables(tables), ends, DUE_BYTES_MAX)
+
+    def _new_buckets(self, op: ops.TimeWindow, since: int) -> list[int]:
+        """Buckets from `since` on with rows that are not in panes."""
+        chunks = self.panes.get(op.name, ())
+        return self._buckets(op, 0, max(since, chunks[-1].hi + 1 if chunks else since), self.hi)
+
+    def _fold(self, op: ops.TimeWindow, since: int) -> Folded | None:
+        """Fold rows that are not in panes, once in a step. None without rows, or if the panes are
+        too large."""
+        if op.name not in self.folded:
+            buckets = self._new_buckets(op, since)
+            rows = self._history(op, 0, buckets[0], self.hi) if buckets else None
+            panes = None
+            if rows is not None:
+                plan = self.compiled.plans[op.name]
+                text = windows.partials(plan, op, select_from("rows"), self._time_of(op))
+                recipe = Query(text, (("rows", rows),))
+                panes = self._if_it_fits(lambda: self._panes(recipe))
+            self.folded[op.name] = None if panes is None else Folded(panes, tuple(buckets))
+        return self.folded[op.name]
+
+    def _panes(self, recipe: Recipe) -> pa.Table:
+        return nullable(self._execute(recipe))
+
+    def _fold_panes(self, op: ops.TimeWindow) -> None:
+        """Fold the rows of open windows into panes once enough buckets have gathered, unless they
+        were folded for results already. Forget panes of closed windows."""
+        since = windows.needed_from(op, self.hi, self.width_us)
+        chunks = tuple(
+            c for c in self.panes.get(op.name, ()) if c.buckets and c.buckets[-1] >= since
+        )
+        enough = len(self._new_buckets(op, since)) >= self.engine.pane_buckets
+        folded = self._fold(op, since) if enough or op.name in self.folded else None
+        if folded is not None and folded.buckets[-1] >= since:
+            chunk = self._write(folded.panes, op.name, folded.buckets[0], folded.buckets[-1])
+            chunks = (*chunks, replace(chunk, buckets=folded.buckets))
+        if len(chunks) > PANE_FILES:
+            open_us = windows.needed_from_us(op, self.hi, self.width_us)
+            stored = self._read(op.name, self._files(chunks), (open_us, 1 << 62), panes=True)
+            text = self.compiled.plans[op.name].merge(select_from("panes"), "__p")
+            merge = Query(text, (("panes", stored),))
+            merged = self._if_it_fits(lambda: self._panes(merge))
+            if merged is not None:
+                buckets = sorted({b for chunk in chunks for b in chunk.buckets if b >= since})
+                chunk = self._write(merged, op.name, buckets[0], buckets[-1])
+                chunks = (replace(chunk, buckets=tuple(buckets)),)
+        self.panes[op.name] = chunks
 
     # -- joins ---------------------------------------------------------------------------------
 
-    def _join(self, op: ops.Join) -> DataFrame | None:
+    def _join(self, op: ops.Join) -> Recipe | None:
+        """Pairs with at least one new row: new rows of the left side with all of the right side,
+        and earlier rows of the left side with new rows of the right side."""
         since = (self.lo * self.width_us - op.within_us) // self.width_us
-        fresh = [self._buckets(op, port, self.lo, self.hi) for port in (0, 1)]
-        if not fresh[0] and not fresh[1]:
+        new = [self._history(op, port, self.lo, self.hi) for port in (0, 1)]
+        if new[0] is None and new[1] is None:
             return None
-        left, right = (self._history(op, port, since, self.hi) for port in (0, 1))
-        if left is None or right is None:
-            return None
-        times = [self.compiled.time[up.name] for up in op.inputs if up is not None]
-        joined = join(left, right, op, times[0], times[1])
-        micros = f"unix_micros({quoted(times[0])})"
-        return joined.filter(self._within(micros, self.lo, self.hi))
+        earlier = [self._history(op, port, since, self.lo - 1) for port in (0, 1)]
+        everything = self._united((earlier[1], new[1]))
+        pairs: list[Recipe] = []
+        few: Literal["left", "right"] | None
+        if new[0] is not None and everything is not None:
+            few = "left" if self._few(op, 0) else None
+            pairs.append(Joined(op.name, new[0], everything, few))
+        if earlier[0] is not None and new[1] is not None:
+            few = "right" if self._few(op, 1) else None
+            pairs.append(Joined(op.name, earlier[0], new[1], few))
+        return self._united(pairs)
+
+    def _few(self, op: ops.Join, port: int) -> bool:
+        """Whether the new rows of a side should be sent to all tasks of a large job. Otherwise, all
+        earlier rows of the other side would have to be distributed again in every step."""
+        up = op.inputs[port]
+        assert up is not None
+        if self.one_task or op.name in self.engine.distributed_joins:
+            return False  # a plan with a broadcast cannot run again
+        if up.name not in self.mine:
+            files = [file.path for file in self.inputs.files(up.name, self.lo, self.hi)]
+        elif not self._by_reference(up):
+            chunks = self.edges.get(f"{op.name}:{port}", ())
+            files = [file.path for file in self._files(c for c in chunks if c.lo >= self.lo)]
+        else:
+            return False  # a function of the user may return more rows
+        return sum(map(os.path.getsize, files)) < BROADCAST_BYTES_MAX
 
     # -- keyed state -----------------------------------------------------------------------------
 
-    def _keyed(
-        self, op: ops.CountWindow | ops.Stateful, rows: DataFrame | None, step: keyed.Step,
-        out: pa.Schema, ddl: str,
-    ) -> DataFrame:  # fmt: skip
+    def _keyed(self, op: ops.CountWindow | ops.Stateful, rows: Recipe | None) -> Recipe:
         up = op.inputs[0]
         assert up is not None
-        schema = arrow_schema(self.compiled.schema[up.name])
-        shards = self.engine.network.partitions
-        # A single shard needs no shuffle, except without rows: coalesce would then create no task.
-        together = shards == 1 and rows is not None
-        if rows is None:
-            rows = self.spark.createDataFrame([], self.compiled.schema[up.name])
-        spread = (
-            rows.coalesce(1)
-            if together
-            else rows.repartition(shards, *(F.col(quoted(key)) for key in op.keys))
-        )
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
-        shard_files = {
+        self.folders.append((op.name, folder))
+        files = {
             number: (os.path.join(self.engine.folder, shard.file), shard.crc)
             for number, shard in self.shards.get(op.name, {}).items()
         }
-        task = keyed.ShardTask(
-            step, shard_files, os.path.join(self.engine.folder, folder), schema, out
-        )
-        self.folders.append((op.name, folder))
-        if any("." in name or "`" in name for name in schema.names):
-            # `mapInArrow` takes a dot in a name for the field of a struct.
-            spread = spread.toDF(*(f"c{place}" for place in range(len(schema))))
-        return spread.mapInArrow(task, ddl)
+        state = keyed.StepState(files, os.path.join(self.engine.folder, folder), self.hi)
+        if not self.interpreted:  # shards are processed in parallel
+            return Sharded(op.name, rows, state, one_task=False)
+        if rows is None:
+            none = arrow_schema(self.compiled.schema[up.name]).empty_table()
+            rows = Read(up.name, (self.prepared.write(none, up.name),), one_task=True)
+        if self.engine.sessions.is_local:
+            file = self.prepared.write_text(state.text(), op.name)
+            return Sharded(op.name, rows, file, one_task=True)
+        return Sharded(op.name, rows, state, one_task=True)
 
-    def _count_window(self, op: ops.CountWindow) -> DataFrame | None:
+    def _count_window(self, op: ops.CountWindow) -> Recipe | None:
         up = op.inputs[0]
         assert up is not None
         rows = self._stateless(up, self.lo, self.hi)
         if rows is None:
             return None
-        time = self.compiled.time[up.name]
-        schema = arrow_schema(self.compiled.schema[up.name])
-        out = schema.append(pa.field("__seq", pa.int64())).append(pa.field("__last", pa.int64()))
-        ddl = self.compiled.schema[up.name] + ", __seq bigint, __last bigint"
-        assigned = self._keyed(
-            op, rows, keyed.CountWindowStep(op.keys, time, op.size, op.slide), out, ddl
-        )
-        plan = self._plan(op)
         # All rows of a key are in one task already, so the groups are complete there.
-        text = count_windows(plan, select_from("rows"), self.compiled.time[op.name])
-        return query(text, rows=assigned)
+        text = count_windows(self._plan(op), select_from("rows"), self.compiled.time[op.name])
+        return Query(text, (("rows", self._keyed(op, rows)),))
 
-    def _stateful(self, op: ops.Stateful) -> DataFrame | None:
+    def _stateful(self, op: ops.Stateful) -> Recipe | None:
         up = op.inputs[0]
         assert up is not None
         rows = self._stateless(up, self.lo, self.hi)
@@ -278,14 +339,7 @@ class Step(History):
             s.timer_us for s in self.shards.get(op.name, {}).values() if s.timer_us is not None
         ]
         due = any(timer < (self.hi + 1) * self.width_us for timer in timers)
-        if rows is None and not due:
-            return None
-        out = arrow_schema(op.out)
-        step = keyed.StatefulStep(
-            op.fn, op.name, self.compiled.time[op.name], op.timer, arrow_schema(op.state), out,
-            self.width_us, self.hi,
-        )  # fmt: skip
-        return self._keyed(op, rows, step, out, self.compiled.schema[op.name])
+        return None if rows is None and not due else self._keyed(op, rows)
 
     def _take_shards(self) -> None:
         for name, folder in self.folders:
@@ -293,23 +347,14 @@ class Step(History):
             written = keyed.read_shards(path, self.engine.network.partitions)
             if written is None:
                 # Spark runs no task if its optimizer proves that the results are never read.
-                if any(contains(frame, keyed.name_of(folder)) for frame in self.executed):
+                frames = (self.builder.build(recipe) for recipe in self.executed)
+                if any(contains(frame, keyed.name_of(name)) for frame in frames):
                     raise keyed.lost_shard(path, 0)
                 continue
             keyed.clean_up(path, written.values())
             shards = dict(self.shards.get(name, {}))
             for number, shard in written.items():
                 file = f"{folder}/{shard.file}"
-                self.engine.made(self.line, file)
+                self._made(file)
                 shards[number] = replace(shard, file=file)
             self.shards[name] = shards
-
-
-def _sortable(df: DataFrame, time: str) -> list[Column]:
-    """The columns in canonical order: the time first, without maps, which have no order."""
-    others = [
-        f.name
-        for f in df.schema.fields
-        if f.name != time and "map<" not in f.dataType.simpleString()
-    ]
-    return [F.col(quoted(name)) for name in (time, *others)]

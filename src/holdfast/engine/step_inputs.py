@@ -1,4 +1,4 @@
-"""The rows that a step reads: inputs and retained history, as DataFrames for any range of buckets.
+"""The rows that a step reads: inputs and retained history, as recipes for any range of buckets.
 
 If only stateless operators lie between an input and a stateful operator, the history of the
 stateful operator is the input segments, which are read again (`by reference`). Otherwise rows are
@@ -10,27 +10,35 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
-from holdfast.engine import determinism, windows
+from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
+from holdfast.engine.prepared import Prepared
+from holdfast.engine.recipe import (
+    Applied,
+    Builder,
+    Filtered,
+    Read,
+    Recipe,
+    Sharded,
+    United,
+    parts_of,
+)
 from holdfast.engine.spark_errors import is_too_large
-from holdfast.engine.sql import quoted, read_parquet
-from holdfast.engine.state import Chunk, Version, check_file, read_table, write_rows
-from holdfast.errors import InputError, LogError
+from holdfast.engine.sql import quoted
+from holdfast.engine.state import Chunk, Version, check_file, read_table, read_verified, write_rows
+from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.schema import arrow_schema
-from holdfast.storage.files import storage
 from holdfast.storage.rows import canonical, runs, sort_canonical, times_us
 
 if TYPE_CHECKING:
@@ -44,6 +52,8 @@ PANE_BUCKETS = 16
 PANE_FILES = 16
 
 
+#: Most bytes of files that a job with one task reads; the driver holds them several times.
+ONE_TASK_BYTES_MAX = 1 << 26
 #: Most rows of a history that are merged into one file through the driver; a larger history is
 #: not merged.
 FOLD_ROWS_MAX = 500_000
@@ -55,24 +65,43 @@ class File(NamedTuple):
     crc: int
 
 
+#: The times from the first to before the second, in microseconds.
+Range = tuple[int, int]
+
+
 def together_of(files: Sequence[File]) -> pa.Table:
     """The rows of several small files as one table."""
-    # Schemas differ in nullability: counts are nullable in merged panes, but not in new ones.
-    return pa.concat_tables([read_table(*file) for file in files], promote_options="default")
+    return pa.concat_tables([nullable(read_table(*file)) for file in files])
 
 
-def put_together(files: Sequence[File], into: str) -> None:
-    """Merge files into the file `into`. The file is deleted if the write fails."""
-    together = together_of(files)
-    try:
-        with storage(into):
-            pq.write_table(
-                together, into, compression="none", use_dictionary=False, write_statistics=False
-            )
-    except LogError:
-        with suppress(OSError):
-            os.unlink(into)
-        raise
+def nullable(rows: pa.Table) -> pa.Table:
+    """The rows with all fields nullable. Spark derives other nullability for new panes than for
+    merged ones."""
+    schema = pa.schema([pa.field(f.name, _nullable(f.type)) for f in rows.schema])
+    return rows.cast(schema)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    return kind
+
+
+def at_time(rows: pa.Table, time: str, at_us: int) -> pa.Table:
+    """The rows with another time."""
+    place = rows.column_names.index(time)
+    instant = pa.scalar(at_us, pa.int64()).cast(rows.schema.field(place).type)
+    return rows.set_column(place, rows.schema.field(place), pa.repeat(instant, rows.num_rows))
+
+
+class Folded(NamedTuple):
+    """New rows of a time window, as panes."""
+
+    panes: pa.Table
+    #: The buckets of the rows.
+    buckets: tuple[int, ...]
 
 
 class History:
@@ -88,6 +117,7 @@ class History:
         inputs: Inputs,
         *,
         line: str,
+        prepared: Prepared,
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
@@ -101,66 +131,117 @@ class History:
         self.shards = dict(version.shards)
         self.jobs = 0
         self.needs_from = hi + 1
-        self.frames: dict[str, DataFrame | None] = {}
+        self.frames: dict[str, Recipe | None] = {}
+        #: Results that were computed already: the recipe that stands for them, and the rows.
+        self.tables: dict[str, tuple[Recipe, pa.Table]] = {}
+        #: New panes of each time window; None if there are none.
+        self.folded: dict[str, Folded | None] = {}
         #: Operators with keyed state and the folders of their new shards.
         self.folders: list[tuple[str, str]] = []
-        #: The DataFrames that were executed.
-        self.executed: list[DataFrame] = []
-        self.scratch: list[str] = []
+        #: The state files of this step.
+        self.made: set[str] = set()
+        #: The recipes of the jobs with keyed state that ran.
+        self.executed: list[Recipe] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
         # still need, and state.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        large = raw + version.rows() >= engine.large_rows
-        self.spark = engine.sessions.large if large else engine.sessions.small
-        self.small = not large
+        rows = raw + version.rows()
+        #: Whether jobs are interpreted, and whether they have one task and a plan that may run
+        #: again.
+        self.interpreted = rows < engine.job_rows.compiled
+        self.one_task = self.interpreted or (
+            rows < engine.job_rows.distributed
+            and engine.sessions.is_local
+            and not any(isinstance(op, ops.CountWindow | ops.Stateful) for op in path.operators)
+            and self._bytes(since) < ONE_TASK_BYTES_MAX
+        )
+        spark = engine.sessions.small if self.interpreted else engine.sessions.large
+        self.builder = Builder(engine.network, engine.compiled, spark)
+        self.prepared = prepared
+        self._read_already: dict[tuple[str, int, int, Range | None], Recipe | None] = {}
+
+    def _bytes(self, since: int) -> int:
+        """Bytes of the files that a job may read; missing ones are reported when they are read."""
+        files = [f.path for s in self.path.inputs for f in self.inputs.files(s, since, self.hi)] + [
+            os.path.join(self.engine.folder, name) for name in self.before.files()
+        ]
+        total = 0
+        for file in files:
+            with suppress(OSError):
+                total += os.path.getsize(file)
+        return total
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def _execute(self, recipe: Recipe) -> pa.Table:
+        self.jobs += 1
+        if any(isinstance(part, Sharded) for part in parts_of(recipe)):
+            self.executed.append(recipe)
+        if self.one_task:
+            return self.prepared.collect(recipe, self.builder)
+        return self.builder.build(recipe).toArrow()
 
     # -- rows --------------------------------------------------------------------------------
 
-    def _read(self, ddl: Any, files: Sequence[File]) -> DataFrame:
-        reader = self.engine.reader(self.spark, ddl)
-        if self.small and len(files) > 2:
-            # Spark takes about 2 ms to open a file, Arrow a fifth of that.
-            return read_parquet(self.spark, reader, [self._together(files)]).coalesce(1)
+    def _read(
+        self, of: str, files: Sequence[File], within: Range | None = None, *, panes: bool = False
+    ) -> Recipe:
+        """The rows of files, or those `within` a range of time; or panes, or those that start
+        within it."""
+        kind: Literal["rows", "panes"] = "panes" if panes else "rows"
+        if self.one_task and len(files) == 1 and within is None:
+            data = read_verified(*files[0])
+            return Read(of, (self.prepared.copy(data, of, kind),), one_task=True, kind=kind)
+        if self.one_task:
+            rows = together_of(files)
+            if within is not None:
+                times = rows["__p"].to_numpy() if panes else times_us(rows, self.compiled.time[of])
+                rows = rows.filter(pa.array((times >= within[0]) & (times < within[1])))
+            return Read(of, (self.prepared.write(rows, of, kind),), one_task=True, kind=kind)
         for file in files:
             check_file(*file)
-        frame = read_parquet(self.spark, reader, [file.path for file in files])
-        return frame.coalesce(1) if self.small else frame
+        read = Read(of, tuple(file.path for file in files), one_task=False, kind=kind)
+        if within is None:
+            return read
+        time = "__p" if panes else f"unix_micros({quoted(self.compiled.time[of])})"
+        return Filtered(read, f"{time} >= {within[0]}L and {time} < {within[1]}L")
 
     def _files(self, chunks: Iterable[Chunk]) -> list[File]:
         return [File(os.path.join(self.engine.folder, chunk.file), chunk.crc) for chunk in chunks]
 
-    def _together(self, files: Sequence[File]) -> str:
-        """Merge small files into one temporary file, which is deleted after the step."""
-        file = os.path.join(self.engine.folder, f"{self.path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        put_together(files, file)
-        self.scratch.append(file)
-        return file
+    def _input(self, op: ops.Operator, lo: int, hi: int, within: Range | None) -> Recipe | None:
+        """Rows of inputs of the path: of one stream, or of a union of streams."""
+        key = (op.name, lo, hi, within)
+        if key not in self._read_already:
+            files = [
+                File(file.path, file.crc)
+                for stream in self._streams(op)
+                for file in self.inputs.files(stream, lo, hi)
+            ]
+            self._read_already[key] = self._read(op.name, files, within) if files else None
+        return self._read_already[key]
 
-    def _input(self, stream: str, lo: int, hi: int) -> DataFrame | None:
-        files = [File(f.path, f.crc) for f in self.inputs.files(stream, lo, hi)]
-        return self._read(self.compiled.schema[stream], files) if files else None
-
-    def _stateless(self, op: ops.Operator, lo: int, hi: int) -> DataFrame | None:
+    def _stateless(
+        self, op: ops.Operator, lo: int, hi: int, within: Range | None = None
+    ) -> Recipe | None:
         """Rows of an operator in buckets lo..hi. Buckets before this step are possible only if all
         operators upstream are stateless."""
-        current = (lo, hi) == (self.lo, self.hi)
         if op.name not in self.mine:
-            return self._input(op.name, lo, hi)
-        if current and op.name in self.frames:
+            return self._input(op, lo, hi, within)
+        if within is None and (lo, hi) == (self.lo, self.hi) and op.name in self.frames:
             return self.frames[op.name]
         if isinstance(op, ops.Apply):
             up = op.inputs[0]
             assert up is not None
-            df = self._stateless(up, lo, hi)
-            return None if df is None else determinism.apply(op.fn, df, op.name)
+            rows = self._stateless(up, lo, hi, within)
+            return None if rows is None else Applied(op.name, rows)
         assert isinstance(op, ops.Union)
         ups = [up for up in op.inputs if up is not None]
         if all(up.name not in self.mine for up in ups):
             # All inputs of the union have the same schema: read all files in one scan.
-            files = [File(f.path, f.crc) for up in ups for f in self.inputs.files(up.name, lo, hi)]
-            return self._read(self.compiled.schema[op.name], files) if files else None
-        return self._united([df for up in ups if (df := self._stateless(up, lo, hi)) is not None])
+            return self._input(op, lo, hi, within)
+        return self._united([self._stateless(up, lo, hi, within) for up in ups])
 
     def _by_reference(self, op: ops.Operator) -> bool:
         """Whether no stateful operator lies between the inputs and this stream."""
@@ -185,44 +266,37 @@ class History:
             return [op.name]
         return [s for up in op.inputs if up is not None for s in self._streams(up)]
 
-    def _history(self, op: ops.Operator, port: int, lo: int, hi: int) -> DataFrame | None:
+    def _history(
+        self, op: ops.Operator, port: int, lo: int, hi: int, within: Range | None = None
+    ) -> Recipe | None:
         """Rows of an input edge in buckets lo..hi; lo may be before this step."""
         up = op.inputs[port]
         assert up is not None
         chunks = self.edges.get(f"{op.name}:{port}", ())
-        parts = [self._chunk_rows(up, chunks, lo, hi)]
+        parts = [self._chunk_rows(up, chunks, lo, hi, within)]
         if self._by_reference(up):
             raw_from = max(lo, chunks[-1].hi + 1) if chunks else lo
-            parts.append(self._stateless(up, raw_from, hi) if raw_from <= hi else None)
-        return self._united([part for part in parts if part is not None])
+            parts.append(self._stateless(up, raw_from, hi, within) if raw_from <= hi else None)
+        return self._united(parts)
 
     def _chunk_rows(
-        self, up: ops.Operator, chunks: Sequence[Chunk], lo: int, hi: int
-    ) -> DataFrame | None:
+        self, up: ops.Operator, chunks: Sequence[Chunk], lo: int, hi: int, within: Range | None
+    ) -> Recipe | None:
         overlapping = [chunk for chunk in chunks if chunk.hi >= lo and chunk.lo <= hi]
         if not overlapping:
             return None
-        df = self._read(self.compiled.schema[up.name], self._files(overlapping))
-        time = f"unix_micros({quoted(self.compiled.time[up.name])})"
-        if (
+        if within is None and (
             min(chunk.lo for chunk in overlapping) < lo
             or max(chunk.hi for chunk in overlapping) > hi
         ):
-            df = df.filter(self._within(time, lo, hi))
-        return df
+            within = (lo * self.width_us, (hi + 1) * self.width_us)
+        return self._read(up.name, self._files(overlapping), within)
 
-    def _within(self, time: str, lo: int, hi: int) -> str:
-        """SQL condition: `time`, in microseconds, lies in buckets lo..hi."""
-        start, end = lo * self.width_us, (hi + 1) * self.width_us
-        return f"{time} >= {start}L and {time} < {end}L"
-
-    def _united(self, parts: list[DataFrame]) -> DataFrame | None:
-        if not parts:
-            return None
-        united = parts[0]
-        for part in parts[1:]:
-            united = united.unionByName(part)
-        return united.coalesce(1) if self.small and len(parts) > 1 else united
+    def _united(self, parts: Sequence[Recipe | None]) -> Recipe | None:
+        present = tuple(part for part in parts if part is not None)
+        if len(present) < 2:
+            return present[0] if present else None
+        return United(present, one_task=self.one_task)
 
     def _feeds_history(self, op: ops.Operator) -> bool:
         """Whether the rows must be retained after the step: a window or join reads them, and they
@@ -245,8 +319,8 @@ class History:
             if op in reader.inputs
         )
 
-    def _materialise(self, op: ops.Operator, frame: DataFrame) -> DataFrame | None:
-        table = self._arrow(frame, op.name)
+    def _materialise(self, op: ops.Operator, recipe: Recipe) -> Recipe | None:
+        table = self._arrow(recipe, op.name)
         if table.num_rows == 0:
             return None
         chunk = self._write(table, op.name, self.lo, self.hi, op)
@@ -255,33 +329,47 @@ class History:
                 if up is op and isinstance(reader, ops.TimeWindow | ops.Join):
                     edge = f"{reader.name}:{port}"
                     self.edges[edge] = (*self.edges.get(edge, ()), chunk)
-        return self._read(self.compiled.schema[op.name], self._files([chunk]))
+        return self._read(op.name, self._files([chunk]))
 
     def _write(
         self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
     ) -> Chunk:
         """Write a state file. `up`: the stream of the rows, to record which buckets have rows."""
-        file = f"{self.path.name}/{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
+        # Spark would take a file whose name begins with an underscore for a hidden one.
+        file = f"{self.path.name}/state.{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
         crc = write_rows(table, os.path.join(self.engine.folder, file))
-        self.engine.made(self.line, file)
+        self._made(file)
         buckets: tuple[int, ...] = ()
         if up is not None:
             times = times_us(table, self.compiled.time[up.name])
             buckets = tuple(map(int, np.unique(times // self.width_us)))
         return Chunk(file, lo, hi, table.num_rows, buckets, crc)
 
-    def _arrow(self, frame: DataFrame, name: str) -> pa.Table:
-        self.jobs += 1
-        self.executed.append(frame)
-        table = frame.toArrow()
+    def _made(self, file: str) -> None:
+        self.made.add(file)
+        self.engine.made(self.line, file)
+
+    @contextmanager
+    def _reading_once(self) -> Iterator[None]:
+        """Rows that are read meanwhile are not used afterwards."""
+        read_already = dict(self._read_already)
+        with self.prepared.rewriting():
+            yield
+        self._read_already = read_already
+
+    def _arrow(self, recipe: Recipe, name: str) -> pa.Table:
+        computed = self.tables.get(name)
+        if computed is not None and computed[0] is recipe:
+            return computed[1]
+        table = self._execute(recipe)
         schema = arrow_schema(self.compiled.schema[name])
         return canonical(table.select(schema.names).cast(schema))
 
-    def _collect(self, frame: DataFrame | None, output: str) -> list[tuple[int, pa.Table]]:
-        if frame is None:
+    def _collect(self, recipe: Recipe | None, output: str) -> list[tuple[int, pa.Table]]:
+        if recipe is None:
             return []
         time = self.compiled.time[output]
-        table = sort_canonical(self._arrow(frame, output), time)
+        table = sort_canonical(self._arrow(recipe, output), time)
         slices = runs(times_us(table, time) // self.width_us)
         if slices and (slices[0][0] < self.lo or slices[-1][0] > self.hi):
             raise InputError(
@@ -359,14 +447,14 @@ class History:
                 chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             lo = max(alive, chunks[0].lo)
-            merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi)
+            merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi, None)
             one = self._row_chunk(op, port, up, (), merged, lo)
             chunks = one if one or merged is None else chunks
         return chunks
 
     def _row_chunk(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
-        rows: DataFrame | None, lo: int,
+        rows: Recipe | None, lo: int,
     ) -> tuple[Chunk, ...]:  # fmt: skip
         table = None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
         if table is None:
@@ -374,7 +462,8 @@ class History:
         return (*chunks, self._write(table, f"{op.name}.{port}", lo, self.hi, up))
 
     def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
-        """Rows that would only be stored in another form; None if they are too large for that."""
+        """Rows that would only be stored in another form; None if they are too large for that. The
+        job must not write state: its tasks may continue after it has failed."""
         try:
             return collect()
         except (PySparkException, Py4JJavaError) as err:

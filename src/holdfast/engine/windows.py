@@ -10,6 +10,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import gcd
 
+import numpy as np
+import pyarrow as pa
+
 from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.sql import quoted
 from holdfast.model.operators import TimeWindow
@@ -43,10 +46,15 @@ def _any_between(buckets: Sequence[int], lo: int, hi: int) -> bool:
     return at < len(buckets) and buckets[at] <= hi
 
 
+def needed_from_us(op: TimeWindow, upto: int, width_us: int) -> int:
+    """First instant that lies in a window that closes after bucket `upto`."""
+    next_end = ((upto + 1) * width_us // op.slide_us + 1) * op.slide_us
+    return next_end - op.size_us
+
+
 def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
     """First bucket whose rows can contribute to a window that closes after bucket `upto`."""
-    next_end = ((upto + 1) * width_us // op.slide_us + 1) * op.slide_us
-    return (next_end - op.size_us) // width_us
+    return needed_from_us(op, upto, width_us) // width_us
 
 
 def _pane(op: TimeWindow, time: str) -> str:
@@ -60,36 +68,49 @@ def partials(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
     return plan.first(plan.prepare(rows), __p=_pane(op, time))
 
 
-def direct(plan: AggregatePlan, op: TimeWindow, rows: str, ends: Sequence[int], time: str) -> str:
-    """Raw rows of tumbling windows to the results of the windows `ends`, in one aggregation."""
+def direct(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
+    """Raw rows of tumbling windows to their results, in one aggregation."""
     per_window = plan.first(plan.prepare(rows), __end=f"({_pane(op, time)} + {op.size_us}L)")
-    return _finished(plan, op, per_window, ends, time)
+    return _finished(plan, op, per_window, time)
 
 
-def results(plan: AggregatePlan, op: TimeWindow, panes: str, ends: Sequence[int], time: str) -> str:
-    """Panes to the results of the windows `ends`. A pane may consist of several rows to merge."""
-    if op.size_us == op.slide_us:
-        per_window = f"SELECT *, __p + {op.size_us}L AS __end FROM ({panes})"
-    else:
-        lo, hi = f"{ends[0]}L", f"{ends[-1]}L"
-        pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
-        since, until = f"(__p + {pane_us}L + {slide - 1}L)", f"(__p + {op.size_us}L)"
-        first = f"greatest({since} - pmod({since}, {slide}L), {lo})"
-        last = f"least({until} - pmod({until}, {slide}L), {hi})"
-        per_window = (
-            f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS __end FROM ({panes}) "
-            f"WHERE {first} <= {last}"
-        )
-    return _finished(plan, op, plan.merge(per_window, "__end"), ends, time)
+def results(plan: AggregatePlan, op: TimeWindow, per_window: str, time: str) -> str:
+    """Panes with the ends of their windows (`__end`) to results. A pane may consist of several rows
+    to merge."""
+    return _finished(plan, op, plan.merge(per_window, "__end"), time)
 
 
-def _finished(
-    plan: AggregatePlan, op: TimeWindow, per_window: str, ends: Sequence[int], time: str
-) -> str:
+def per_window(op: TimeWindow, panes: str, ends: Sequence[int]) -> str:
+    """SQL: each pane once for each of the windows `ends` that contains it, with `__end`."""
+    pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
+    since, until = f"(__p + {pane_us}L + {slide - 1}L)", f"(__p + {op.size_us}L)"
+    first = f"greatest({since} - pmod({since}, {slide}L), {ends[0]}L)"
+    last = f"least({until} - pmod({until}, {slide}L), {ends[-1]}L)"
+    return (
+        f"SELECT *, explode(sequence({first}, {last}, {slide}L)) AS __end FROM ({panes}) "
+        f"WHERE {first} <= {last}"
+    )
+
+
+def due(op: TimeWindow, panes: pa.Table, ends: Sequence[int], bytes_max: int) -> pa.Table | None:
+    """`per_window` for a table; None if the result would be larger than `bytes_max`."""
+    start = panes["__p"].to_numpy()
+    pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
+    first = np.maximum(-(-(start + pane_us) // slide) * slide, ends[0])
+    last = np.minimum((start + op.size_us) // slide * slide, ends[-1])
+    count = np.maximum((last - first) // slide + 1, 0)
+    if int(count.sum()) * (panes.nbytes // max(1, panes.num_rows)) > bytes_max:
+        return None
+    of_pane = np.repeat(np.arange(len(start)), count)
+    number = np.arange(len(of_pane)) - np.repeat(np.cumsum(count) - count, count)
+    rows = panes.take(pa.array(of_pane))
+    return rows.append_column("__end", pa.array(first[of_pane] + number * slide, pa.int64()))
+
+
+def _finished(plan: AggregatePlan, op: TimeWindow, per_window: str, time: str) -> str:
     """`__end`, the first instant after the window, becomes `window_start` and the time column."""
     columns = (
         f"timestamp_micros(__end - {op.size_us}L) AS window_start",
         f"timestamp_micros(__end - 1L) AS {quoted(time)}",
     )
-    due = f"__end between {ends[0]}L and {ends[-1]}L"
-    return plan.finish(per_window, ("__end",), columns, due)
+    return plan.finish(per_window, ("__end",), columns)

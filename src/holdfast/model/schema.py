@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -127,6 +128,7 @@ class _Reader:
         raise self.bad(f"unknown type {word!r}")
 
 
+@lru_cache(maxsize=1024)
 def arrow_schema(ddl: str) -> pa.Schema:
     reader = _Reader(ddl)
     if not reader.tokens:

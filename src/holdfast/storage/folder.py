@@ -16,6 +16,8 @@ MANIFEST = "manifest"
 SEGMENTS = "segments"
 #: Files of state versions. `State` records name them; only the engine deletes them.
 STATE = "state"
+#: A file that tells consumers whether they see this folder (`Service`).
+MARK = "mark"
 _LOCK = "lock"
 
 

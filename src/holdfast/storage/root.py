@@ -38,7 +38,7 @@ _OURS = re.compile(
     (network|run)\.json(\.tmp)? | lock | spark\.log | (sources|clients|nodes)/
     | nodes/[^/]+\.log | nodes/[^/]+\.warm(-warm)?/.*
     | (controller | (sources|clients|nodes)/[^/]+ | nodes/[^/]+/[^/]+)/   # logs
-      (manifest[^/]* | lock | (segments|state|state-warm|inputs|read-stream)/.*)?
+      (manifest[^/]* | lock | mark(\.tmp)? | (segments|state|state-warm|inputs|read-stream)/.*)?
     """,
     re.VERBOSE,
 )

@@ -3,7 +3,7 @@
     <root>/manifest                      the records (`manifest`)
     <root>/segments/<stream>/*.parquet   the rows (`segment`)
     <root>/state/                        files of state versions, managed by the engine
-    <root>/lock                          held by the live instance (`folder`)
+    <root>/lock, <root>/mark             of the live instance (`folder`)
 
 The order is always: write the data durably, append the record that names the data, then notify
 consumers. A log makes no decisions: its owner decides when to trim and which segment to read.

@@ -48,6 +48,21 @@ class Ping(Request[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class FolderMark:
+    #: A file beside the log, and its content, which is new in every process; empty without a log.
+    file: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetFolderMark(Request[FolderMark]):
+    """Find out whether this process sees the files of a stream: only if it can read `file`, and
+    finds `content` there, it can read the segments by their paths."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamList:
     streams: tuple[StreamInfo, ...]
 
@@ -389,6 +404,7 @@ def _call(name: str, request: type[Request[R]], reply: type[R]) -> Call:
 
 TABLE = (
     _call("ping", Ping, Done),
+    _call("folder-mark", GetFolderMark, FolderMark),
     _call("streams", ListStreams, StreamList),
     _call("acknowledge", Acknowledge, Done),
     _call("stream-status", GetStreamStatus, StreamStatus),

@@ -7,7 +7,9 @@ after another. After a failure the consumer follows the stream again from an ear
 
 from __future__ import annotations
 
+import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,12 +32,15 @@ from holdfast.errors import (
     TransportError,
 )
 from holdfast.storage import Log
-from holdfast.storage.files import is_intact
+from holdfast.storage.files import is_intact, put_file
+from holdfast.storage.folder import MARK
 from holdfast.storage.segment import REMEDY
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,
     Done,
+    FolderMark,
+    GetFolderMark,
     GetStreamStatus,
     Hold,
     Holding,
@@ -97,13 +102,28 @@ class Service:
     #: since.
     _holds: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
     _handlers: dict[type, Callable[[Any], object]] = field(default_factory=dict, init=False)
+    #: By folder of a log: the file that tells whether a consumer sees the folder.
+    _marks: dict[str, FolderMark] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.handle(Ping, lambda _: Done())
+        self.handle(GetFolderMark, self._mark_of)
         self.handle(ListStreams, lambda _: StreamList(tuple(self.streams())))
         self.handle(Acknowledge, self._acknowledge)
         self.handle(GetStreamStatus, self._status)
         self.handle(Hold, lambda ask: self.held(ask, monotonic_us()))
+
+    def _mark_of(self, ask: GetFolderMark) -> FolderMark:
+        log = self.logs.get(ask.stream)
+        if log is None:
+            return FolderMark("", "")
+        root = str(log.root)
+        new = FolderMark(os.path.join(root, MARK), uuid.uuid4().hex)
+        mark = self._marks.setdefault(root, new)
+        if mark is new or not os.path.exists(mark.file):
+            with suppress(LogError):  # without the file, rows are sent
+                put_file(mark.file, mark.content.encode(), fsync=False)
+        return mark
 
     def _acknowledge(self, ask: Acknowledge) -> Done:
         self._check_consumer(ask.stream, ask.consumer)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +33,8 @@ from holdfast.storage.rows import canonical, digest
 from holdfast.streams import codec
 from holdfast.streams.calls import (
     Acknowledge,
+    FolderMark,
+    GetFolderMark,
     GetState,
     ListStreams,
     Ping,
@@ -67,18 +68,17 @@ R = TypeVar("R")
 _log = logging.getLogger("holdfast.transport")
 
 
-def machine_id() -> str:
-    """An identifier that is equal for processes that see the same files at the same paths."""
+def sees_file(mark: FolderMark) -> bool:
+    """Whether this process has the storage of a producer: on the same machine, or shared. The file
+    has another content on a machine that only has the same path, or an older copy of the storage.
+    """
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-    except OSError:
-        boot = ""
-    try:
-        namespace = os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        namespace = ""
-    return f"{socket.gethostname()}/{boot}/{namespace}"
+        if not os.path.isfile(mark.file):
+            return False
+        with open(mark.file, "rb") as file:
+            return file.read(len(mark.content) + 1) == mark.content.encode()
+    except (OSError, ValueError):
+        return False
 
 
 _BYTES = pa.schema([("data", pa.binary())])
@@ -126,7 +126,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 self._serve(ask, context.is_cancelled, writer)
 
     def _serve(self, ask: wire.Follow, disconnected: Callable[[], bool], writer: Any) -> None:
-        stream, shared = ask.stream, ask.machine == machine_id()
+        stream, shared = ask.stream, ask.sees
 
         def send(kind: str, body: dict[str, Any]) -> None:
             writer.write_metadata(pa.py_buffer(wire.encode(kind, body)))
@@ -222,9 +222,13 @@ class FlightPeer:
         stop: threading.Event,
         tentative_after: int | None = None,
     ) -> Iterator[Delivery]:
-        machine = machine_id() if self._by_reference else ""
-        ask = wire.Follow(stream, from_bucket, machine, tentative_after)
-        self.call(Ping())  # connects with a deadline: nothing else can interrupt connecting
+        # These calls connect with a deadline: nothing else can interrupt connecting.
+        sees = False
+        if self._by_reference:
+            sees = sees_file(self.call(GetFolderMark(stream)))
+        else:
+            self.call(Ping())
+        ask = wire.Follow(stream, from_bucket, sees, tentative_after)
         try:
             writer, reader = self._client.do_exchange(
                 flight.FlightDescriptor.for_command(wire.question("follow", ask))

@@ -26,11 +26,11 @@ _APART = ("segments", "paths", "tables")
 @dataclass(frozen=True, slots=True)
 class Follow:
     """Request for the deliveries of a stream from a bucket on. The server sends rows, or paths if
-    the consumer is on the same `machine`."""
+    the consumer `sees` its files."""
 
     stream: str
     from_bucket: int | None
-    machine: str
+    sees: bool
     tentative_after: int | None
 
 

@@ -19,8 +19,8 @@ BUGS = [
     Bug(
         "the first bucket of an open window is forgotten",
         "engine/windows.py",
-        "return (next_end - op.size_us) // width_us",
-        "return (next_end - op.size_us) // width_us + 1",
+        "return needed_from_us(op, upto, width_us) // width_us",
+        "return needed_from_us(op, upto, width_us) // width_us + 1",
     ),
     Bug(
         "no window ends after the last bucket with rows",
@@ -33,6 +33,18 @@ BUGS = [
         "engine/windows.py",
         "{slide - 1}L",
         "{slide}L",
+    ),
+    Bug(
+        "a pane of a small job misses the first window it belongs to",
+        "engine/windows.py",
+        "-(-(start + pane_us) // slide) * slide",
+        "-(-(start + pane_us + 1) // slide) * slide",
+    ),
+    Bug(
+        "earlier rows of the left side of a join are not joined with new rows of the right side",
+        "engine/step.py",
+        "if earlier[0] is not None and new[1] is not None:",
+        "if False:",
     ),
     Bug(
         "the bound of a join is exclusive",
@@ -90,9 +102,9 @@ BUGS = [
     ),
     Bug(
         "rows of a key are spread over all shards",
-        "engine/step.py",
-        "rows.repartition(shards, *(F.col(quoted(key)) for key in op.keys))",
-        "rows.repartition(shards)",
+        "engine/recipe.py",
+        "pmod(hash({quoted(*op.keys)}), {shards})",
+        "pmod(hash(*), {shards})",
     ),
     Bug(
         "keys of other widths go to other partitions",

@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
+from holdfast.engine.session import JobRows, Sessions
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
@@ -68,7 +68,7 @@ def run_network(
     groups: Iterable[int] = (1_000_000,),
     extra_buckets: int | None = None,
     pane_buckets: int = 16,
-    large_rows: int = LARGE_JOB_ROWS,
+    job_rows: JobRows = JobRows(),  # noqa: B008
 ) -> dict[str, pa.Table]:
     """Every output as one table, over all buckets with rows and `extra_buckets` after them (by
     default the reach of the windows). `groups`: sizes of the groups of buckets, repeated."""
@@ -83,7 +83,7 @@ def run_network(
         for fragment, path in _in_order(network):
             engine = Engine(
                 network, sessions, os.path.join(folder, "state", fragment, path.name),
-                pane_buckets=pane_buckets, large_rows=large_rows, compiled=compiled,
+                pane_buckets=pane_buckets, job_rows=job_rows, compiled=compiled,
             )  # fmt: skip
             extent = -(-path.extent_us() // network.width_us) + len(path.operators)
             end = max(ends[stream] for stream in path.inputs)

@@ -79,8 +79,8 @@ def _simpler(variant: Variant) -> Iterator[Variant]:
     if len(variant.groups) > 1:
         yield replace(variant, groups=(1,))
         yield replace(variant, groups=variant.groups[:1])
-    if variant.large:
-        yield replace(variant, large=False)
+    if variant.jobs != "small":
+        yield replace(variant, jobs="small")
 
 
 def _changed(case: Case, node: Node) -> Case:

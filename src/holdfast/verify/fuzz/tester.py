@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.config import Options
-from holdfast.engine.session import LARGE_JOB_ROWS, Sessions
+from holdfast.engine.session import JOB_ROWS, Sessions
 from holdfast.errors import NetworkError
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.runtime.running import Deployment
@@ -36,6 +36,9 @@ _REFUSED = "error: NetworkError"
 _SHOWN = 3
 
 
+Jobs = Literal["small", "medium", "large"]
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to run a case."""
@@ -44,8 +47,9 @@ class Variant:
     #: Sizes of the groups of buckets that a step computes, repeated.
     groups: tuple[int, ...] = (1_000_000,)
     pane_buckets: int = 16
-    #: Runs all jobs as large ones: with code generation and several tasks.
-    large: bool = False
+    #: Runs all jobs as if they had many rows: as medium ones with code generation, as large ones
+    #: with several tasks, too.
+    jobs: Jobs = "small"
     #: Runs sources, nodes and clients instead of the engine alone.
     deployment: Deployment | None = None
 
@@ -59,14 +63,14 @@ class Variant:
             node: Fragment(of["name"], tuple(of["by"]), of["partitions"])
             for node, of in layout["fragments"].items()
         }
-        rest = {name: body[name] for name in ("pane_buckets", "large", "deployment")}
+        rest = {name: body[name] for name in ("pane_buckets", "jobs", "deployment")}
         return Variant(Layout(layout["shards"], fragments), tuple(body["groups"]), **rest)
 
     def __str__(self) -> str:
         fragments = ", ".join(of.name for of in self.layout.fragments.values()) or "none"
         return (
             f"groups of {'+'.join(map(str, self.groups))} buckets, {self.layout.shards} shards, "
-            f"fragments {fragments}{', large jobs' if self.large else ''}"
+            f"fragments {fragments}, {self.jobs} jobs"
             f"{f', deployment {self.deployment}' if self.deployment else ''}"
         )
 
@@ -119,10 +123,11 @@ def variants(case: Case) -> list[Variant]:
     def groups() -> tuple[int, ...]:
         return tuple(rng.choice((1, 1, 2, 3, 5, 8)) for _ in range(3))
 
+    jobs: tuple[Jobs, ...] = ("small", "small", "medium", "large")
     return [
         Variant(),
-        Variant(Layout(rng.randint(1, 4)), groups(), rng.choice((1, 2, 16)), rng.random() < 0.3),
-        Variant(draw_layout(rng, case), groups(), 16, rng.random() < 0.3),
+        Variant(Layout(rng.randint(1, 4)), groups(), rng.choice((1, 2, 16)), rng.choice(jobs)),
+        Variant(draw_layout(rng, case), groups(), 16, rng.choice(jobs)),
     ]
 
 
@@ -187,7 +192,7 @@ def run(
             results = run_network(
                 network_of(case, variant.layout), rows, sessions, groups=variant.groups,
                 extra_buckets=extra_buckets, pane_buckets=variant.pane_buckets,
-                large_rows=1 if variant.large else LARGE_JOB_ROWS,
+                job_rows=JOB_ROWS[variant.jobs],
             )  # fmt: skip
     except Exception as err:
         return [f"error: {type(err).__name__}: {err}"], {}

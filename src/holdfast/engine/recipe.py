@@ -1,0 +1,235 @@
+"""Recipes: what a job reads and computes, as values. `build` turns a recipe into a DataFrame.
+
+Recipes are compared by value. If a step needs a job whose recipe an earlier step had, the physical
+plan of that step runs again (`prepared.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
+
+from holdfast.engine import determinism, keyed
+from holdfast.engine.compiled import Compiled, join, stamp
+from holdfast.engine.sql import query, quoted, read_parquet
+from holdfast.frozen import dataclass
+from holdfast.model import operators as ops
+from holdfast.model.network import Network
+from holdfast.model.schema import arrow_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The rows of Parquet files."""
+
+    #: The stream of the rows, or the time window of the panes.
+    of: str
+    files: tuple[str, ...]
+    #: Whether all rows are read by one task.
+    one_task: bool
+    #: `due` are panes with the end of the window to which they contribute (`__end`).
+    kind: Literal["rows", "panes", "due"] = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    rows: Recipe
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The user's function of an operator."""
+
+    op: str
+    rows: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class United:
+    parts: tuple[Recipe, ...]
+    one_task: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """SQL text over frames (`sql.query`)."""
+
+    text: str
+    frames: tuple[tuple[str, Recipe], ...]
+    #: Whether later steps may have the same text.
+    recurs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    op: str
+    left: Recipe
+    right: Recipe
+    #: The side that is sent to all tasks, because it has few rows.
+    broadcast: Literal["left", "right"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFunction:
+    """The user's function of a window. If the end of the window is None, the time column of the
+    results has to be set afterwards."""
+
+    op: str
+    rows: Recipe
+    end_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """An operator with keyed state. Without rows, only timers are due."""
+
+    op: str
+    rows: Recipe | None
+    #: Description of the state; or the file that contains it, for a plan that runs again.
+    state: keyed.StepState | str
+    #: Whether one task processes all shards.
+    one_task: bool
+
+
+Recipe = Read | Filtered | Applied | United | Query | Joined | WindowFunction | Sharded
+
+
+def parts_of(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipe and all recipes in it."""
+    yield recipe
+    match recipe:
+        case Filtered(rows) | Applied(_, rows) | WindowFunction(_, rows) | Sharded(_, rows):
+            inner: tuple[Recipe | None, ...] = (rows,)
+        case United(parts):
+            inner = parts
+        case Query(_, frames):
+            inner = tuple(rows for _, rows in frames)
+        case Joined(_, left, right):
+            inner = (left, right)
+        case _:
+            inner = ()
+    for part in inner:
+        if part is not None:
+            yield from parts_of(part)
+
+
+def files_of(recipe: Recipe) -> frozenset[str] | None:
+    """The files that a job reads; None if no later step can have an equal recipe."""
+    files: set[str] = set()
+    for part in parts_of(recipe):
+        match part:
+            case Read():
+                files.update(part.files)
+            case Sharded(state=str(state)):
+                files.add(state)
+            case Sharded() | Filtered() | Query(recurs=False) | WindowFunction(end_us=int()):
+                return None
+    return frozenset(files)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    network: Network
+    compiled: Compiled
+    spark: SparkSession
+
+    def build(self, recipe: Recipe) -> DataFrame:
+        match recipe:
+            case Read():
+                return self._read(recipe)
+            case Filtered(rows, condition):
+                return self.build(rows).filter(condition)
+            case Applied(name, rows):
+                op: Any = self.network.named(name)
+                return determinism.apply(op.fn, self.build(rows), name)
+            case United(parts, one_task):
+                united = self.build(parts[0])
+                for part in parts[1:]:
+                    united = united.unionByName(self.build(part))
+                return united.coalesce(1) if one_task else united
+            case Query(text, frames, _):
+                return query(text, **{name: self.build(rows) for name, rows in frames})
+            case Joined(name, left, right, broadcast):
+                op = self.network.named(name)
+                times = [self.compiled.time[up.name] for up in op.inputs]
+                sides = {"left": self.build(left), "right": self.build(right)}
+                if broadcast is not None:
+                    sides[broadcast] = F.broadcast(sides[broadcast])
+                return join(sides["left"], sides["right"], op, times[0], times[1])
+            case WindowFunction():
+                return self._window_function(recipe)
+            case Sharded():
+                return self._sharded(recipe)
+
+    def _read(self, recipe: Read) -> DataFrame:
+        schema: Any = self.compiled.schema.get(recipe.of)
+        if recipe.kind != "rows":
+            schema = self.compiled.panes[recipe.of]
+        if recipe.kind == "due":
+            schema = type(schema)(list(schema.fields)).add("__end", LongType())
+        rows = read_parquet(self.spark, self.spark.read.schema(schema), recipe.files)
+        return rows.coalesce(1) if recipe.one_task else rows
+
+    def _window_function(self, recipe: WindowFunction) -> DataFrame:
+        """The rows are in one Spark partition and in canonical order, so that even a sum of doubles
+        has a fixed order."""
+        op: Any = self.network.named(recipe.op)
+        rows = self.build(recipe.rows).coalesce(1)
+        rows = rows.sortWithinPartitions(*_sortable(rows, self.compiled.time[op.inputs[0].name]))
+        result = determinism.apply(op.fn, rows, op.name)
+        result = stamp(result, self.compiled.time[op.name], recipe.end_us or 0)
+        if op.name in self.compiled.from_nothing:
+            # A window without rows has no result, even if the function returns rows for it.
+            result = result.join(rows.select(F.lit(1).alias("__any")).limit(1)).drop("__any")
+        return result
+
+    def _sharded(self, recipe: Sharded) -> DataFrame:
+        op: Any = self.network.named(recipe.op)
+        ddl = self.compiled.schema[op.inputs[0].name]
+        schema, shards = arrow_schema(ddl), self.network.partitions
+        rows = (
+            self.spark.createDataFrame([], ddl) if recipe.rows is None else self.build(recipe.rows)
+        )
+        shard = F.expr(f"pmod(hash({quoted(*op.keys)}), {shards})")
+        if recipe.one_task:
+            rows = rows.select("*", shard.alias(keyed.SHARD)).coalesce(1)
+        else:
+            rows = rows.repartitionById(shards, shard)
+        if any("." in name or "`" in name for name in schema.names):
+            # `mapInArrow` takes a dot in a name for the field of a struct.
+            names = [f"c{place}" for place in range(len(schema))]
+            rows = rows.toDF(*names, *([keyed.SHARD] if recipe.one_task else []))
+        step, out, out_ddl = self._step_of(op, ddl)
+        task = keyed.ShardTask(
+            op.name, step, recipe.state, schema, out, shards if recipe.one_task else None
+        )
+        return rows.mapInArrow(task, out_ddl)
+
+    def _step_of(self, op: Any, ddl: str) -> tuple[keyed.Step, Any, str]:
+        """The function of an operator with keyed state, and the schema of its results."""
+        time = self.compiled.time[op.inputs[0].name]
+        if isinstance(op, ops.CountWindow):
+            assigned = f"{ddl}, __seq bigint, __last bigint"
+            step: keyed.Step = keyed.CountWindowStep(op.keys, time, op.size, op.slide)
+            return step, arrow_schema(assigned), assigned
+        out = arrow_schema(op.out)
+        step = keyed.StatefulStep(
+            op.fn, op.name, self.compiled.time[op.name], op.timer, arrow_schema(op.state), out,
+            self.network.width_us,
+        )  # fmt: skip
+        return step, out, self.compiled.schema[op.name]
+
+
+def _sortable(df: DataFrame, time: str) -> list[Column]:
+    """The columns in canonical order: the time first, without maps, which have no order."""
+    others = [
+        f.name
+        for f in df.schema.fields
+        if f.name != time and "map<" not in f.dataType.simpleString()
+    ]
+    return [F.col(quoted(name)) for name in (time, *others)]

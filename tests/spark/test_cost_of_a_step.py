@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,19 +55,25 @@ def rows_of_buckets() -> pa.Table:
     return pa.table({"ts": pa.array(times, TIMESTAMP), "k": numbers % 3, "n": numbers, "x": x})
 
 
+def steps(net: hf.Network, sessions: Sessions, folder: Path) -> Iterator[None]:
+    """Run one step per bucket."""
+    files = Files(net, {"a": rows_of_buckets()}, str(folder))
+    engine = Engine(net, sessions, str(folder / "state"))
+    ((path,),) = [fragment.paths for fragment in fragments(net)]
+    version = engine.empty(path, -1)
+    for bucket in range(BUCKETS):
+        version = engine.run(path, version, bucket, bucket, files).version
+        yield
+
+
 @pytest.mark.parametrize("kind", ["tumbling", "sliding", "keyed"])
 def test_no_class_is_compiled_after_the_first_steps(
     sessions: Sessions, tmp_path: Path, kind: str
 ) -> None:
     net = network(kind)
     metrics = sessions.small.sparkContext._jvm.org.apache.spark.metrics.source.CodegenMetrics
-    files = Files(net, {"a": rows_of_buckets()}, str(tmp_path))
-    engine = Engine(net, sessions, str(tmp_path / "state"))
-    ((path,),) = [fragment.paths for fragment in fragments(net)]
-    version = engine.empty(path, -1)
     compiled = []
-    for bucket in range(BUCKETS):
-        version = engine.run(path, version, bucket, bucket, files).version
+    for _ in steps(net, sessions, tmp_path):
         compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
     assert compiled[-1] == compiled[3]
 
@@ -86,13 +92,8 @@ def test_no_small_job_is_planned_after_the_first_steps(
 
     monkeypatch.setattr(prepared, "is_repeatable", is_repeatable)
     net = network(kind)
-    files = Files(net, {"a": rows_of_buckets()}, str(tmp_path))
-    engine = Engine(net, sessions, str(tmp_path / "state"))
-    ((path,),) = [fragment.paths for fragment in fragments(net)]
-    version = engine.empty(path, -1)
     so_far = []
-    for bucket in range(BUCKETS):
-        version = engine.run(path, version, bucket, bucket, files).version
+    for _ in steps(net, sessions, tmp_path):
         so_far.append(len(planned))
     assert 0 < so_far[-1] == so_far[5] <= 3
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +28,12 @@ from holdfast.engine import mergeable as aggregates
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import JOB_ROWS, Sessions
+from holdfast.engine.session import Sessions
 from holdfast.engine.state import export_version, import_version
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import canonical, times_us
 from holdfast.storage.segment import write_segment
-from holdfast.verify.fuzz.engine_run import digests
+from holdfast.verify.fuzz.engine_run import LIMITS, Jobs, digests
 from tests.spark import oracles
 
 Digests = dict[str, tuple[int, str]]
@@ -49,7 +49,7 @@ class Trial:
     pane_buckets: int = 16
     pane_files: int = 16
     #: `medium`: code generation; `large`: several tasks, too.
-    jobs: str = "small"
+    jobs: Jobs = "small"
     #: Order of rows, of files, and how the rows of a bucket are spread over files.
     order: int = 0
     #: After this many steps the state moves to another engine, and the old engine is deleted.
@@ -133,7 +133,7 @@ def _engine(
 ) -> Engine:
     return Engine(
         network, sessions, os.path.join(folder, name), pane_buckets=trial.pane_buckets,
-        job_rows=JOB_ROWS[trial.jobs], compiled=compiled,
+        job_rows=LIMITS[trial.jobs], compiled=compiled,
     )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ trials = st.builds(
     partitions=st.integers(1, 4),
     pane_buckets=st.sampled_from([1, 3, 16]),
     pane_files=st.sampled_from([2, 16]),
-    jobs=st.sampled_from(sorted(JOB_ROWS)),
+    jobs=st.sampled_from(get_args(Jobs)),
     order=st.integers(1, 1_000),
     moved_after=st.sampled_from([None, 1, 2]),
 )

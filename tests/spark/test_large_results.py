@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
 import holdfast as hf
-from holdfast.engine.session import Sessions
+from holdfast.engine.engine import Engine
+from holdfast.engine.session import JobRows, Sessions
 from holdfast.engine.spark_errors import is_too_large
+from holdfast.model.fragments import fragments
+from holdfast.storage.rows import TIMESTAMP
+from holdfast.verify.fuzz.engine_run import Files
 
 WIDTH_US = 100_000
 #: Bytes of a row: random digits, which compression does not shrink much.
@@ -66,6 +72,26 @@ def test_a_single_bucket_that_does_not_fit_is_an_error(one_megabyte: None) -> No
         run.source("s").end()
         for _ in run.client("all"):
             pass
+
+
+def test_new_rows_of_a_join_that_do_not_fit_are_not_sent_to_all_tasks(
+    one_megabyte: None, sessions: Sessions, tmp_path: Path
+) -> None:
+    net = hf.Network("large", bucket="100ms")
+    rows = net.source("s", "ts timestamp, n long, text string", time="ts")
+    other = net.source("t", "ts timestamp, n long", time="ts")
+    joined = rows.join(other, on=["n"], within="100ms").map("ts", "n", first="left(text, 1)")
+    net.output("out", joined)
+    texts = [np.random.default_rng(n).bytes(ROW_BYTES // 2).hex() for n in range(3_000)]
+    times = pa.array(np.zeros(3_000, np.int64), TIMESTAMP)
+    few = pa.table({"ts": times[:9], "n": np.arange(9) * 300})
+    files = Files(net, {"s": pa.table({"ts": times, "n": np.arange(3_000), "text": texts}),
+                        "t": few}, str(tmp_path))  # fmt: skip
+    engine = Engine(net, sessions, str(tmp_path / "state"), job_rows=JobRows(0, 0))
+    ((path,),) = [fragment.paths for fragment in fragments(net)]
+    ((_, result),) = engine.run(path, engine.empty(path, -1), 0, 0, files).outputs["out"]
+    assert result["n"].to_pylist() == few["n"].to_pylist()
+    assert engine.no_broadcast == engine.broadcast != set()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +17,14 @@ from pyspark.sql import functions as F
 import holdfast as hf
 from holdfast.engine.engine import Engine
 from holdfast.engine.prepared import Prepared, is_repeatable
-from holdfast.engine.session import JOB_ROWS, Sessions
+from holdfast.engine.session import Sessions
 from holdfast.engine.state import files_below
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_FILES
 from holdfast.errors import HoldfastError
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import TIMESTAMP
-from holdfast.verify.fuzz.engine_run import Files, digests, run_network
+from holdfast.verify.fuzz.engine_run import Files, Jobs, digests, run_network
 
 
 def table(rows: int, seed: int = 0) -> pa.Table:
@@ -224,13 +225,11 @@ def test_jobs_of_all_sizes_have_the_same_results(
     if limit == "broadcast":
         monkeypatch.setattr("holdfast.engine.step.BROADCAST_BYTES_MAX", 0)
     net, tables = make(), {"a": rows_of(25)}
-    large = run_network(net, tables, sessions, job_rows=JOB_ROWS["large"])
+    large = run_network(net, tables, sessions, jobs="large")
     for module in ("step", "step_inputs"):
         monkeypatch.setattr(f"holdfast.engine.{module}.PANE_FILES", 2)
-    for job_rows in JOB_ROWS.values():
-        grouped = run_network(
-            net, tables, sessions, groups=(1, 3), pane_buckets=4, job_rows=job_rows
-        )
+    for jobs in get_args(Jobs):
+        grouped = run_network(net, tables, sessions, groups=(1, 3), pane_buckets=4, jobs=jobs)
         assert digests(grouped) == digests(large)
     assert all(table.num_rows for table in large.values())
 

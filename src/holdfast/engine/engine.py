@@ -23,7 +23,7 @@ from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.sample import sample_rows
-from holdfast.engine.session import JobRows, Sessions
+from holdfast.engine.session import JOB_ROWS, JobRows, Sessions
 from holdfast.engine.spark_errors import error_of_step
 from holdfast.engine.state import (
     Line,
@@ -37,7 +37,6 @@ from holdfast.engine.state import (
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS, at_time
 from holdfast.errors import HoldfastError, InputError, TooLarge
-from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
@@ -47,7 +46,7 @@ from holdfast.storage.rows import digest
 
 
 class Engine:
-    """The Spark engine of a node. `run` may be called by one thread per line of each path."""
+    """The Spark engine of a node. Several threads may call `run`."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Engine:
         folder: str,
         *,
         pane_buckets: int = PANE_BUCKETS,
-        job_rows: JobRows = JobRows(),  # noqa: B008
+        job_rows: JobRows = JOB_ROWS,
         compiled: Compiled | None = None,
     ) -> None:
         self.network = network
@@ -69,9 +68,10 @@ class Engine:
         #: Operators that use their general plan: all of every path in which a short plan has raised
         #: `TOO_WIDE`.
         self.general: set[str] = set()
-        #: Joins of which no side is sent to all tasks: all of every path of which a step was too
-        #: large.
-        self.distributed_joins: set[str] = set()
+        #: Joins that have sent new rows to all tasks, and those of them that no longer do so,
+        #: because a step was too large.
+        self.broadcast: set[str] = set()
+        self.no_broadcast: set[str] = set()
         plans = self.compiled.plans
         self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}
         self._made: dict[str, set[str]] = {}
@@ -124,18 +124,19 @@ class Engine:
         line: Line = "stable",
         on_results: OnResults | None = None,
     ) -> StepResult:
-        """Compute buckets lo..hi. The lines of a path may run at the same time, each in a thread of
-        its own. `on_results` gets the results before the state is complete; if the
-        step fails afterwards, the caller repeats it and gets the same results again."""
+        """Compute buckets lo..hi. The lines of a path may run at the same time, and a tentative
+        line may begin before the last step of an abandoned one ends. `on_results` gets the results
+        before the state is complete; if the step fails afterwards, the caller repeats it and gets
+        the same results again."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
             return self._run(path, version, lo, hi, inputs, line, on_results)
         except TooLarge:
-            joins = {op.name for op in path.operators if isinstance(op, ops.Join)}
-            if joins <= self.distributed_joins:
+            joins = {op.name for op in path.operators} & self.broadcast - self.no_broadcast
+            if not joins:
                 raise
-            self.distributed_joins |= joins  # rows that are sent to all tasks may not fit
+            self.no_broadcast |= joins
             return self._run(path, version, lo, hi, inputs, line, on_results)
         except InputError as err:
             short = {op.name for op in path.operators} & self._with_short_plan

@@ -44,8 +44,7 @@ class JobRows(NamedTuple):
     distributed: int = 500_000
 
 
-#: Limits by which all jobs count as small, medium or large.
-JOB_ROWS = {"small": JobRows(), "medium": JobRows(0), "large": JobRows(0, 0)}
+JOB_ROWS = JobRows()
 
 #: No Java class is generated and compiled: neither for a stage nor for a projection.
 _INTERPRETED = {

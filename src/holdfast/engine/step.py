@@ -22,6 +22,7 @@ from holdfast.engine.step_inputs import (
     History,
     at_time,
     nullable,
+    size_of,
     together_of,
 )
 from holdfast.errors import InputError
@@ -59,10 +60,10 @@ class Step(History):
             splits = isinstance(op, ops.Stateful) and self._into_union(op)
             if recipe is not None and (fans_out or splits or self._feeds_history(op)):
                 recipe = self._materialise(op, recipe)
-            self.frames[op.name] = recipe
+            self.recipes[op.name] = recipe
         collected = {
-            name: self._collect(self.frames[name], name)
-            if name in self.frames
+            name: self._collect(self.recipes[name], name)
+            if name in self.recipes
             else self._pass_on(end)
             for name, end in end_operators.items()
         }
@@ -125,9 +126,8 @@ class Step(History):
     def _window(self, op: ops.TimeWindow) -> Recipe | None:
         since = (self.lo * self.width_us + 1 - op.size_us) // self.width_us
         chunks = self.panes.get(op.name, ())
-        raw_from = chunks[-1].hi + 1 if chunks else since
-        raw = self._buckets(op, 0, raw_from, self.hi)
-        buckets = sorted({b for chunk in chunks for b in chunk.buckets} | set(raw))
+        in_panes = {bucket for chunk in chunks for bucket in chunk.buckets}
+        buckets = sorted(in_panes.union(self._new_buckets(op, since)))
         ends = windows.ends_due(op, self.lo, self.hi, buckets, self.width_us)
         if not ends:
             return None
@@ -136,7 +136,7 @@ class Step(History):
         plan, stamp_as = self._plan(op), self.compiled.time[op.name]
         oldest = (ends[0] - op.size_us) // self.width_us
         newest = (ends[-1] - 1) // self.width_us
-        raw_from = max(oldest, raw_from)
+        raw_from = max(oldest, chunks[-1].hi + 1) if chunks else oldest
         chunks = tuple(chunk for chunk in chunks if chunk.hi >= oldest)
         if op.size_us == op.slide_us and not chunks:
             rows = self._history(op, 0, raw_from, newest, (ends[0] - op.size_us, ends[-1]))
@@ -170,14 +170,19 @@ class Step(History):
         assert up is not None
         return self.compiled.time[up.name]
 
+    def _rows_of_window(self, op: ops.TimeWindow, end: int) -> Recipe | None:
+        start = end - op.size_us
+        return self._history(
+            op, 0, start // self.width_us, (end - 1) // self.width_us, (start, end)
+        )
+
     def _window_functions(self, op: ops.TimeWindow, ends: list[int]) -> Recipe | None:
         """Call the window function on each window."""
         if self.one_task:
             return self._window_functions_one_by_one(op, ends)
         results: list[Recipe] = []
         for end in ends:
-            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
-            rows = self._history(op, 0, lo, hi, (end - op.size_us, end))
+            rows = self._rows_of_window(op, end)
             if rows is not None:
                 results.append(WindowFunction(op.name, rows, end))
         if len(results) < 2:
@@ -188,9 +193,8 @@ class Step(History):
         """One job for each window, whose recipes recur."""
         results = []
         for end in ends:
-            lo, hi = (end - op.size_us) // self.width_us, (end - 1) // self.width_us
             with self._reading_once():
-                rows = self._history(op, 0, lo, hi, (end - op.size_us, end))
+                rows = self._rows_of_window(op, end)
                 if rows is not None:
                     result = self._arrow(WindowFunction(op.name, rows, None), op.name)
                     results.append(at_time(result, self.compiled.time[op.name], end - 1))
@@ -218,7 +222,7 @@ class Step(History):
     def _new_buckets(self, op: ops.TimeWindow, since: int) -> list[int]:
         """Buckets from `since` on with rows that are not in panes."""
         chunks = self.panes.get(op.name, ())
-        return self._buckets(op, 0, max(since, chunks[-1].hi + 1 if chunks else since), self.hi)
+        return self._buckets(op, 0, max(since, chunks[-1].hi + 1) if chunks else since, self.hi)
 
     def _fold(self, op: ops.TimeWindow, since: int) -> Folded | None:
         """Fold rows that are not in panes, once in a step. None without rows, or if the panes are
@@ -274,22 +278,26 @@ class Step(History):
         earlier = [self._history(op, port, since, self.lo - 1) for port in (0, 1)]
         everything = self._united((earlier[1], new[1]))
         pairs: list[Recipe] = []
-        few: Literal["left", "right"] | None
         if new[0] is not None and everything is not None:
-            few = "left" if self._few(op, 0) else None
-            pairs.append(Joined(op.name, new[0], everything, few))
+            side = self._broadcast_side(op, 0)
+            pairs.append(Joined(op.name, new[0], everything, side))
         if earlier[0] is not None and new[1] is not None:
-            few = "right" if self._few(op, 1) else None
-            pairs.append(Joined(op.name, earlier[0], new[1], few))
+            side = self._broadcast_side(op, 1)
+            pairs.append(Joined(op.name, earlier[0], new[1], side))
         return self._united(pairs)
 
+    def _broadcast_side(self, op: ops.Join, port: int) -> Literal["left", "right"] | None:
+        """The side of the new rows, if a large job sends them to all tasks. Otherwise, all earlier
+        rows of the other side would have to be distributed again in every step."""
+        if self.one_task or op.name in self.engine.no_broadcast or not self._few(op, port):
+            return None  # a plan with a broadcast cannot run again
+        self.engine.broadcast.add(op.name)
+        return "right" if port else "left"
+
     def _few(self, op: ops.Join, port: int) -> bool:
-        """Whether the new rows of a side should be sent to all tasks of a large job. Otherwise, all
-        earlier rows of the other side would have to be distributed again in every step."""
+        """Whether a side of a join has few new rows."""
         up = op.inputs[port]
         assert up is not None
-        if self.one_task or op.name in self.engine.distributed_joins:
-            return False  # a plan with a broadcast cannot run again
         if up.name not in self.mine:
             files = [file.path for file in self.inputs.files(up.name, self.lo, self.hi)]
         elif not self._by_reference(up):
@@ -297,7 +305,7 @@ class Step(History):
             files = [file.path for file in self._files(c for c in chunks if c.lo >= self.lo)]
         else:
             return False  # a function of the user may return more rows
-        return sum(map(os.path.getsize, files)) < BROADCAST_BYTES_MAX
+        return size_of(files) < BROADCAST_BYTES_MAX
 
     # -- keyed state -----------------------------------------------------------------------------
 

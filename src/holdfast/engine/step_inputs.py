@@ -50,8 +50,6 @@ _log = logging.getLogger("holdfast.engine")
 PANE_BUCKETS = 16
 #: Most files of panes, or chunks of rows, per operator; more are merged into one.
 PANE_FILES = 16
-
-
 #: Most bytes of files that a job with one task reads; the driver holds them several times.
 ONE_TASK_BYTES_MAX = 1 << 26
 #: Most rows of a history that are merged into one file through the driver; a larger history is
@@ -78,7 +76,7 @@ def nullable(rows: pa.Table) -> pa.Table:
     """The rows with all fields nullable. Spark derives other nullability for new panes than for
     merged ones."""
     schema = pa.schema([pa.field(f.name, _nullable(f.type)) for f in rows.schema])
-    return rows.cast(schema)
+    return rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
@@ -87,6 +85,15 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
     return kind
+
+
+def size_of(files: Iterable[str]) -> int:
+    """Bytes of the files; missing ones are reported when they are read."""
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += os.path.getsize(file)
+    return total
 
 
 def at_time(rows: pa.Table, time: str, at_us: int) -> pa.Table:
@@ -131,7 +138,7 @@ class History:
         self.shards = dict(version.shards)
         self.jobs = 0
         self.needs_from = hi + 1
-        self.frames: dict[str, Recipe | None] = {}
+        self.recipes: dict[str, Recipe | None] = {}
         #: Results that were computed already: the recipe that stands for them, and the rows.
         self.tables: dict[str, tuple[Recipe, pa.Table]] = {}
         #: New panes of each time window; None if there are none.
@@ -162,15 +169,10 @@ class History:
         self._read_already: dict[tuple[str, int, int, Range | None], Recipe | None] = {}
 
     def _bytes(self, since: int) -> int:
-        """Bytes of the files that a job may read; missing ones are reported when they are read."""
-        files = [f.path for s in self.path.inputs for f in self.inputs.files(s, since, self.hi)] + [
-            os.path.join(self.engine.folder, name) for name in self.before.files()
-        ]
-        total = 0
-        for file in files:
-            with suppress(OSError):
-                total += os.path.getsize(file)
-        return total
+        """Bytes of the files that a job may read."""
+        inputs = [f.path for s in self.path.inputs for f in self.inputs.files(s, since, self.hi)]
+        state = [os.path.join(self.engine.folder, name) for name in self.before.files()]
+        return size_of(inputs + state)
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -229,8 +231,8 @@ class History:
         operators upstream are stateless."""
         if op.name not in self.mine:
             return self._input(op, lo, hi, within)
-        if within is None and (lo, hi) == (self.lo, self.hi) and op.name in self.frames:
-            return self.frames[op.name]
+        if within is None and (lo, hi) == (self.lo, self.hi) and op.name in self.recipes:
+            return self.recipes[op.name]
         if isinstance(op, ops.Apply):
             up = op.inputs[0]
             assert up is not None

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,21 @@ import pyarrow as pa
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import JobRows, Sessions
+from holdfast.engine.session import JOB_ROWS, JobRows, Sessions
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import canonical, digest, times_us
 from holdfast.storage.segment import write_segment
+
+#: The kind of jobs in which a network runs, whatever its number of rows.
+Jobs = Literal["small", "medium", "large"]
+LIMITS: dict[Jobs, JobRows] = {
+    "small": JOB_ROWS,
+    "medium": JobRows(compiled=0),
+    "large": JobRows(compiled=0, distributed=0),
+}
 
 
 class Files:
@@ -68,7 +77,7 @@ def run_network(
     groups: Iterable[int] = (1_000_000,),
     extra_buckets: int | None = None,
     pane_buckets: int = 16,
-    job_rows: JobRows = JobRows(),  # noqa: B008
+    jobs: Jobs = "small",
 ) -> dict[str, pa.Table]:
     """Every output as one table, over all buckets with rows and `extra_buckets` after them (by
     default the reach of the windows). `groups`: sizes of the groups of buckets, repeated."""
@@ -83,7 +92,7 @@ def run_network(
         for fragment, path in _in_order(network):
             engine = Engine(
                 network, sessions, os.path.join(folder, "state", fragment, path.name),
-                pane_buckets=pane_buckets, job_rows=job_rows, compiled=compiled,
+                pane_buckets=pane_buckets, job_rows=LIMITS[jobs], compiled=compiled,
             )  # fmt: skip
             extent = -(-path.extent_us() // network.width_us) + len(path.operators)
             end = max(ends[stream] for stream in path.inputs)

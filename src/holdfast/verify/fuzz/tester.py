@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.config import Options
-from holdfast.engine.session import JOB_ROWS, Sessions
+from holdfast.engine.session import Sessions
 from holdfast.errors import NetworkError
 from holdfast.model.schema import arrow_schema, schema_ddl
 from holdfast.runtime.running import Deployment
@@ -23,7 +23,7 @@ from holdfast.verify.fuzz import kinds, row_oracle
 from holdfast.verify.fuzz.case import Case, Node, Stream, stream_of
 from holdfast.verify.fuzz.deployed import run_deployed
 from holdfast.verify.fuzz.draw import draw, draw_layout
-from holdfast.verify.fuzz.engine_run import digests, run_network
+from holdfast.verify.fuzz.engine_run import Jobs, digests, run_network
 from holdfast.verify.fuzz.kinds import rank, same
 from holdfast.verify.fuzz.program import Fragment, Layout, network_of, program
 from holdfast.verify.fuzz.row_aggregates import Near
@@ -34,9 +34,6 @@ _OPTIONS = Options(memory="1g", master="local[1]", java_options="-XX:TieredStopA
 _REFUSED = "error: NetworkError"
 #: Differing rows that a report shows per output.
 _SHOWN = 3
-
-
-Jobs = Literal["small", "medium", "large"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ def run(
             results = run_network(
                 network_of(case, variant.layout), rows, sessions, groups=variant.groups,
                 extra_buckets=extra_buckets, pane_buckets=variant.pane_buckets,
-                job_rows=JOB_ROWS[variant.jobs],
+                jobs=variant.jobs,
             )  # fmt: skip
     except Exception as err:
         return [f"error: {type(err).__name__}: {err}"], {}

@@ -188,7 +188,7 @@ class Engine:
         self._made.setdefault(step.line, set()).difference_update(step.made)
         release(self.folder, (), step.made)
         failed = self._failed.setdefault(step.line, [])
-        failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
+        failed += [os.path.join(self.folder, folder) for _, folder, _ in step.folders]
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:

@@ -313,12 +313,11 @@ class Step(History):
         up = op.inputs[0]
         assert up is not None
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
-        self.folders.append((op.name, folder))
-        files = {
-            number: (os.path.join(self.engine.folder, shard.file), shard.crc)
-            for number, shard in self.shards.get(op.name, {}).items()
-        }
-        state = keyed.StepState(files, os.path.join(self.engine.folder, folder), self.hi)
+        tasks = 1 if self.interpreted else self.engine.network.partitions
+        self.folders.append((op.name, folder, tasks))
+        state = keyed.StepState(
+            self.engine.folder, folder, self.hi, self.shards.get(op.name, {}), {}
+        )
         if not self.interpreted:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
         if rows is None:
@@ -350,19 +349,18 @@ class Step(History):
         return None if rows is None and not due else self._keyed(op, rows)
 
     def _take_shards(self) -> None:
-        for name, folder in self.folders:
+        for name, folder, tasks in self.folders:
             path = os.path.join(self.engine.folder, folder)
-            written = keyed.read_shards(path, self.engine.network.partitions)
+            written = keyed.read_notes(path, tasks)
             if written is None:
                 # Spark runs no task if its optimizer proves that the results are never read.
                 frames = (self.builder.build(recipe) for recipe in self.executed)
                 if any(contains(frame, keyed.name_of(name)) for frame in frames):
-                    raise keyed.lost_shard(path, 0)
+                    raise keyed.lost_note(path, 0)
                 continue
-            keyed.clean_up(path, written.values())
-            shards = dict(self.shards.get(name, {}))
-            for number, shard in written.items():
-                file = f"{folder}/{shard.file}"
+            layers = (layer for shard in written.values() for layer in shard.layers)
+            made = {layer.file for layer in layers if os.path.dirname(layer.file) == folder}
+            keyed.clean_up(path, {os.path.basename(file) for file in made})
+            for file in made:
                 self._made(file)
-                shards[number] = replace(shard, file=file)
-            self.shards[name] = shards
+            self.shards[name] = {**self.shards.get(name, {}), **written}

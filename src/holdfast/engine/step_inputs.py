@@ -143,17 +143,17 @@ class History:
         self.tables: dict[str, tuple[Recipe, pa.Table]] = {}
         #: New panes of each time window; None if there are none.
         self.folded: dict[str, Folded | None] = {}
-        #: Operators with keyed state and the folders of their new shards.
-        self.folders: list[tuple[str, str]] = []
+        #: Operators with keyed state, the folders of their new files and the number of tasks.
+        self.folders: list[tuple[str, str, int]] = []
         #: The state files of this step.
         self.made: set[str] = set()
         #: The recipes of the jobs with keyed state that ran.
         self.executed: list[Recipe] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
-        # still need, and state.
+        # still need, and panes.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        rows = raw + version.rows()
+        rows = raw + version.rows_of_chunks()
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
         self.interpreted = rows < engine.job_rows.compiled

@@ -1,0 +1,303 @@
+"""Keyed state as a stack of layers: immutable files, each with the keys that steps have changed.
+
+A step reads the state of the keys that it needs and adds a layer with their new state; a removed
+key has an entry, too. The newest layer that has an entry of a key is valid for it. So a step costs
+in proportion to the keys that it touches, not to all keys. Layers are merged now and then, so that
+there are few.
+
+Keys are compared by a 64-bit hash. Keys with the same hash are read and replaced together, which is
+allowed because the result for a key must not depend on other keys.
+
+A file consists of blocks of entries in the order of hashes, blocks of timers in the order of times,
+and an index with the first hash or time, the place and the CRC-32 of each block. The CRC-32 of the
+index is in the description of the layer. Every block that is read is verified.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.engine.state import Layer, compare_crc, present
+from holdfast.storage.files import put_file, storage
+
+I64 = npt.NDArray[np.int64]
+
+#: Most rows of a block, unless more rows have the same hash.
+BLOCK_ROWS = 256
+#: Most timers of a block.
+BLOCK_TIMERS = 1024
+#: This many layers of one level are merged into one of the next level.
+FANOUT = 16
+#: Larger merges are not part of a step.
+STEP_ENTRIES_MAX = 1 << 18
+
+_INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """State of keys, in the order of their hashes."""
+
+    hashes: I64
+    #: True for the entry of a key without state; its row has only nulls.
+    removed: npt.NDArray[np.bool_]
+    rows: pa.Table
+
+    @staticmethod
+    def of(rows: pa.Table, hashes: I64, touched: I64) -> Entries:
+        """The state of `touched` keys. Keys that have no rows are removed."""
+        gone = np.setdiff1d(touched, hashes)
+        if len(gone):
+            nothing = [pa.nulls(len(gone), field.type) for field in rows.schema]
+            rows = pa.concat_tables([rows, pa.Table.from_arrays(nothing, schema=rows.schema)])
+        removed = np.r_[np.zeros(len(hashes), bool), np.ones(len(gone), bool)]
+        hashes = np.r_[hashes, gone]
+        order = np.argsort(hashes, kind="stable")
+        return Entries(hashes[order], removed[order], rows.take(pa.array(order)))
+
+    def selected(self, chosen: npt.NDArray[np.bool_]) -> Entries:
+        return Entries(
+            self.hashes[chosen], self.removed[chosen], self.rows.filter(pa.array(chosen))
+        )
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+def to_merge(
+    levels: Sequence[int], entries: Sequence[int], *, fixed: int, most: float
+) -> tuple[int, int] | None:
+    """The layers that should be merged: the number of the first one and the number after the last
+    one. The levels and the numbers of entries are given from the oldest to the newest layer.
+    `fixed`: so many of the oldest layers must stay. `most`: most entries to merge."""
+    if not fixed and len(levels) > 1 and entries[0] <= sum(entries[1:]) <= most - entries[0]:
+        return 0, len(levels)
+    least, end = max(fixed, 1), len(levels)  # the oldest layer holds most keys
+    while end > least:
+        first = end - 1
+        while first > least and levels[first - 1] == levels[end - 1]:
+            first -= 1
+        if end - first >= FANOUT and sum(entries[first:end]) <= most:
+            return first, end
+        end = first
+    return None
+
+
+def write_layer(entries: Entries, timer: str | None, level: int, folder: str, name: str) -> Layer:
+    """Write a layer to a new file of `folder`. `timer`: the column with the times of timers."""
+    blocks, timers = list(_blocks(entries)), list(_timer_blocks(entries, timer))
+    index = np.zeros(len(blocks) + len(timers), _INDEX)
+    at, crc = 0, 0
+    for number, (first, data) in enumerate((*blocks, *timers)):
+        index[number] = (first, at, len(data), crc32(data))
+        at, crc = at + len(data), crc32(data, crc)
+    written = index.tobytes()
+    file = f"{name}.{uuid.uuid4().hex[:8]}.layer"
+    path = os.path.join(folder, file)
+    with storage(path):
+        os.makedirs(folder, exist_ok=True)
+    content = b"".join([*(data for _, data in (*blocks, *timers)), written])
+    put_file(Path(path), content, fsync=False)
+    times = _times(entries, timer)[0]
+    return Layer(
+        file, len(entries), level, len(blocks), len(timers),
+        (int(times[0]), int(times[-1])) if len(times) else None,
+        crc32(written), crc32(written, crc),
+    )  # fmt: skip
+
+
+def _blocks(entries: Entries) -> Iterator[tuple[int, pa.Buffer]]:
+    rows = entries.rows.combine_chunks()
+    columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type)
+               for column in rows.columns]  # fmt: skip
+    arrays = [pa.array(entries.hashes), pa.array(entries.removed), *columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(rows.schema))
+    at = 0
+    while at < len(entries):
+        end = min(at + BLOCK_ROWS, len(entries))
+        if end < len(entries):  # rows with the same hash are in one block
+            end = int(np.searchsorted(entries.hashes, entries.hashes[end - 1], side="right"))
+        yield int(entries.hashes[at]), batch.slice(at, end - at).serialize()
+        at = end
+
+
+def _schema(schema: pa.Schema) -> pa.Schema:
+    fields = [field.with_nullable(True) for field in schema]
+    return pa.schema([("hash", pa.int64()), ("removed", pa.bool_()), *fields])
+
+
+def _times(entries: Entries, timer: str | None) -> tuple[I64, I64]:
+    """The times of all timers in order, and the hashes of their keys."""
+    if timer is None or not len(entries):
+        return np.array([], np.int64), np.array([], np.int64)
+    column = entries.rows[timer].combine_chunks().cast(pa.timestamp("us", tz="UTC"))
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    times = column.drop_null().cast(pa.int64()).to_numpy()
+    order = np.argsort(times, kind="stable")
+    return times[order], entries.hashes[valid][order]
+
+
+def _timer_blocks(entries: Entries, timer: str | None) -> Iterator[tuple[int, bytes]]:
+    pairs = np.stack(_times(entries, timer), axis=1).astype("<i8")
+    for at in range(0, len(pairs), BLOCK_TIMERS):
+        block = pairs[at : at + BLOCK_TIMERS]
+        yield int(block[0, 0]), block.tobytes()
+
+
+class LayerFile:
+    """Reads blocks of a layer and verifies them."""
+
+    def __init__(self, folder: str, layer: Layer, schema: pa.Schema) -> None:
+        self._path = os.path.join(folder, layer.file)
+        self._layer, self._schema = layer, schema
+        with present(self._path), storage(self._path):
+            self._fd = os.open(self._path, os.O_RDONLY)
+        try:
+            size = (layer.blocks + layer.timer_blocks) * _INDEX.itemsize
+            with storage(self._path):
+                at = os.fstat(self._fd).st_size - size
+            data = self._read(max(at, 0), size, layer.index_crc)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        index = np.frombuffer(data, _INDEX)
+        self._blocks, self._timers = index[: layer.blocks], index[layer.blocks :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def _read(self, at: int, size: int, crc: int) -> bytes:
+        with storage(self._path):
+            data = os.pread(self._fd, size, at)
+        compare_crc(self._path, crc, crc32(data))
+        return data
+
+    def find(self, wanted: I64) -> Entries:
+        """The entries of keys with these hashes, which are sorted."""
+        numbers = np.searchsorted(self._blocks["first"], wanted, side="right") - 1
+        entries = self._entries(np.unique(numbers[numbers >= 0]))
+        return entries.selected(is_in(entries.hashes, wanted))
+
+    def all(self) -> Entries:
+        return self._entries(np.arange(len(self._blocks)))
+
+    def _entries(self, numbers: npt.NDArray[Any]) -> Entries:
+        schema = _schema(self._schema)
+        batches = []
+        for _, at, size, crc in self._blocks[numbers].tolist():
+            data = self._read(at, size, crc)
+            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
+        table = pa.Table.from_batches(batches, schema)
+        hashes: I64 = table.column(0).to_numpy()
+        rows = table.select(list(range(2, len(schema)))).cast(self._schema)
+        return Entries(hashes, table.column(1).to_numpy(), rows)
+
+    def timers(self, from_us: int, to_us: int) -> tuple[I64, int | None]:
+        """Hashes of the keys that had a timer from `from_us` to before `to_us` when the layer was
+        written, and the first timer from `to_us` on."""
+        first = self._timers["first"]
+        begin = max(int(np.searchsorted(first, from_us, side="left")) - 1, 0)
+        due: list[I64] = []
+        for _, at, size, crc in self._timers[begin:].tolist():
+            pairs = np.frombuffer(self._read(at, size, crc), "<i8").reshape(-1, 2)
+            lo, hi = np.searchsorted(pairs[:, 0], (from_us, to_us), side="left")
+            due.append(pairs[lo:hi, 1])
+            if hi < len(pairs):
+                return np.concatenate(due), int(pairs[hi, 0])
+        return np.concatenate(due) if due else np.array([], np.int64), None
+
+
+def state_of(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, wanted: I64
+) -> tuple[pa.Table, I64]:
+    """The state of the keys with these hashes, which are sorted, and the hashes of its rows, in the
+    order of hashes."""
+    tables, hashes = [schema.empty_table()], [np.array([], np.int64)]
+    for layer in reversed(layers):
+        if not len(wanted):
+            break
+        with LayerFile(folder, layer, schema) as file:
+            found = file.find(wanted)
+        if len(found):
+            wanted = wanted[~is_in(wanted, found.hashes)]
+            found = found.selected(~found.removed)
+            tables.append(found.rows)
+            hashes.append(found.hashes)
+    found_hashes = np.concatenate(hashes)
+    order = np.argsort(found_hashes, kind="stable")  # whatever the layers
+    return pa.concat_tables(tables).take(pa.array(order)).combine_chunks(), found_hashes[order]
+
+
+def timers_of(
+    folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int
+) -> tuple[I64, int | None]:
+    """Hashes of the keys that may have a timer from `from_us` to before `to_us`, and a time before
+    which there are no other timers. In newer layers, these keys may have other timers or none."""
+    due = [np.array([], np.int64)]
+    following: list[int] = []
+    for layer in layers:
+        if layer.timers_us is None or layer.timers_us[1] < from_us:
+            continue
+        if layer.timers_us[0] >= to_us:
+            following.append(layer.timers_us[0])
+            continue
+        with LayerFile(folder, layer, schema) as file:
+            hashes, after = file.timers(from_us, to_us)
+        due.append(hashes)
+        if after is not None:
+            following.append(after)
+    return np.unique(np.concatenate(due)), min(following, default=None)
+
+
+def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
+    """The entries of layers, from the oldest to the newest, as one. `oldest`: there are no older
+    layers, so removed keys need no entries."""
+    hashes = np.concatenate([entries.hashes for entries in stack])
+    age = np.repeat(np.arange(len(stack))[::-1], [len(entries) for entries in stack])
+    order = np.lexsort((age, hashes))
+    first = np.r_[True, np.diff(hashes[order]) != 0][: len(order)]
+    newest = age[order][first][np.cumsum(first) - 1]
+    order = order[age[order] == newest]
+    removed = np.concatenate([entries.removed for entries in stack])[order]
+    if oldest:
+        order, removed = order[~removed], removed[~removed]
+    rows = pa.concat_tables([entries.rows for entries in stack]).take(pa.array(order))
+    return Entries(hashes[order], removed, rows)
+
+
+def read_all(folder: str, layer: Layer, schema: pa.Schema) -> Entries:
+    with LayerFile(folder, layer, schema) as file:
+        return file.all()
+
+
+def is_in(hashes: I64, wanted: I64) -> npt.NDArray[np.bool_]:
+    """Which hashes are in the sorted array `wanted`."""
+    if not len(wanted):
+        return np.zeros(len(hashes), bool)
+    place = np.searchsorted(wanted, hashes)
+    return np.asarray(wanted[np.minimum(place, len(wanted) - 1)] == hashes)
+
+
+def earliest(rows: pa.Table, timer: str | None) -> int | None:
+    """The earliest timer of state."""
+    if timer is None or rows.num_rows == 0:
+        return None
+    least = pc.min(rows[timer]).cast(pa.timestamp("us", tz="UTC"))
+    return int(least.value) if least.is_valid else None

@@ -26,7 +26,8 @@ GAP_US = 700_000
 
 
 def sessions(state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
-    """Count the rows of each key; a key is removed `GAP_US` after its last row. Odd keys never are."""
+    """Count the rows of each key; a key is removed `GAP_US` after its last row, unless it is
+    odd."""
     held = {row["k"]: row for row in state.cast(_plain(STATE)).to_pylist()}
     for row in rows.cast(_plain(ROWS)).to_pylist():
         old = held.get(row["k"])
@@ -62,7 +63,7 @@ class Run:
 
     def step(self, rows: pa.Table, upto: int) -> pa.Table:
         self.steps += 1
-        step = StepState(self.folder, f"p/op.{self.steps}", upto, {0: self.shard}, {})
+        step = StepState(self.folder, f"p/op.{self.steps}", upto, {0: self.shard}, {}, 1 << 18)
         assert StepState.of(step.text()) == step
         out, self.shard = run_shard(self.operator, 0, rows, step)
         return out

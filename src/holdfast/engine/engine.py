@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
+from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import JOB_ROWS, JobRows, Sessions
@@ -72,6 +73,7 @@ class Engine:
         #: because a step was too large.
         self.broadcast: set[str] = set()
         self.no_broadcast: set[str] = set()
+        self.merging = Merging(sessions, self.folder)
         plans = self.compiled.plans
         self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}
         self._made: dict[str, set[str]] = {}

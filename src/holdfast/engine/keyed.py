@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from holdfast.engine.keyed_operators import KeyedOperator, KeyedState
 from holdfast.engine.layers import (
-    STEP_ENTRIES_MAX,
     Entries,
     merged,
     read_all,
@@ -53,17 +52,19 @@ class StepState:
     shards: Mapping[int, Shard]
     #: How many of the oldest layers of a shard must stay, by number.
     fixed: Mapping[int, int]
+    #: Most entries of layers that a step merges.
+    merge_max: int
 
     def text(self) -> str:
         shards = [(number, shard.body()) for number, shard in self.shards.items()]
-        return json.dumps([self.root, self.folder, self.upto, shards, list(self.fixed.items())])
+        fixed = list(self.fixed.items())
+        return json.dumps([self.root, self.folder, self.upto, shards, fixed, self.merge_max])
 
     @staticmethod
     def of(text: str) -> StepState:
-        root, folder, upto, shards, fixed = json.loads(text)
-        return StepState(
-            root, folder, upto, {number: Shard.of(body) for number, body in shards}, dict(fixed)
-        )
+        root, folder, upto, bodies, fixed, merge_max = json.loads(text)
+        shards = {number: Shard.of(body) for number, body in bodies}
+        return StepState(root, folder, upto, shards, dict(fixed), merge_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def with_layer(
 
     levels = [*(layer.level for layer in layers), 0]
     sizes = [*(layer.entries for layer in layers), len(entries)]
-    merge = to_merge(levels, sizes, fixed=fixed, most=STEP_ENTRIES_MAX)
+    merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max)
     if merge is None:
         if not layers:  # the oldest layer needs no entries for removed keys
             entries = entries.selected(~entries.removed)

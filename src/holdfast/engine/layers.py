@@ -27,7 +27,6 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.engine.state import Layer, compare_crc, present
 from holdfast.storage.files import put_file, storage
@@ -40,8 +39,6 @@ BLOCK_ROWS = 256
 BLOCK_TIMERS = 1024
 #: This many layers of one level are merged into one of the next level.
 FANOUT = 16
-#: Larger merges are not part of a step.
-STEP_ENTRIES_MAX = 1 << 18
 
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
 
@@ -293,11 +290,3 @@ def is_in(hashes: I64, wanted: I64) -> npt.NDArray[np.bool_]:
         return np.zeros(len(hashes), bool)
     place = np.searchsorted(wanted, hashes)
     return np.asarray(wanted[np.minimum(place, len(wanted) - 1)] == hashes)
-
-
-def earliest(rows: pa.Table, timer: str | None) -> int | None:
-    """The earliest timer of state."""
-    if timer is None or rows.num_rows == 0:
-        return None
-    least = pc.min(rows[timer]).cast(pa.timestamp("us", tz="UTC"))
-    return int(least.value) if least.is_valid else None

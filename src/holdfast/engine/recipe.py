@@ -206,20 +206,20 @@ class Builder:
             # `mapInArrow` takes a dot in a name for the field of a struct.
             names = [f"c{place}" for place in range(len(schema))]
             rows = rows.toDF(*names, *([keyed.SHARD] if recipe.one_task else []))
-        operator, out, out_ddl = self._operator(op, ddl)
+        operator, out, out_ddl = self.operator(op)
         task = keyed.ShardTask(
             op.name, operator, recipe.state, schema, out, shards if recipe.one_task else None
         )
         return rows.mapInArrow(task, out_ddl)
 
-    def _operator(
-        self, op: ops.CountWindow | ops.Stateful, ddl: str
+    def operator(
+        self, op: ops.CountWindow | ops.Stateful
     ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
-        """An operator with keyed state, and the schema of its results. `ddl`: schema of its
-        rows."""
-        up, rows = op.inputs[0], arrow_schema(ddl)
+        """An operator with keyed state, and the schema of its results."""
+        up = op.inputs[0]
         assert up is not None
-        time = self.compiled.time[up.name]
+        ddl, time = self.compiled.schema[up.name], self.compiled.time[up.name]
+        rows = arrow_schema(ddl)
         if isinstance(op, ops.CountWindow):
             assigned = f"{ddl}, __seq bigint, __last bigint"
             windows = keyed_operators.CountWindows(op.keys, time, op.size, op.slide, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -79,6 +79,7 @@ class Step(History):
             self.path.name, self.hi, self.panes, self.edges, self.shards,
             min(self.needs_from, self.hi + 1), self.before.plan,
         )  # fmt: skip
+        self._merge_layers()
         return StepResult(outputs, version, self.jobs)
 
     def _end(self, output: str) -> ops.Operator:
@@ -315,8 +316,12 @@ class Step(History):
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
         tasks = 1 if self.interpreted else self.engine.network.partitions
         self.folders.append((op.name, folder, tasks))
+        shards, fixed = dict(self.shards.get(op.name, {})), {}
+        if self.is_stable:
+            for number, shard in shards.items():
+                shards[number], fixed[number] = self.engine.merging.begin(op.name, number, shard)
         state = keyed.StepState(
-            self.engine.folder, folder, self.hi, self.shards.get(op.name, {}), {}
+            self.engine.folder, folder, self.hi, shards, fixed, self.engine.merging.step_max
         )
         if not self.interpreted:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
@@ -364,3 +369,15 @@ class Step(History):
             for file in made:
                 self._made(file)
             self.shards[name] = {**self.shards.get(name, {}), **written}
+
+    def _merge_layers(self) -> None:
+        """Use complete merges, and start others. The last act of a step, which cannot fail."""
+        merging = self.engine.merging
+        for name, _, _ in self.folders if self.is_stable else ():
+            operator: Any = self.engine.network.named(name)
+            held, _, _ = self.builder.operator(operator)
+            for number, shard in self.shards.get(name, {}).items():
+                file = merging.end(name, number, shard)
+                if file is not None:
+                    self.engine.made(self.line, file)
+                merging.start(name, number, shard, held.state, held.timer, self.path.name)

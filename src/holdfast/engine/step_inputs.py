@@ -128,6 +128,7 @@ class History:
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
+        self.is_stable = line == path.name
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us

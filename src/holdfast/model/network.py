@@ -346,11 +346,10 @@ class Stream:
         timer: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Keyed state with a user-defined function. `fn(state, rows, info)` gets the state and the
-        rows of one shard as Arrow tables and returns the Arrow tables `(out, state)`. `fn` is
-        called once for every bucket in which the shard has rows or a timer is due, with rows in
-        canonical order. A shard holds many keys; the result for a key must not depend on other
-        keys."""
+        """Keyed state with a user-defined function. `fn(state, rows, info)` gets state and rows of
+        many keys as Arrow tables: the rows of a bucket in canonical order, and the state of the
+        keys with such rows or with a timer that is due. It returns the Arrow tables `(out, state)`,
+        with the new state of these keys. The result for a key must not depend on other keys."""
         return self._then(
             ops.Stateful(
                 name=self._named("stateful", name),

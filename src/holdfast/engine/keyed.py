@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
 from holdfast.engine.keyed_operators import KeyedOperator, KeyedState
 from holdfast.engine.layers import (
     Entries,
+    distinct,
     merged,
     read_all,
     state_of,
@@ -135,13 +135,13 @@ def run_shard(
 ) -> tuple[pa.Table, Shard]:
     """Run an operator over the new rows of a shard. Returns results and the new shard."""
     shard = step.shards.get(number, Shard())
-    wanted = np.unique(operator.hashes(rows))
+    wanted = distinct(operator.hashes(rows))
     timer_us = shard.timer_us
     if timer_us is not None:
         due, timer_us = timers_of(
             step.root, shard.layers, operator.state, timer_us, operator.end_us(step.upto)
         )
-        wanted = np.union1d(wanted, due)
+        wanted = distinct(wanted, due)
     before = KeyedState(*state_of(step.root, shard.layers, operator.state, wanted))
     change = operator(before, rows, step.upto)
     if not len(change.touched):

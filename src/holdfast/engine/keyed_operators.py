@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.engine.layers import I64, is_in
+from holdfast.engine.layers import I64, distinct, is_in
 from holdfast.errors import InputError
 from holdfast.storage.rows import TIMESTAMP, key_hashes, runs, sort_canonical, times_us
 
@@ -105,7 +105,7 @@ class CountWindows:
         raise AssertionError("count windows have no timers")
 
     def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
-        touched = np.unique(self.hashes(rows))
+        touched = distinct(self.hashes(rows))
         rows = sort_canonical(rows, self.time)
         rows = pa.concat_tables([before.rows.cast(rows.schema), rows]).combine_chunks()
         count = rows.num_rows
@@ -184,7 +184,7 @@ class UserFunction:
             chunk, keys = rows.slice(0, 0), self._due(state, bucket)
             if bucket == by_rows:
                 _, lo, hi = present[at]
-                chunk, keys = rows.slice(lo, hi - lo), np.union1d(keys, of_rows[lo:hi])
+                chunk, keys = rows.slice(lo, hi - lo), distinct(keys, of_rows[lo:hi])
                 at += 1
             out, after = self._call(state.of(keys).rows, chunk, bucket)
             outs.append(out)
@@ -199,7 +199,7 @@ class UserFunction:
             state = state.without(keys).plus(changed)
             touched.append(keys)
             done = bucket
-        replaced = np.unique(np.concatenate(touched))
+        replaced = distinct(*touched)
         return Change(pa.concat_tables(outs), replaced, state.of(replaced))
 
     def _times(self, state: KeyedState) -> pa.ChunkedArray | None:
@@ -219,7 +219,7 @@ class UserFunction:
         if times is None:
             return np.array([], np.int64)
         due = pc.less(times.cast(pa.int64()), self.end_us(bucket)).fill_null(False)
-        return np.unique(state.hashes[due.to_numpy()])
+        return distinct(state.hashes[due.to_numpy()])
 
     def _call(self, state: pa.Table, rows: pa.Table, bucket: int) -> tuple[pa.Table, pa.Table]:
         info = BucketInfo(bucket, bucket * self.width_us, (bucket + 1) * self.width_us)

@@ -115,42 +115,12 @@ def test_a_later_and_larger_failure_does_not_raise_the_limit() -> None:
     assert size.last([], 0, 1_000) == 4
 
 
-def jobs_of(size: JobSize, buckets: int, us_per_bucket: int) -> list[int]:
-    """The sizes of the jobs of a backlog."""
-    jobs, position = [], -1
-    waiting = [(bucket, 1, 1) for bucket in range(buckets)]
-    while position < buckets - 1:
-        last = size.last(waiting[position + 1 :], position, buckets - 1)
+def test_a_node_begins_with_small_jobs_that_double() -> None:
+    size, jobs, position = JobSize(JobLimits()), [], -1
+    waiting = [(bucket, 1, 1) for bucket in range(500)]
+    while position < 499:
+        last = size.last(waiting[position + 1 :], position, 499)
         jobs.append(last - position)
         size.fitted(last - position)
-        size.took((last - position) * us_per_bucket)
         position = last
-    return jobs
-
-
-def test_a_node_begins_with_small_jobs_that_double() -> None:
-    assert jobs_of(JobSize(JobLimits()), 500, 0) == [16, 32, 64, 128, 256, 4]
-
-
-def test_jobs_that_take_long_become_smaller() -> None:
-    """At 50 ms a bucket, 40 buckets take two seconds."""
-    size = JobSize(JobLimits())
-    jobs = jobs_of(size, 1_000, 50_000)
-    assert jobs[:6] == [16, 32, 64, 40, 40, 40] and max(jobs) == 64
-    jobs = jobs_of(size, 100, 500_000)  # suddenly slower by a factor of ten
-    assert jobs[:3] == [40, 4, 4]
-    assert jobs_of(size, 300, 1_000)[:5] == [4, 8, 16, 32, 64]
-
-
-def test_small_jobs_that_are_fast_say_nothing_about_large_ones() -> None:
-    size = JobSize(JobLimits())
-    jobs_of(size, 32, 1_000_000)
-    for position in range(100):
-        assert size.last([(position + 1, 1, 1)], position, position + 1) == position + 1
-        size.took(1_000_000)
-    assert jobs_of(size, 10, 1_000_000)[0] <= 2
-
-
-def test_a_bucket_that_takes_long_is_a_job_of_its_own() -> None:
-    size = JobSize(JobLimits())
-    assert jobs_of(size, 20, 9_000_000)[1:] == [1, 1, 1, 1]
+    assert jobs == [16, 32, 64, 128, 256, 4]

@@ -4,8 +4,7 @@ A job is limited by the buckets with rows, the rows and the bytes that it reads.
 results is not known in advance: a job whose results do not fit is not repeated as it was, but
 split. From then on jobs stay below the size that did not fit; after some jobs that fit, larger ones
 are tried again. A node that starts begins with small jobs, which double: if a job is so large that
-the process dies, the next instance makes progress before it tries that size again. After a job that
-took long, jobs have fewer buckets: a node whose steps take long would be taken for a stalled one.
+the process dies, the next instance makes progress before it tries that size again.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ DEFAULT_LIMITS = JobLimits()
 
 #: Most buckets with rows of the first job of a node.
 FIRST_BUCKETS = 16
-#: Jobs that take longer than this are followed by smaller ones. A quarter of the time after which a
-#: replica of a pair counts as stalled.
-LONG_US = 2_000_000
 #: Jobs of the largest allowed size that must fit before larger ones are tried.
 STEADY_JOBS = 32
 #: Above this number of buckets, jobs are no longer limited after one that did not fit.
@@ -43,10 +39,6 @@ class JobSize:
         self._limits = limits
         #: Most buckets with rows of a job; doubles with every job until `limits.buckets`.
         self._with_rows = min(FIRST_BUCKETS, limits.buckets)
-        #: Most buckets with rows of a job that does not take long.
-        self._not_long = limits.buckets
-        #: Buckets with rows of the last job.
-        self._last_with_rows = 0
         #: Most buckets of a job, with or without rows; None: no job was too large.
         self._most: int | None = None
         #: The smallest number of buckets that did not fit.
@@ -64,7 +56,7 @@ class JobSize:
         of each file, oldest first. A job has at least one bucket with rows, however large."""
         if self._most is not None:  # buckets without rows can have results, too
             upto = min(upto, position + self._most)
-        rows = size = buckets = self._last_with_rows = 0
+        rows = size = buckets = 0
         previous: int | None = None
         for bucket, count, bytes_of_file in waiting:
             if bucket > upto:
@@ -73,13 +65,10 @@ class JobSize:
             buckets += bucket != previous
             previous = bucket
             too_large = (
-                buckets > min(self._with_rows, self._not_long)
-                or rows > self._limits.rows
-                or size > self._limits.bytes
+                buckets > self._with_rows or rows > self._limits.rows or size > self._limits.bytes
             )
             if too_large and bucket > position + 1 and buckets > 1:
                 return bucket - 1
-            self._last_with_rows = buckets
         return upto
 
     def too_large(self, buckets: int) -> bool:
@@ -90,14 +79,6 @@ class JobSize:
         self._most = half if self._most is None else min(self._most, half)
         self._steady = 0
         return buckets > 1
-
-    def took(self, duration_us: int) -> None:
-        """The job that `last` has determined took this long."""
-        buckets = self._last_with_rows
-        if duration_us > LONG_US:
-            self._not_long = max(1, min(self._not_long, buckets * LONG_US // duration_us))
-        elif duration_us * 2 * self._not_long <= LONG_US * buckets:
-            self._not_long = min(2 * self._not_long, self._limits.buckets)
 
     def fitted(self, buckets: int) -> None:
         """The results of a job of this many buckets did fit. After one that did not, smaller jobs

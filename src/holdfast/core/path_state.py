@@ -25,8 +25,6 @@ class PathState:
     position: int | None = None
     #: Last bucket of the stable step that is running; None: no step is running.
     running_upto: int | None = None
-    #: When the last step began.
-    began_at: int = 0
     #: The stable step that is running rebuilds a discarded state first.
     rebuilds: bool = False
     #: First input bucket that the current version needs. Then the bucket of the newest durable

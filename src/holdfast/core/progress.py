@@ -225,7 +225,6 @@ class Progress:
         assert before is not None
         path.position, path.running_upto = event.hi, None
         path.job_size.fitted(event.hi - before)
-        path.job_size.took(event.at - path.began_at)
         path.needs_from, path.horizon = event.needs_from, event.horizon
         del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
         actions: list[Action] = []
@@ -362,7 +361,7 @@ class Progress:
             # The waiting buckets arrived during the last step: the path keeps up with its inputs.
             actions += self._change(path, OutputState.STABLE)
         path.steps_caught_up = path.steps_caught_up + 1 if hi == complete else 0
-        path.running_upto, path.began_at = hi, at
+        path.running_upto = hi
         path.passed_over = path.sunion.is_overdue(hi, at)
         spent_us = path.sunion.spent_us(at)
         return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]

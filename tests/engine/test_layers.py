@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.engine import layers
 from holdfast.engine.keyed import StepState, run_shard
-from holdfast.engine.keyed_operators import CountWindows, KeyedOperator, UserFunction
+from holdfast.engine.keyed_operators import CountWindows, KeyedOperator, UserFunction, has_keys
 from holdfast.engine.state import Shard
 from holdfast.errors import InputError, LogCorrupted
 from holdfast.storage.rows import TIMESTAMP, sort_canonical
@@ -107,7 +107,9 @@ def test_touched_keys_give_the_same_results_as_all_keys(tmp_path: Path, seed: in
         rows = rows_of(rng, at, last, int(rng.integers(0, 6)), 200 if rng.random() < 0.9 else 8)
         outs = [sort_canonical(run.step(rows, last), "ts") for run in runs]
         assert outs[0].equals(outs[1])
-        assert runs[0].shard.rows == runs[1].shard.rows
+        timers = [run.shard.timer and run.shard.timer[0] for run in runs]
+        assert runs[0].shard.rows == runs[1].shard.rows and timers[0] == timers[1]
+        assert len(runs[1].shard.layers) == 1
         at, depth = last + 1, max(depth, len(runs[0].shard.layers))
         results += outs[0].num_rows
     assert depth > 3 and results > 50
@@ -157,9 +159,9 @@ def test_the_cost_of_a_step_follows_the_touched_keys(tmp_path: Path) -> None:
 def test_a_key_without_state_leaves_no_entry_in_the_oldest_layer(tmp_path: Path) -> None:
     run = Run(function(by_key=True), tmp_path)
     run.step(pa.table([pa.array([0, 1], TIMESTAMP), [2, 4], [0.0, 0.0]], schema=ROWS), 0)
-    assert run.shard.timer_us is not None
+    assert run.shard.timer is not None
     run.step(ROWS.empty_table(), 20)
-    assert (run.shard.layers, run.shard.rows, run.shard.timer_us) == ((), 0, None)
+    assert (run.shard.layers, run.shard.rows, run.shard.timer) == ((), 0, None)
 
 
 @pytest.mark.usefixtures("small")
@@ -170,10 +172,39 @@ def test_timers_that_were_moved_are_not_due(tmp_path: Path) -> None:
     others = pa.table([pa.array([0] * 9, TIMESTAMP), range(10, 28, 2), [0.0] * 9], schema=ROWS)
     run.step(pa.concat_tables([one, others]), 0)
     run.step(later, 5)
-    assert run.shard.timer_us == GAP_US
+    assert run.shard.timer is not None and run.shard.timer[0] == GAP_US
     assert run.step(ROWS.empty_table(), 7).num_rows == 9  # and the old timer of key 2
-    assert run.shard.timer_us == 5 * WIDTH_US + GAP_US
+    assert run.shard.timer is not None and run.shard.timer[0] == 5 * WIDTH_US + GAP_US
     assert run.step(ROWS.empty_table(), 12)["k"].to_pylist() == [2]
+    assert run.shard.timer is None
+
+
+def test_a_struct_that_is_not_null_can_be_removed(tmp_path: Path) -> None:
+    """The entry of a removed key has only nulls."""
+    inner = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    state = pa.schema([("k", pa.int64()), ("s", inner)])
+
+    def keep_odd(held: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
+        keys = [key for key in rows["k"].to_pylist() if (key + info.bucket) % 2]
+        structs = pa.array([{"a": 1}] * len(keys), inner)
+        return OUT.empty_table(), pa.table([keys, structs], schema=state)
+
+    operator = UserFunction(keep_odd, "f", "ts", None, state, OUT, WIDTH_US, ("k",))
+    run = Run(operator, tmp_path)
+    for bucket in range(4):
+        times = pa.array([bucket * WIDTH_US] * 4, TIMESTAMP)
+        run.step(pa.table([times, [0, 1, 2, 3], [0.0] * 4], schema=ROWS), bucket)
+        assert run.shard.rows == 2
+
+
+def test_keys_of_the_state_must_have_the_types_of_the_rows() -> None:
+    def of(kind: pa.DataType) -> pa.Schema:
+        return pa.schema([("k", kind)])
+
+    assert has_keys(of(pa.int32()), of(pa.int64()), ("k",))
+    assert has_keys(of(pa.string()), of(pa.string()), ("k",))
+    assert not has_keys(of(pa.float32()), of(pa.float64()), ("k",))  # 0.1 is another number
+    assert not has_keys(of(pa.string()), of(pa.string()), ("k", "other"))
 
 
 def test_state_of_another_key_is_refused(tmp_path: Path) -> None:
@@ -230,5 +261,10 @@ def test_layers_are_merged_level_by_level() -> None:
     assert layers.to_merge([0, *full], [100, *full], fixed=2, most=1e9) is None
     ones = [1] * layers.FANOUT
     assert layers.to_merge([0, *ones, *few], [99, *ones, *few], fixed=0, most=1e9) == (
+        1, 1 + layers.FANOUT,
+    )  # fmt: skip
+    many = [0] * (layers.FANOUT + 5)
+    sizes = [1_000, *([10] * len(many))]
+    assert layers.to_merge([0, *many], sizes, fixed=0, most=10 * layers.FANOUT) == (
         1, 1 + layers.FANOUT,
     )  # fmt: skip

@@ -30,7 +30,7 @@ def version(folder: Path, bucket: int, *files: str) -> Version:
     layer = Layer(files[-1], 3, 0, 1, 1, (7, 9), 5, crcs[files[-1]])
     return Version(
         "p", bucket, panes={"w": chunks},
-        shards={"k": {0: Shard((layer,), 3, 7)}},
+        shards={"k": {0: Shard((layer,), 3, (7, -5))}},
         needs_from=bucket, plan="plan",
     )  # fmt: skip
 

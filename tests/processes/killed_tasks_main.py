@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections import Counter
 from contextlib import suppress
@@ -36,7 +35,7 @@ def slow(state: pa.Table, rows: pa.Table, info: Any, *, calls: str) -> tuple[pa.
     first = rows["key"][0].as_py() if rows.num_rows else "none"
     (Path(calls) / f"{info.bucket}-{first}.{uuid.uuid4().hex}").touch()
     if random.random() < 0.1:
-        time.sleep(0.5)
+        threading.Event().wait(0.5)
     return totals(state, rows, info)
 
 

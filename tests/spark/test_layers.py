@@ -15,6 +15,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.merging import Merging
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Shard, Version, files_below
+from holdfast.errors import LogCorrupted
 from holdfast.model import fragments
 from holdfast.storage.rows import TIMESTAMP
 from holdfast.verify.fuzz.engine_run import LIMITS, Files, Jobs
@@ -84,11 +85,10 @@ def test_merges_beside_the_steps_change_no_result(
     assert not [file for file in left if "task-" in file]
 
 
-def test_a_merge_that_fails_is_not_repeated(
+def test_damage_that_a_merge_finds_stops_the_next_step(
     sessions: Sessions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = Steps(sessions, tmp_path, step_max=1 << 18, jobs="small")
-    steps.step()
     steps.step()
     (held,) = steps.version.shards.values()
     base = held[0].layers[0]
@@ -96,12 +96,34 @@ def test_a_merge_that_fails_is_not_repeated(
     merging = Merging(sessions, steps.engine.folder)
     merging.step_max = 1
     schema = pa.schema([("ts", TIMESTAMP), ("k", pa.int64()), ("n", pa.int64())])
-    merging.start("op", 0, lost, schema, None, "path")
-    thread = merging.thread
-    assert thread is not None
-    assert merging.begin("op", 0, lost) in ((lost, 2), (lost, 0))
-    thread.join(60)
-    assert "lost.layer is missing" in caplog.text
+
+    def merge() -> bool:
+        """Whether an attempt was made."""
+        before = merging.thread
+        merging.start("op", {0: lost}, schema, None, "path")
+        if merging.thread is before:
+            return False
+        assert merging.thread is not None
+        merging.thread.join(60)
+        return True
+
+    assert merge()
+    assert "lost.layer is missing" in caplog.text and "Traceback" not in caplog.text
+    with pytest.raises(LogCorrupted, match=r"lost\.layer is missing"):
+        merging.begin("op", 0, lost)
     assert merging.begin("op", 0, lost) == (lost, 0)
-    merging.start("op", 0, lost, schema, None, "path")
-    assert merging.thread is thread
+    assert [merge() for _ in range(6)] == [False, True, False, False, True, False]
+    assert not (Path(steps.engine.folder) / "path").exists()
+
+
+def test_no_shard_waits_for_ever_for_its_merge(sessions: Sessions, tmp_path: Path) -> None:
+    """Every step touches so many keys of every shard that a merge is always due."""
+    steps = Steps(sessions, tmp_path, step_max=5, jobs="small")
+    most = 0
+    for _ in range(BUCKETS):
+        steps.step()
+        (held,) = steps.version.shards.values()
+        most = max(most, *(len(shard.layers) for shard in held.values()))
+        if steps.engine.merging.thread is not None:
+            steps.engine.merging.thread.join(60)
+    assert most < 25

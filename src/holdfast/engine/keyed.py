@@ -16,18 +16,22 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
-from holdfast.engine.keyed_operators import KeyedOperator, KeyedState
+from holdfast.engine.keyed_operators import Change, KeyedOperator, KeyedState
 from holdfast.engine.layers import (
     Entries,
+    LayerName,
     distinct,
-    merged,
-    read_all,
+    due_timers,
+    is_in,
+    merge_layers,
+    next_timer,
     state_of,
-    timers_of,
+    times_of,
     to_merge,
     write_layer,
 )
@@ -135,57 +139,69 @@ def run_shard(
 ) -> tuple[pa.Table, Shard]:
     """Run an operator over the new rows of a shard. Returns results and the new shard."""
     shard = step.shards.get(number, Shard())
+    root, schema = step.root, operator.state
     wanted = distinct(operator.hashes(rows))
-    timer_us = shard.timer_us
-    if timer_us is not None:
-        due, timer_us = timers_of(
-            step.root, shard.layers, operator.state, timer_us, operator.end_us(step.upto)
-        )
+    if shard.timer is not None:
+        end_us = operator.end_us(step.upto)
+        due = due_timers(root, shard.layers, schema, shard.timer[0], end_us)
         wanted = distinct(wanted, due)
-    before = KeyedState(*state_of(step.root, shard.layers, operator.state, wanted))
+    before = KeyedState(*state_of(root, shard.layers, schema, wanted))
     change = operator(before, rows, step.upto)
     if not len(change.touched):
-        return change.out, replace(shard, timer_us=timer_us)
+        return change.out, shard
     replaced = len(before.of(change.touched).hashes)
-    entries = Entries.of(change.state.rows, change.state.hashes, change.touched)
-    layers = with_layer(shard.layers, entries, operator, f"shard-{number}", step,
-                        step.fixed.get(number, 0))  # fmt: skip
-    if layers and layers[-1].timers_us is not None:
-        # Later than all timers that were due. A merged layer may have more timers than `entries`.
-        first_us = layers[-1].timers_us[0]
-        timer_us = first_us if timer_us is None else min(timer_us, first_us)
-    return change.out, Shard(layers, shard.rows - replaced + len(change.state.hashes), timer_us)
+    state = change.state
+    entries = Entries.of(state.rows, state.hashes, change.touched)
+    name = LayerName(root, step.folder, f"shard-{number}")
+    layers = with_layer(shard.layers, entries, operator, name, step, step.fixed.get(number, 0))
+    count = shard.rows - replaced + len(state.hashes)
+    return change.out, Shard(layers, count, _earliest(operator, shard, change, root))
+
+
+def _earliest(
+    operator: KeyedOperator, before: Shard, change: Change, root: str
+) -> tuple[int, int] | None:
+    """The earliest timer after a step, and the hash of its key."""
+    if operator.timer is None:
+        return None
+    times, keys = times_of(change.state.rows, change.state.hashes, operator.timer)
+    found = [(int(times[0]), int(keys[0]))] if len(times) else []
+    earliest = before.timer
+    if earliest is not None and is_in(np.array([earliest[1]]), change.touched)[0]:
+        earliest = next_timer(
+            root, before.layers, operator.state, operator.timer, earliest[0], change.touched
+        )
+    return min([*found, *([] if earliest is None else [earliest])], default=None)
 
 
 def with_layer(
     layers: Sequence[Layer],
     entries: Entries,
     operator: KeyedOperator,
-    name: str,
+    name: LayerName,
     step: StepState,
     fixed: int,
 ) -> tuple[Layer, ...]:
     """The layers with a new one of these entries on top. Some are merged if there are many."""
-    folder = os.path.join(step.root, step.folder)
-
-    def write(written: Entries, level: int) -> Layer:
-        layer = write_layer(written, operator.timer, level, folder, name)
-        return replace(layer, file=f"{step.folder}/{layer.file}")
-
+    if operator.is_whole:  # the new state replaces everything
+        layers = ()
     levels = [*(layer.level for layer in layers), 0]
     sizes = [*(layer.entries for layer in layers), len(entries)]
     merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max)
-    if merge is None:
+    if merge is None or merge[1] <= len(layers):
         if not layers:  # the oldest layer needs no entries for removed keys
             entries = entries.selected(~entries.removed)
-        return (*layers, write(entries, 0)) if len(entries) else tuple(layers)
+        top = [write_layer(entries, operator.timer, 0, name)] if len(entries) else []
+    if merge is None:
+        return (*layers, *top)
     first, end = merge
-    stack = [read_all(step.root, layer, operator.state) for layer in layers[first:end]]
-    if end > len(layers):
-        stack.append(entries)
-    one, level = merged(stack, oldest=first == 0), levels[first] + 1 if first else 0
-    new = (*layers[:first], write(one, level)) if len(one) else tuple(layers[:first])
-    return new if end > len(layers) else (*new, *layers[end:], write(entries, 0))
+    with_new = end > len(layers)
+    one = merge_layers(
+        layers[first:end], entries if with_new else None, operator.state, operator.timer, name,
+        oldest=first == 0,
+    )  # fmt: skip
+    new = (*layers[:first], *([] if one is None else [one]))
+    return new if with_new else (*new, *layers[end:], *top)
 
 
 def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:

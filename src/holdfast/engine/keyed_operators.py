@@ -65,6 +65,11 @@ class KeyedOperator(Protocol):
         """The column of the state with the times of timers."""
         ...
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is read and written as a whole, because it has no key columns."""
+        ...
+
     def hashes(self, table: pa.Table) -> I64:
         """The hash of the key of each row of the input, or of the state."""
         ...
@@ -97,6 +102,10 @@ class CountWindows:
     @property
     def timer(self) -> None:
         return None
+
+    @property
+    def is_whole(self) -> bool:
+        return False
 
     def hashes(self, table: pa.Table) -> I64:
         return key_hashes(table, self.keys).view(np.int64)
@@ -151,8 +160,12 @@ class UserFunction:
     state: pa.Schema
     out: pa.Schema
     width_us: int
-    #: None if the state has no key columns: then the state of all keys is read and written.
+    #: None if the state has no key columns.
     keys: tuple[str, ...] | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.keys is None
 
     def hashes(self, table: pa.Table) -> I64:
         if self.keys is None:
@@ -267,3 +280,15 @@ def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype
         ids = ids * (len(encoded.dictionary) + 1) + codes
         _, ids = np.unique(ids, return_inverse=True)
     return ids.astype(np.int64)
+
+
+def has_keys(state: pa.Schema, rows: pa.Schema, keys: tuple[str, ...]) -> bool:
+    """Whether the state has the key columns of the rows, so that equal keys have equal hashes."""
+
+    def alike(one: pa.DataType, other: pa.DataType) -> bool:
+        both_integers = pa.types.is_integer(one) and pa.types.is_integer(other)
+        return both_integers or bool(one == other)
+
+    return all(
+        key in state.names and alike(state.field(key).type, rows.field(key).type) for key in keys
+    )

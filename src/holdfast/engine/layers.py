@@ -15,6 +15,7 @@ index is in the description of the layer. Every block that is read is verified.
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.engine.nullable import nullable, nullable_schema
 from holdfast.engine.state import Layer, compare_crc, present
+from holdfast.errors import InputError
 from holdfast.storage.files import put_file, storage
+from holdfast.storage.rows import TIMESTAMP
 
 I64 = npt.NDArray[np.int64]
 
@@ -39,6 +43,9 @@ BLOCK_ROWS = 256
 BLOCK_TIMERS = 1024
 #: This many layers of one level are merged into one of the next level.
 FANOUT = 16
+
+#: Timers of each layer that are looked at to find the earliest one.
+NEXT_TIMERS = 64
 
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
 
@@ -56,6 +63,7 @@ class Entries:
     def of(rows: pa.Table, hashes: I64, touched: I64) -> Entries:
         """The state of the keys with the sorted hashes `touched`. Keys without rows are removed."""
         gone = touched[~is_in(touched, np.sort(hashes))]
+        rows = nullable(rows)
         if len(gone):
             nothing = [pa.nulls(len(gone), field.type) for field in rows.schema]
             rows = pa.concat_tables([rows, pa.Table.from_arrays(nothing, schema=rows.schema)])
@@ -86,41 +94,54 @@ def to_merge(
         first = end - 1
         while first > least and levels[first - 1] == levels[end - 1]:
             first -= 1
-        if end - first >= FANOUT and sum(entries[first:end]) <= most:
-            return first, end
+        if end - first >= FANOUT and sum(entries[first : first + FANOUT]) <= most:
+            return first, first + FANOUT
         end = first
     return None
 
 
-def write_layer(entries: Entries, timer: str | None, level: int, folder: str, name: str) -> Layer:
-    """Write a layer to a new file of `folder`. `timer`: the column with the times of timers."""
-    blocks, timers = list(_blocks(entries)), list(_timer_blocks(entries, timer))
+def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
+    """Write a layer to a new file. `timer`: the column with the times of timers."""
+    times, keys = times_of(entries.rows, entries.hashes, timer)
+    blocks, timers = list(_blocks(entries)), list(_timer_blocks(times, keys))
     index = np.zeros(len(blocks) + len(timers), _INDEX)
     at, crc = 0, 0
     for number, (first, data) in enumerate((*blocks, *timers)):
         index[number] = (first, at, len(data), crc32(data))
         at, crc = at + len(data), crc32(data, crc)
     written = index.tobytes()
-    file = f"{name}.{uuid.uuid4().hex[:8]}.layer"
-    path = os.path.join(folder, file)
+    name = f"{file.folder}/{file.name}.{uuid.uuid4().hex[:8]}.layer"
+    path = os.path.join(file.root, name)
     with storage(path):
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     content = b"".join([*(data for _, data in (*blocks, *timers)), written])
     put_file(Path(path), content, fsync=False)
-    times = _times(entries, timer)[0]
     return Layer(
-        file, len(entries), level, len(blocks), len(timers),
+        name, len(entries), level, len(blocks), len(timers),
         (int(times[0]), int(times[-1])) if len(times) else None,
         crc32(written), crc32(written, crc),
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class LayerName:
+    """Where a layer is written."""
+
+    #: The folder of all state, and the folder in it.
+    root: str
+    folder: str
+    #: The beginning of the file name.
+    name: str
+
+
 def _blocks(entries: Entries) -> Iterator[tuple[int, pa.Buffer]]:
-    rows = entries.rows.combine_chunks()
-    columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type)
-               for column in rows.columns]  # fmt: skip
+    columns = [column.combine_chunks() for column in entries.rows.columns]
+    if any(isinstance(column, pa.ChunkedArray) for column in columns):
+        raise InputError(
+            "a shard has more than 2 GiB of state in one column; use more partitions of the network"
+        )
     arrays = [pa.array(entries.hashes), pa.array(entries.removed), *columns]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(rows.schema))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(entries.rows.schema))
     at = 0
     while at < len(entries):
         end = min(at + BLOCK_ROWS, len(entries))
@@ -131,23 +152,24 @@ def _blocks(entries: Entries) -> Iterator[tuple[int, pa.Buffer]]:
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
-    fields = [field.with_nullable(True) for field in schema]
-    return pa.schema([("hash", pa.int64()), ("removed", pa.bool_()), *fields])
+    """The schema of blocks. Entries of removed keys have only nulls."""
+    columns = nullable_schema(schema)
+    return pa.schema([("hash", pa.int64()), ("removed", pa.bool_()), *columns])
 
 
-def _times(entries: Entries, timer: str | None) -> tuple[I64, I64]:
+def times_of(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[I64, I64]:
     """The times of all timers in order, and the hashes of their keys."""
-    if timer is None or not len(entries):
+    if timer is None or not rows.num_rows:
         return np.array([], np.int64), np.array([], np.int64)
-    column = entries.rows[timer].combine_chunks().cast(pa.timestamp("us", tz="UTC"))
+    column = rows[timer].combine_chunks().cast(TIMESTAMP)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     times = column.drop_null().cast(pa.int64()).to_numpy()
-    order = np.argsort(times, kind="stable")
-    return times[order], entries.hashes[valid][order]
+    order = np.lexsort((hashes[valid], times))
+    return times[order], hashes[valid][order]
 
 
-def _timer_blocks(entries: Entries, timer: str | None) -> Iterator[tuple[int, bytes]]:
-    pairs = np.stack(_times(entries, timer), axis=1).astype("<i8")
+def _timer_blocks(times: I64, hashes: I64) -> Iterator[tuple[int, bytes]]:
+    pairs = np.stack((times, hashes), axis=1).astype("<i8")
     for at in range(0, len(pairs), BLOCK_TIMERS):
         block = pairs[at : at + BLOCK_TIMERS]
         yield int(block[0, 0]), block.tobytes()
@@ -203,22 +225,23 @@ class LayerFile:
             batches.append(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
         table = pa.Table.from_batches(batches, schema)
         hashes: I64 = table.column(0).to_numpy()
-        rows = table.select(list(range(2, len(schema)))).cast(self._schema)
-        return Entries(hashes, table.column(1).to_numpy(), rows)
+        return Entries(
+            hashes, table.column(1).to_numpy(), table.select(list(range(2, len(schema))))
+        )
 
-    def timers(self, from_us: int, to_us: int) -> tuple[I64, int | None]:
-        """Hashes of the keys that had a timer from `from_us` to before `to_us` when the layer was
-        written, and the first timer from `to_us` on."""
-        first = self._timers["first"]
-        begin = max(int(np.searchsorted(first, from_us, side="left")) - 1, 0)
-        due: list[I64] = []
-        for _, at, size, crc in self._timers[begin:].tolist():
+    def timers(self, from_us: int, to_us: int, most: float) -> npt.NDArray[np.int64]:
+        """Times and hashes of keys that had a timer from `from_us` to before `to_us` when the layer
+        was written, in order. At least `most`, if there are so many."""
+        begin = max(int(np.searchsorted(self._timers["first"], from_us, side="left")) - 1, 0)
+        found, count = [np.zeros((0, 2), np.int64)], 0
+        for first, at, size, crc in self._timers[begin:].tolist():
+            if first >= to_us or count >= most:
+                break
             pairs = np.frombuffer(self._read(at, size, crc), "<i8").reshape(-1, 2)
             lo, hi = np.searchsorted(pairs[:, 0], (from_us, to_us), side="left")
-            due.append(pairs[lo:hi, 1])
-            if hi < len(pairs):
-                return np.concatenate(due), int(pairs[hi, 0])
-        return np.concatenate(due) if due else np.array([], np.int64), None
+            found.append(pairs[lo:hi])
+            count += int(hi - lo)
+        return np.concatenate(found)
 
 
 def state_of(
@@ -226,7 +249,7 @@ def state_of(
 ) -> tuple[pa.Table, I64]:
     """The state of the keys with these hashes, which are sorted, and the hashes of its rows, in the
     order of hashes."""
-    tables, hashes = [schema.empty_table()], [np.array([], np.int64)]
+    tables, hashes = [nullable(schema.empty_table())], [np.array([], np.int64)]
     for layer in reversed(layers):
         if not len(wanted):
             break
@@ -239,28 +262,50 @@ def state_of(
             hashes.append(found.hashes)
     found_hashes = np.concatenate(hashes)
     order = np.argsort(found_hashes, kind="stable")  # whatever the layers
-    return pa.concat_tables(tables).take(pa.array(order)).combine_chunks(), found_hashes[order]
+    rows = pa.concat_tables(tables).take(pa.array(order)).combine_chunks()
+    return rows.cast(schema), found_hashes[order]
 
 
-def timers_of(
+def due_timers(
     folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int
-) -> tuple[I64, int | None]:
-    """Hashes of the keys that may have a timer from `from_us` to before `to_us`, and a time before
-    which there are no other timers. In newer layers, these keys may have other timers or none."""
-    due = [np.array([], np.int64)]
-    following: list[int] = []
+) -> I64:
+    """Hashes of the keys that may have a timer from `from_us` to before `to_us`, sorted. In newer
+    layers, these keys may have other timers or none."""
+    pairs = _timers(folder, layers, schema, from_us, to_us, math.inf)
+    return distinct(pairs[:, 1])
+
+
+def next_timer(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, timer: str, from_us: int, without: I64
+) -> tuple[int, int] | None:
+    """The earliest timer from `from_us` on, and the hash of its key. `without`: sorted hashes of
+    keys that are ignored."""
+    while True:
+        some = np.sort(_timers(folder, layers, schema, from_us, 1 << 62, NEXT_TIMERS)[:, 0])
+        if not len(some):
+            return None
+        upto_us = int(some[:NEXT_TIMERS][-1])
+        pairs = _timers(folder, layers, schema, from_us, upto_us + 1, math.inf)
+        pairs = pairs[~is_in(pairs[:, 1], without)]
+        rows, hashes = state_of(folder, layers, schema, distinct(pairs[:, 1]))
+        times, keys = times_of(rows, hashes, timer)
+        valid = set(zip(times.tolist(), keys.tolist(), strict=True))
+        found = [(time_us, key) for time_us, key in pairs.tolist() if (time_us, key) in valid]
+        if found:
+            return min(found)
+        from_us = upto_us + 1
+
+
+def _timers(
+    folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int, most: float
+) -> npt.NDArray[np.int64]:
+    found = [np.zeros((0, 2), np.int64)]
     for layer in layers:
-        if layer.timers_us is None or layer.timers_us[1] < from_us:
-            continue
-        if layer.timers_us[0] >= to_us:
-            following.append(layer.timers_us[0])
-            continue
-        with LayerFile(folder, layer, schema) as file:
-            hashes, after = file.timers(from_us, to_us)
-        due.append(hashes)
-        if after is not None:
-            following.append(after)
-    return distinct(*due), min(following, default=None)
+        first, last = layer.timers_us or (to_us, from_us)
+        if first < to_us and last >= from_us:
+            with LayerFile(folder, layer, schema) as file:
+                found.append(file.timers(from_us, to_us, most))
+    return np.concatenate(found)
 
 
 def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
@@ -279,9 +324,20 @@ def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
     return Entries(hashes[order], removed, rows)
 
 
-def read_all(folder: str, layer: Layer, schema: pa.Schema) -> Entries:
-    with LayerFile(folder, layer, schema) as file:
-        return file.all()
+def merge_layers(
+    layers: Sequence[Layer], newer: Entries | None, schema: pa.Schema, timer: str | None,
+    file: LayerName, *, oldest: bool,
+) -> Layer | None:  # fmt: skip
+    """Write layers, from the oldest to the newest, as one, with the newer entries if there are any.
+    None if no entries are left. `oldest`: there are no older layers."""
+    stack = []
+    for layer in layers:
+        with LayerFile(file.root, layer, schema) as read:
+            stack.append(read.all())
+    entries = merged(stack if newer is None else [*stack, newer], oldest=oldest)
+    if not len(entries):
+        return None
+    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file)
 
 
 def distinct(*hashes: I64) -> I64:

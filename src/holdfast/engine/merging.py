@@ -10,44 +10,42 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from holdfast.engine.layers import merged, read_all, to_merge, write_layer
-from holdfast.engine.session import Sessions
+from holdfast.engine.determinism import brief
+from holdfast.engine.layers import LayerName, merge_layers, to_merge
 from holdfast.engine.state import Layer, Shard
+from holdfast.engine.user_errors import raised_in
+from holdfast.errors import LogCorrupted
+
+if TYPE_CHECKING:
+    from holdfast.engine.session import Sessions
 
 _log = logging.getLogger("holdfast.engine")
 
+#: An operator and the number of a shard.
+Key = tuple[str, int]
+#: Most steps until a failed merge is tried again.
+_PAUSE_MAX = 4_096
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+
+@dataclass(slots=True)
+class _Merge:
     """Layers that become one."""
 
-    root: str
-    #: The folder in `root` for the new file.
-    folder: str
     layers: tuple[Layer, ...]
-    #: There are no older layers.
-    oldest: bool
-    schema: pa.Schema
-    timer: str | None
-
-    def run(self) -> Layer | None:
-        """None if no entries are left."""
-        stack = [read_all(self.root, layer, self.schema) for layer in self.layers]
-        entries = merged(stack, oldest=self.oldest)
-        if not len(entries):
-            return None
-        level = 0 if self.oldest else self.layers[0].level + 1
-        folder = os.path.join(self.root, self.folder)
-        layer = write_layer(entries, self.timer, level, folder, "merged")
-        return replace(layer, file=f"{self.folder}/{layer.file}")
+    folder: str
+    is_complete: bool = False
+    #: None if no entries are left.
+    result: Layer | None = None
 
     def place(self, layers: Sequence[Layer]) -> int | None:
         """Where `layers` contain the layers that are merged."""
@@ -59,7 +57,8 @@ class Merge:
 
 
 class Merging:
-    """The merges of an engine, one at a time. Steps of the stable lines start and use them."""
+    """The merges of an engine, of which one at a time is running. Steps of the stable lines start
+    and use them."""
 
     def __init__(self, sessions: Sessions, root: str) -> None:
         #: Merges of up to so many entries are left to the steps.
@@ -68,79 +67,101 @@ class Merging:
         self.thread: threading.Thread | None = None
         self._sessions, self._root = sessions, root
         self._lock = threading.Lock()
-        #: The operator and the number of the shard, and the merge, until a step has used it.
-        self._current: tuple[str, int, Merge] | None = None
-        self._complete = False
-        self._result: Layer | None = None
-        #: Layers whose merge failed; the attempt is not repeated.
-        self._failed: set[tuple[Layer, ...]] = set()
+        #: Merges that are running, or that no step has used yet.
+        self._merges: dict[Key, _Merge] = {}
+        #: Steps until a merge that failed is tried again, and the pause after another failure.
+        self._pauses: dict[Key, tuple[int, int]] = {}
+        #: What is wrong with files that a merge has read.
+        self._damage: dict[Key, str] = {}
 
     def begin(self, op: str, number: int, shard: Shard) -> tuple[Shard, int]:
         """A step begins with this shard. Returns the shard with the result of a complete merge; and
-        how many of the oldest layers the step must not merge, because that is under way."""
+        how many of the oldest layers the step must not merge, because that is under way. Raises
+        LogCorrupted if a merge has found damage."""
         with self._lock:
-            merge = self._merge_of(op, number)
+            if (damage := self._damage.pop((op, number), None)) is not None:
+                raise LogCorrupted(damage)
+            merge = self._merges.get((op, number))
             first = None if merge is None else merge.place(shard.layers)
             if merge is None or first is None:
                 return shard, 0
             end = first + len(merge.layers)
-            if not self._complete:
+            if not merge.is_complete:
                 return shard, end
-            new = () if self._result is None else (self._result,)
+            new = () if merge.result is None else (merge.result,)
             return replace(shard, layers=(*shard.layers[:first], *new, *shard.layers[end:])), 0
 
-    def end(self, op: str, number: int, shard: Shard) -> str | None:
-        """A step has ended with this shard. Returns a file that belongs to the shard from now
+    def end(self, op: str, number: int, shard: Shard) -> list[str]:
+        """A step has ended with this shard. Returns the files that belong to its line from now
         on."""
         with self._lock:
-            merge = self._merge_of(op, number)
-            if merge is None or not self._complete or merge.place(shard.layers) is not None:
-                return None  # the step may have begun before the merge was complete
-            result, self._current = self._result, None
-        if result is not None and result not in shard.layers:  # the state was replaced meanwhile
-            with suppress(OSError):
-                os.unlink(os.path.join(self._root, result.file))
-            return None
-        return None if result is None else result.file
-
-    def _merge_of(self, op: str, number: int) -> Merge | None:
-        if self._current is None or self._current[:2] != (op, number):
-            return None
-        return self._current[2]
+            merge = self._merges.get((op, number))
+            if merge is None or not merge.is_complete or merge.place(shard.layers) is not None:
+                return []  # the step may have begun before the merge was complete
+            del self._merges[op, number]
+        if merge.result in shard.layers:
+            return [] if merge.result is None else [merge.result.file]
+        # The step has merged the result with others, or the state was replaced meanwhile.
+        self._delete(merge)
+        return []
 
     def start(
-        self, op: str, number: int, shard: Shard, schema: pa.Schema, timer: str | None, folder: str
-    ) -> None:
-        """Start a merge if one is due. The new file will be in a folder in `folder`."""
-        due = to_merge(
-            [layer.level for layer in shard.layers], [layer.entries for layer in shard.layers],
-            fixed=0, most=math.inf,
-        )  # fmt: skip
-        if due is None:
-            return
-        first, end = due
-        if sum(layer.entries for layer in shard.layers[first:end]) <= self.step_max:
-            return
-        name = f"{folder}/{op}.merged.{uuid.uuid4().hex[:8]}"
-        merge = Merge(self._root, name, shard.layers[first:end], first == 0, schema, timer)
+        self, op: str, shards: Mapping[int, Shard], schema: pa.Schema, timer: str | None,
+        folder: str,
+    ) -> None:  # fmt: skip
+        """Start a merge if one is due, of the shard with the most layers. The new file will be in a
+        folder in `folder`."""
+        for number in sorted(shards, key=lambda number: -len(shards[number].layers)):
+            layers = shards[number].layers
+            due = to_merge(
+                [layer.level for layer in layers], [layer.entries for layer in layers],
+                fixed=0, most=math.inf,
+            )  # fmt: skip
+            if due is None:
+                continue
+            chosen = layers[slice(*due)]
+            if sum(layer.entries for layer in chosen) > self.step_max:
+                merge = _Merge(chosen, f"{folder}/{op}.merged.{uuid.uuid4().hex[:8]}")
+                run = partial(
+                    merge_layers, chosen, None, schema, timer,
+                    LayerName(self._root, merge.folder, f"shard-{number}"), oldest=due[0] == 0,
+                )  # fmt: skip
+                self._start((op, number), merge, run)
+
+    def _start(self, key: Key, merge: _Merge, run: partial[Layer | None]) -> None:
         with self._lock:
-            if self._current is not None or merge.layers in self._failed:
+            left, pause = self._pauses.get(key, (0, 1))
+            if left:
+                self._pauses[key] = (left - 1, pause)
                 return
-            self._current, self._complete = (op, number, merge), False
-        self.thread = threading.Thread(target=self._run, args=(merge,), name="merge", daemon=True)
+            running = any(not other.is_complete for other in self._merges.values())
+            if running or key in self._merges:
+                return
+            self._merges[key] = merge
+        self.thread = threading.Thread(target=self._run, args=(key, merge, run), daemon=True)
         self.thread.start()
 
-    def _run(self, merge: Merge) -> None:
+    def _run(self, key: Key, merge: _Merge, run: partial[Layer | None]) -> None:
         context = self._sessions.small.sparkContext
         try:
             context.setLocalProperty("spark.scheduler.pool", f"{self._root} merge")
-            (result,) = context.parallelize([merge], 1).map(Merge.run).collect()
+            (result,) = context.parallelize([run], 1).map(lambda work: work()).collect()
         except Exception as err:
-            _log.warning("state below %s is not merged, steps continue without: %s",
-                         os.path.join(self._root, merge.folder), err)  # fmt: skip
+            self._delete(merge)
+            text = raised_in(str(err)) or brief(err)
             with self._lock:
-                self._failed.add(merge.layers)
-                self._current = None
+                del self._merges[key]
+                _, pause = self._pauses.get(key, (0, 1))
+                self._pauses[key] = (pause, min(2 * pause, _PAUSE_MAX))
+                if f"holdfast.errors.{LogCorrupted.__name__}" in str(err):
+                    self._damage[key] = text
+            if context._jsc is not None:  # else Spark was stopped
+                _log.warning("a merge of state of %s failed and will be tried again: %s",
+                             key[0], text)  # fmt: skip
             return
         with self._lock:
-            self._result, self._complete = result, True
+            merge.result, merge.is_complete = result, True
+            self._pauses.pop(key, None)
+
+    def _delete(self, merge: _Merge) -> None:
+        shutil.rmtree(os.path.join(self._root, merge.folder), ignore_errors=True)

@@ -21,7 +21,6 @@ from holdfast.frozen import dataclass
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
-from holdfast.storage.rows import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +224,7 @@ class Builder:
             windows = keyed_operators.CountWindows(op.keys, time, op.size, op.slide, rows)
             return windows, arrow_schema(assigned), assigned
         out, state = arrow_schema(op.out), arrow_schema(op.state)
-        by_key = all(
-            key in state.names and family(state.field(key).type) == family(rows.field(key).type)
-            for key in op.keys
-        )
+        by_key = keyed_operators.has_keys(state, rows, op.keys)
         function = keyed_operators.UserFunction(
             op.fn, op.name, self.compiled.time[op.name], op.timer, state, out,
             self.network.width_us, op.keys if by_key else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -93,16 +93,16 @@ class Shard:
     layers: tuple[Layer, ...] = ()
     #: Rows of the state of all keys.
     rows: int = 0
-    #: There are no timers before this time.
-    timer_us: int | None = None
+    #: The earliest timer, and the hash of its key.
+    timer: tuple[int, int] | None = None
 
     def body(self) -> list[Any]:
-        return [[layer.body() for layer in self.layers], self.rows, self.timer_us]
+        return [[layer.body() for layer in self.layers], self.rows, self.timer]
 
     @staticmethod
     def of(body: Sequence[Any]) -> Shard:
-        layers, rows, timer_us = body
-        return Shard(tuple(map(Layer.of, layers)), rows, timer_us)
+        layers, rows, timer = body
+        return Shard(tuple(map(Layer.of, layers)), rows, timer and (timer[0], timer[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,16 @@ class Version:
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self._chunks()) + sum(s.rows for s in self._shards())
 
-    def rows_of_chunks(self) -> int:
-        """Rows of the panes and edges."""
-        return sum(chunk.rows for chunk in self._chunks())
+    def rows_read(self, whole: Collection[str]) -> int:
+        """Most rows of state that a step reads in addition to those of the keys that it touches.
+        `whole`: operators whose state is read as a whole."""
+        read = [held for op, held in self.shards.items() if op in whole]
+        rows = sum(shard.rows for held in read for shard in held.values())
+        return sum(chunk.rows for chunk in self._chunks()) + rows
 
     def timers_us(self) -> list[int]:
-        """For each shard with timers, a time before which none is due."""
-        return [shard.timer_us for shard in self._shards() if shard.timer_us is not None]
+        """The earliest timer of each shard that has one."""
+        return [shard.timer[0] for shard in self._shards() if shard.timer is not None]
 
     def body(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 
 from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
+from holdfast.engine.nullable import nullable
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.recipe import (
     Applied,
@@ -70,21 +71,6 @@ Range = tuple[int, int]
 def together_of(files: Sequence[File]) -> pa.Table:
     """The rows of several small files as one table."""
     return pa.concat_tables([nullable(read_table(*file)) for file in files])
-
-
-def nullable(rows: pa.Table) -> pa.Table:
-    """The rows with all fields nullable. Spark derives other nullability for new panes than for
-    merged ones."""
-    schema = pa.schema([pa.field(f.name, _nullable(f.type)) for f in rows.schema])
-    return rows if rows.schema.equals(schema) else rows.cast(schema)
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
-    return kind
 
 
 def size_of(files: Iterable[str]) -> int:
@@ -154,7 +140,7 @@ class History:
         # still need, and panes.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        rows = raw + version.rows_of_chunks()
+        rows = raw + version.rows_read(engine.whole)
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
         self.interpreted = rows < engine.job_rows.compiled

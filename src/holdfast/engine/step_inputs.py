@@ -433,22 +433,23 @@ class History:
             )
             if not few and rows <= FOLD_ROWS_MAX:
                 raw = self._stateless(up, raw_from, self.hi)
-                chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
+                chunks = self._row_chunk(op, port, up, chunks, raw, (raw_from, self.hi))
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
-            lo = max(alive, chunks[0].lo)
-            merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi, None)
-            one = self._row_chunk(op, port, up, (), merged, lo)
+            span = max(alive, chunks[0].lo), chunks[-1].hi
+            merged = self._chunk_rows(up, chunks, *span, None)
+            one = self._row_chunk(op, port, up, (), merged, span)
             chunks = one if one or merged is None else chunks
         return chunks
 
     def _row_chunk(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
-        rows: Recipe | None, lo: int,
+        rows: Recipe | None, span: tuple[int, int],
     ) -> tuple[Chunk, ...]:  # fmt: skip
+        """The chunks with another one, of the rows of buckets `span`."""
         table = None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
         if table is None:
             return chunks
-        return (*chunks, self._write(table, f"{op.name}.{port}", lo, self.hi, up))
+        return (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
 
     def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
         """Rows that would only be stored in another form; None if they are too large for that. The

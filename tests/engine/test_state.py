@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.engine.state import (
     Chunk,
+    Layer,
     Shard,
     Version,
     check_files,
@@ -26,9 +27,10 @@ TABLE = pa.table({"x": [1, 2, 3]})
 def version(folder: Path, bucket: int, *files: str) -> Version:
     crcs = {name: write_rows(TABLE, str(folder / name)) for name in files}
     chunks = tuple(Chunk(n, bucket, bucket, 3, (bucket,), crcs[n]) for n in files[:-1])
+    layer = Layer(files[-1], 3, 0, 1, 1, (7, 9), 5, crcs[files[-1]])
     return Version(
         "p", bucket, panes={"w": chunks},
-        shards={"k": {0: Shard(files[-1], 3, 7, crcs[files[-1]])}},
+        shards={"k": {0: Shard((layer,), 3, (7, -5))}},
         needs_from=bucket, plan="plan",
     )  # fmt: skip
 

@@ -33,7 +33,8 @@ class Started:
     ) -> None:
         self.log = folder / f"{name}.log"
         env = {**os.environ, "SPARK_LOCAL_IP": address, "SPARK_HOME": str(SPARK_HOME),
-               "SPARK_NO_DAEMONIZE": "1", "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+               "SPARK_NO_DAEMONIZE": "1", "PYSPARK_PYTHON": sys.executable,
+               "SPARK_DAEMON_JAVA_OPTS": "-Dspark.deploy.maxExecutorRetries=-1"}  # fmt: skip
         inside = ["ip", "netns", "exec", namespace] if namespace else []
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
@@ -112,3 +113,33 @@ def test_a_cluster_gives_the_same_bits_as_one_process(
     local = outputs("local[2]", tmp_path / "local")
     assert on_cluster["outputs"] == local["outputs"]
     assert all(rows > 0 for rows, _ in local["outputs"].values())
+
+
+#: Tasks run again after a failure, and slow ones twice. An executor is started again each time.
+DISTURBED = (
+    "spark.task.maxFailures=50", "spark.stage.maxConsecutiveAttempts=50", "spark.speculation=true",
+    "spark.speculation.interval=20ms", "spark.speculation.quantile=0.25",
+    "spark.speculation.multiplier=1.2", "spark.speculation.minTaskRuntime=20ms",
+    "spark.executor.maxNumFailures=1000",
+)  # fmt: skip
+
+
+@pytest.mark.processes
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_killed_and_repeated_tasks_change_nothing(
+    master: str, network: Namespaces | Loopback, tmp_path: Path
+) -> None:
+    """A hundred runs."""
+    host = [f"spark.driver.host={network.host}", f"spark.driver.bindAddress={network.host}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.processes.killed_tasks_main", master, str(tmp_path), "100",
+         *host, *DISTURBED],
+        capture_output=True, text=True, timeout=3_500, cwd=ROOT,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3_000:]
+    report = json.loads(lines[-1])
+    assert report["differences"] == []
+    assert report["kills"]["worker"] > 50 and report["kills"]["executor"] > 3
+    assert report["repeated"] > 50

@@ -18,7 +18,7 @@ from holdfast.engine.state import Version
 from holdfast.errors import LogCorrupted
 from holdfast.model import fragments
 from holdfast.storage.rows import TIMESTAMP
-from holdfast.verify.fuzz.engine_run import Files
+from holdfast.verify.fuzz.engine_run import LIMITS, Files, Jobs
 
 WIDTH_US = 100_000
 SCHEMA = "ts timestamp, k long, n long"
@@ -43,12 +43,15 @@ def joined(rows: hf.Stream) -> hf.Stream:
 class Steps:
     """Steps of one bucket each."""
 
-    def __init__(self, build: Build, sessions: Sessions, folder: Path, shards: int = 2) -> None:
-        net = hf.Network("damaged", bucket="100ms", partitions=shards)
+    def __init__(
+        self, build: Build, sessions: Sessions, folder: Path, *, jobs: Jobs = "small"
+    ) -> None:
+        net = hf.Network("damaged", bucket="100ms", partitions=2)
         net.output("out", build(net.source("a", SCHEMA, time="ts")))
         (fragment,) = fragments.fragments(net)
         (self.path,) = fragment.paths
         self.engine = Engine(net, sessions, str(folder / "state"), pane_buckets=2)
+        self.engine.job_rows = LIMITS[jobs]
         times = np.repeat(np.arange(8) * WIDTH_US, 4)
         rows = {"ts": pa.array(times, TIMESTAMP), "k": np.tile([1, 2], 16), "n": np.arange(32)}
         self.files = Files(net, {"a": pa.table(rows)}, str(folder))
@@ -59,23 +62,22 @@ class Steps:
         self.version = self.engine.run(self.path, self.version, at, at, self.files).version
 
 
-@pytest.mark.parametrize("lost", ["all notes", "one note"])
-def test_a_lost_shard_is_not_taken_for_an_empty_state(
-    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+@pytest.mark.parametrize(("jobs", "lost"), [("small", 0), ("large", 1)])
+def test_a_lost_note_is_not_taken_for_an_empty_state(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: Jobs, lost: int
 ) -> None:
-    """G3: files are deleted, or not visible yet, when the driver looks for them."""
-    steps = Steps(counted, sessions, tmp_path)
+    """G3: a file is deleted, or not visible yet, when the driver looks for it."""
+    steps = Steps(counted, sessions, tmp_path, jobs=jobs)
     steps.step()
-    before, real = steps.version, keyed.read_shards
+    before, real = steps.version, keyed.read_notes
 
-    def late(folder: str, count: int) -> object:
-        for name in os.listdir(folder) if lost == "all notes" else ["shard-1.json"]:
-            os.unlink(os.path.join(folder, name))
-        return real(folder, count)
+    def late(folder: str, tasks: int) -> object:
+        os.unlink(os.path.join(folder, f"task-{lost}.json"))
+        return real(folder, tasks)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keyed, "read_shards", late)
-        with pytest.raises(LogCorrupted, match=r"shard-[01]\.json is missing, but the task"):
+        patched.setattr(keyed, "read_notes", late)
+        with pytest.raises(LogCorrupted, match=rf"task-{lost}\.json is missing, but the task"):
             steps.step()
     assert steps.version is before
     steps.step()

@@ -21,6 +21,8 @@ from pyspark.errors import PySparkException
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
+from holdfast.engine.keyed_operators import has_keys
+from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.sample import sample_rows
 from holdfast.engine.session import JOB_ROWS, JobRows, Sessions
@@ -37,6 +39,7 @@ from holdfast.engine.state import (
 from holdfast.engine.step import Step
 from holdfast.engine.step_inputs import PANE_BUCKETS, at_time
 from holdfast.errors import HoldfastError, InputError, TooLarge
+from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
@@ -72,6 +75,9 @@ class Engine:
         #: because a step was too large.
         self.broadcast: set[str] = set()
         self.no_broadcast: set[str] = set()
+        self.merging = Merging(sessions, self.folder)
+        #: Operators whose state has no key columns and is read as a whole.
+        self.whole = {op.name for op in network.operators if self._is_whole(op)}
         plans = self.compiled.plans
         self._with_short_plan = {name for name, plan in plans.items() if plan.general is not None}
         self._made: dict[str, set[str]] = {}
@@ -82,6 +88,12 @@ class Engine:
         self._lock = threading.Lock()
         with storage(self.folder):
             os.makedirs(self.folder, exist_ok=True)
+
+    def _is_whole(self, op: ops.Operator) -> bool:
+        if not isinstance(op, ops.Stateful) or op.inputs[0] is None:
+            return False
+        rows = arrow_schema(self.compiled.schema[op.inputs[0].name])
+        return not has_keys(arrow_schema(op.state), rows, op.keys)
 
     @property
     def width_us(self) -> int:
@@ -188,7 +200,7 @@ class Engine:
         self._made.setdefault(step.line, set()).difference_update(step.made)
         release(self.folder, (), step.made)
         failed = self._failed.setdefault(step.line, [])
-        failed += [os.path.join(self.folder, folder) for _, folder in step.folders]
+        failed += [os.path.join(self.folder, folder) for _, folder, _ in step.folders]
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
-from holdfast.engine import determinism, keyed
+from holdfast.engine import determinism, keyed, keyed_operators
 from holdfast.engine.compiled import Compiled, join, stamp
 from holdfast.engine.sql import query, quoted, read_parquet
 from holdfast.frozen import dataclass
@@ -204,25 +205,31 @@ class Builder:
             # `mapInArrow` takes a dot in a name for the field of a struct.
             names = [f"c{place}" for place in range(len(schema))]
             rows = rows.toDF(*names, *([keyed.SHARD] if recipe.one_task else []))
-        step, out, out_ddl = self._step_of(op, ddl)
+        operator, out, out_ddl = self.operator(op)
         task = keyed.ShardTask(
-            op.name, step, recipe.state, schema, out, shards if recipe.one_task else None
+            op.name, operator, recipe.state, schema, out, shards if recipe.one_task else None
         )
         return rows.mapInArrow(task, out_ddl)
 
-    def _step_of(self, op: Any, ddl: str) -> tuple[keyed.Step, Any, str]:
-        """The function of an operator with keyed state, and the schema of its results."""
-        time = self.compiled.time[op.inputs[0].name]
+    def operator(
+        self, op: ops.CountWindow | ops.Stateful
+    ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
+        """An operator with keyed state, and the schema of its results."""
+        up = op.inputs[0]
+        assert up is not None
+        ddl, time = self.compiled.schema[up.name], self.compiled.time[up.name]
+        rows = arrow_schema(ddl)
         if isinstance(op, ops.CountWindow):
             assigned = f"{ddl}, __seq bigint, __last bigint"
-            step: keyed.Step = keyed.CountWindowStep(op.keys, time, op.size, op.slide)
-            return step, arrow_schema(assigned), assigned
-        out = arrow_schema(op.out)
-        step = keyed.StatefulStep(
-            op.fn, op.name, self.compiled.time[op.name], op.timer, arrow_schema(op.state), out,
-            self.network.width_us,
+            windows = keyed_operators.CountWindows(op.keys, time, op.size, op.slide, rows)
+            return windows, arrow_schema(assigned), assigned
+        out, state = arrow_schema(op.out), arrow_schema(op.state)
+        by_key = keyed_operators.has_keys(state, rows, op.keys)
+        function = keyed_operators.UserFunction(
+            op.fn, op.name, self.compiled.time[op.name], op.timer, state, out,
+            self.network.width_us, op.keys if by_key else None,
         )  # fmt: skip
-        return step, out, self.compiled.schema[op.name]
+        return function, out, self.compiled.schema[op.name]
 
 
 def _sortable(df: DataFrame, time: str) -> list[Column]:

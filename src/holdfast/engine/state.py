@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -56,14 +56,53 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A file with the keyed state of one shard."""
+class Layer:
+    """A file with the state of some keys of a shard (`layers.py`)."""
 
     file: str
-    rows: int
-    timer_us: int | None = None
-    #: CRC-32 of the file.
-    crc: int = 0
+    #: Rows, and removed keys.
+    entries: int
+    level: int
+    #: How many blocks of rows and of timers the file has.
+    blocks: int
+    timer_blocks: int
+    #: The first and the last timer.
+    timers_us: tuple[int, int] | None
+    #: CRC-32 of the index of blocks, and of the file.
+    index_crc: int
+    crc: int
+
+    def body(self) -> list[Any]:
+        return [self.file, self.entries, self.level, self.blocks, self.timer_blocks,
+                self.timers_us, self.index_crc, self.crc]  # fmt: skip
+
+    @staticmethod
+    def of(body: Sequence[Any]) -> Layer:
+        file, entries, level, blocks, timer_blocks, timers_us, index_crc, crc = body
+        return Layer(
+            file, entries, level, blocks, timer_blocks, timers_us and (timers_us[0], timers_us[1]),
+            index_crc, crc,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The keyed state of one shard."""
+
+    #: From the oldest to the newest.
+    layers: tuple[Layer, ...] = ()
+    #: Rows of the state of all keys.
+    rows: int = 0
+    #: The earliest timer, and the hash of its key.
+    timer: tuple[int, int] | None = None
+
+    def body(self) -> list[Any]:
+        return [[layer.body() for layer in self.layers], self.rows, self.timer]
+
+    @staticmethod
+    def of(body: Sequence[Any]) -> Shard:
+        layers, rows, timer = body
+        return Shard(tuple(map(Layer.of, layers)), rows, timer and (timer[0], timer[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +122,43 @@ class Version:
     #: Hash of network, operators and schemas (`Engine.plan_hash`); another query refuses the state.
     plan: str = ""
 
+    def _chunks(self) -> Iterator[Chunk]:
+        for group in (self.panes, self.edges):
+            for chunks in group.values():
+                yield from chunks
+
+    def _shards(self) -> Iterator[Shard]:
+        for shards in self.shards.values():
+            yield from shards.values()
+
     def files(self) -> list[str]:
-        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
-        shards = [shard for held in self.shards.values() for shard in held.values()]
-        return [chunk.file for chunk in chunks] + [shard.file for shard in shards]
+        return list(self.crcs())
 
     def crcs(self) -> dict[str, int]:
         """CRC-32 of each file."""
-        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
-        shards = [shard for held in self.shards.values() for shard in held.values()]
-        return {c.file: c.crc for c in chunks} | {s.file: s.crc for s in shards}
+        layers = (layer for shard in self._shards() for layer in shard.layers)
+        return {file.file: file.crc for held in (self._chunks(), layers) for file in held}
 
     def rows(self) -> int:
-        chunks = [c for group in (self.panes, self.edges) for held in group.values() for c in held]
-        return sum(chunk.rows for chunk in chunks) + sum(
-            shard.rows for held in self.shards.values() for shard in held.values()
-        )
+        return sum(chunk.rows for chunk in self._chunks()) + sum(s.rows for s in self._shards())
+
+    def rows_read(self, whole: Collection[str]) -> int:
+        """Most rows of state that a step reads in addition to those of the keys that it touches.
+        `whole`: operators whose state is read as a whole."""
+        read = [held for op, held in self.shards.items() if op in whole]
+        rows = sum(shard.rows for held in read for shard in held.values())
+        return sum(chunk.rows for chunk in self._chunks()) + rows
 
     def timers_us(self) -> list[int]:
         """The earliest timer of each shard that has one."""
-        timers = (shard.timer_us for held in self.shards.values() for shard in held.values())
-        return [timer for timer in timers if timer is not None]
+        return [shard.timer[0] for shard in self._shards() if shard.timer is not None]
 
     def body(self) -> dict[str, Any]:
         return {
             "panes": {op: [chunk.body() for chunk in held] for op, held in self.panes.items()},
             "edges": {op: [chunk.body() for chunk in held] for op, held in self.edges.items()},
             "shards": {
-                op: {str(n): [s.file, s.rows, s.timer_us, s.crc] for n, s in held.items()}
+                op: {str(number): shard.body() for number, shard in held.items()}
                 for op, held in self.shards.items()
             },
             "needs_from": self.needs_from,
@@ -126,13 +174,13 @@ class Version:
                 panes={op: tuple(map(Chunk.of, held)) for op, held in body["panes"].items()},
                 edges={op: tuple(map(Chunk.of, held)) for op, held in body["edges"].items()},
                 shards={
-                    op: {int(n): Shard(*shard) for n, shard in held.items()}
+                    op: {int(number): Shard.of(shard) for number, shard in held.items()}
                     for op, held in body["shards"].items()
                 },
                 needs_from=body["needs_from"],
                 plan=body["plan"],
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
             raise LogCorrupted(
                 f"the state of path {path!r} after bucket {bucket} is not in the format of this "
                 f"version of Holdfast ({err!r}); start this storage with the version that wrote it"
@@ -158,8 +206,8 @@ def write_rows(table: pa.Table, path: str) -> int:
 
 def check_file(path: str, crc: int) -> None:
     """Raise LogCorrupted if a file is missing or was changed."""
-    with _present(path):
-        _compare(path, crc, crc_of(path))
+    with present(path):
+        compare_crc(path, crc, crc_of(path))
 
 
 def read_table(path: str, crc: int) -> pa.Table:
@@ -170,14 +218,14 @@ def read_table(path: str, crc: int) -> pa.Table:
 
 def read_verified(path: str, crc: int) -> bytes:
     """The content of a file. Raise LogCorrupted if the file is missing or was changed."""
-    with _present(path), storage(path), open(path, "rb") as file:
+    with present(path), storage(path), open(path, "rb") as file:
         data = file.read()
-    _compare(path, crc, crc32(data))
+    compare_crc(path, crc, crc32(data))
     return data
 
 
 @contextmanager
-def _present(path: str) -> Iterator[None]:
+def present(path: str) -> Iterator[None]:
     try:
         yield
     except LogError as err:
@@ -186,7 +234,7 @@ def _present(path: str) -> Iterator[None]:
         raise
 
 
-def _compare(path: str, expected: int, found: int) -> None:
+def compare_crc(path: str, expected: int, found: int) -> None:
     if found != expected:
         raise LogCorrupted(f"{path} is damaged: expected CRC-32 {expected:08x}, found {found:08x}")
 

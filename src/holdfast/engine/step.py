@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from holdfast.engine import keyed, windows
 from holdfast.engine.compiled import count_windows
 from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.mergeable import AggregatePlan
+from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Joined, Query, Read, Recipe, Sharded, United, WindowFunction
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
@@ -21,7 +22,6 @@ from holdfast.engine.step_inputs import (
     Folded,
     History,
     at_time,
-    nullable,
     size_of,
     together_of,
 )
@@ -34,6 +34,8 @@ from holdfast.storage.rows import parts_of
 Rows = list[tuple[int, pa.Table]]
 #: Most bytes of files with the new rows of a join that are sent to all tasks.
 BROADCAST_BYTES_MAX = 1 << 22
+#: Lines other than the stable one have no merges beside their steps.
+UNLIMITED = 1 << 62
 #: Most bytes of panes that the driver assigns to windows.
 DUE_BYTES_MAX = 1 << 26
 
@@ -79,6 +81,7 @@ class Step(History):
             self.path.name, self.hi, self.panes, self.edges, self.shards,
             min(self.needs_from, self.hi + 1), self.before.plan,
         )  # fmt: skip
+        self._merge_layers()
         return StepResult(outputs, version, self.jobs)
 
     def _end(self, output: str) -> ops.Operator:
@@ -313,12 +316,15 @@ class Step(History):
         up = op.inputs[0]
         assert up is not None
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
-        self.folders.append((op.name, folder))
-        files = {
-            number: (os.path.join(self.engine.folder, shard.file), shard.crc)
-            for number, shard in self.shards.get(op.name, {}).items()
-        }
-        state = keyed.StepState(files, os.path.join(self.engine.folder, folder), self.hi)
+        tasks = 1 if self.interpreted else self.engine.network.partitions
+        self.folders.append((op.name, folder, tasks))
+        merging, shards, fixed = self.engine.merging, dict(self.shards.get(op.name, {})), {}
+        merge_max = UNLIMITED
+        if self.is_stable:
+            merge_max = merging.step_max // (self.engine.network.partitions if tasks == 1 else 1)
+            for number, shard in shards.items():
+                shards[number], fixed[number] = merging.begin(op.name, number, shard)
+        state = keyed.StepState(self.engine.folder, folder, self.hi, shards, fixed, merge_max)
         if not self.interpreted:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
         if rows is None:
@@ -343,26 +349,37 @@ class Step(History):
         up = op.inputs[0]
         assert up is not None
         rows = self._stateless(up, self.lo, self.hi)
-        timers = [
-            s.timer_us for s in self.shards.get(op.name, {}).values() if s.timer_us is not None
-        ]
-        due = any(timer < (self.hi + 1) * self.width_us for timer in timers)
+        end_us = (self.hi + 1) * self.width_us
+        shards = self.shards.get(op.name, {}).values()
+        due = any(shard.timer is not None and shard.timer[0] < end_us for shard in shards)
         return None if rows is None and not due else self._keyed(op, rows)
 
     def _take_shards(self) -> None:
-        for name, folder in self.folders:
+        for name, folder, tasks in self.folders:
             path = os.path.join(self.engine.folder, folder)
-            written = keyed.read_shards(path, self.engine.network.partitions)
+            written = keyed.read_notes(path, tasks)
             if written is None:
                 # Spark runs no task if its optimizer proves that the results are never read.
                 frames = (self.builder.build(recipe) for recipe in self.executed)
                 if any(contains(frame, keyed.name_of(name)) for frame in frames):
-                    raise keyed.lost_shard(path, 0)
+                    raise keyed.lost_note(path, 0)
                 continue
-            keyed.clean_up(path, written.values())
-            shards = dict(self.shards.get(name, {}))
-            for number, shard in written.items():
-                file = f"{folder}/{shard.file}"
+            layers = (layer for shard in written.values() for layer in shard.layers)
+            made = {layer.file for layer in layers if os.path.dirname(layer.file) == folder}
+            keyed.clean_up(path, {os.path.basename(file) for file in made})
+            for file in made:
                 self._made(file)
-                shards[number] = replace(shard, file=file)
-            self.shards[name] = shards
+            self.shards[name] = {**self.shards.get(name, {}), **written}
+
+    def _merge_layers(self) -> None:
+        """Use complete merges of layers, and start others. The last act of a step, which cannot
+        fail."""
+        merging = self.engine.merging
+        for name, _, _ in self.folders if self.is_stable else ():
+            operator: Any = self.engine.network.named(name)
+            held, _, _ = self.builder.operator(operator)
+            shards = self.shards.get(name, {})
+            for number, shard in shards.items():
+                for file in merging.end(name, number, shard):
+                    self.engine.made(self.line, file)
+            merging.start(name, shards, held.state, held.timer, self.path.name)

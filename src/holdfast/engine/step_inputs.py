@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 
 from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
+from holdfast.engine.nullable import nullable
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.recipe import (
     Applied,
@@ -72,21 +73,6 @@ def together_of(files: Sequence[File]) -> pa.Table:
     return pa.concat_tables([nullable(read_table(*file)) for file in files])
 
 
-def nullable(rows: pa.Table) -> pa.Table:
-    """The rows with all fields nullable. Spark derives other nullability for new panes than for
-    merged ones."""
-    schema = pa.schema([pa.field(f.name, _nullable(f.type)) for f in rows.schema])
-    return rows if rows.schema.equals(schema) else rows.cast(schema)
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
-    return kind
-
-
 def size_of(files: Iterable[str]) -> int:
     """Bytes of the files; missing ones are reported when they are read."""
     total = 0
@@ -128,6 +114,7 @@ class History:
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
+        self.is_stable = line == path.name
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us
@@ -143,17 +130,17 @@ class History:
         self.tables: dict[str, tuple[Recipe, pa.Table]] = {}
         #: New panes of each time window; None if there are none.
         self.folded: dict[str, Folded | None] = {}
-        #: Operators with keyed state and the folders of their new shards.
-        self.folders: list[tuple[str, str]] = []
+        #: Operators with keyed state, the folders of their new files and the number of tasks.
+        self.folders: list[tuple[str, str, int]] = []
         #: The state files of this step.
         self.made: set[str] = set()
         #: The recipes of the jobs with keyed state that ran.
         self.executed: list[Recipe] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
-        # still need, and state.
+        # still need, and panes.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        rows = raw + version.rows()
+        rows = raw + version.rows_read(engine.whole)
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
         self.interpreted = rows < engine.job_rows.compiled
@@ -446,22 +433,23 @@ class History:
             )
             if not few and rows <= FOLD_ROWS_MAX:
                 raw = self._stateless(up, raw_from, self.hi)
-                chunks = self._row_chunk(op, port, up, chunks, raw, raw_from)
+                chunks = self._row_chunk(op, port, up, chunks, raw, (raw_from, self.hi))
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
-            lo = max(alive, chunks[0].lo)
-            merged = self._chunk_rows(up, chunks, lo, chunks[-1].hi, None)
-            one = self._row_chunk(op, port, up, (), merged, lo)
+            span = max(alive, chunks[0].lo), chunks[-1].hi
+            merged = self._chunk_rows(up, chunks, *span, None)
+            one = self._row_chunk(op, port, up, (), merged, span)
             chunks = one if one or merged is None else chunks
         return chunks
 
     def _row_chunk(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
-        rows: Recipe | None, lo: int,
+        rows: Recipe | None, span: tuple[int, int],
     ) -> tuple[Chunk, ...]:  # fmt: skip
+        """The chunks with another one, of the rows of buckets `span`."""
         table = None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
         if table is None:
             return chunks
-        return (*chunks, self._write(table, f"{op.name}.{port}", lo, self.hi, up))
+        return (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
 
     def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
         """Rows that would only be stored in another form; None if they are too large for that. The

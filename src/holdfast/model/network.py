@@ -346,11 +346,11 @@ class Stream:
         timer: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Keyed state with a user-defined function. `fn(state, rows, info)` gets the state and the
-        rows of one shard as Arrow tables and returns the Arrow tables `(out, state)`. `fn` is
-        called once for every bucket in which the shard has rows or a timer is due, with rows in
-        canonical order. A shard holds many keys; the result for a key must not depend on other
-        keys."""
+        """Keyed state with a user-defined function. `fn(state, rows, info)` is called once for
+        every bucket with rows or due timers, with Arrow tables of many keys: the rows in canonical
+        order, and the state of the keys with such rows or timers. It returns `(out, state)`, with
+        the new state of these keys. The result for a key must not depend on other keys. A state
+        without the key columns is passed as a whole, which is slow if it is large."""
         return self._then(
             ops.Stateful(
                 name=self._named("stateful", name),

@@ -49,7 +49,9 @@ class Checkpoints:
     def write(self, version: Version) -> None:
         """Make a version durable, and drop the older ones of its path. Raises `StorageFull`."""
         began_us = self._clock()
-        files = [os.path.join("state", name) for name in version.files()]
+        before = self.newest.get(version.path)
+        durable = set() if before is None else set(before.files())
+        files = [os.path.join("state", name) for name in version.files() if name not in durable]
         self._log.save_state(version.path, version.bucket, version.body(), files)
         self._log.drop_states(version.path, version.bucket)
         self.newest[version.path] = version

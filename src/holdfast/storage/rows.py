@@ -60,14 +60,19 @@ def sort_canonical(table: pa.Table, time: str) -> pa.Table:
 
 
 def parts_of(table: pa.Table, keys: Sequence[str], of: int) -> list[pa.Table]:
-    """Splits the rows into `of` partitions by key, keeping their order. A key belongs to the same
-    partition on every machine, whatever the order of `keys`, and in all types of a `family`."""
+    """Splits the rows into `of` partitions by key, keeping their order."""
+    partition = key_hashes(table, keys) % np.uint64(of)
+    return [table.filter(pa.array(partition == number)) for number in range(of)]
+
+
+def key_hashes(table: pa.Table, keys: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """A hash of the key of each row. A key has the same hash on every machine, whatever the order
+    of `keys`, and in all types of a `family`."""
     hashes = np.zeros(table.num_rows, dtype=np.uint64)
     for key in sorted(keys):
         column = _widest(_canonical(table.column(key).combine_chunks()))
         hashes = mix(hashes + hash_array(column))
-    partition = hashes % np.uint64(of)
-    return [table.filter(pa.array(partition == number)) for number in range(of)]
+    return hashes
 
 
 def family(kind: pa.DataType) -> pa.DataType:

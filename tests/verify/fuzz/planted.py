@@ -90,15 +90,33 @@ BUGS = [
     ),
     Bug(
         "a count window forgets the order of its rows",
-        "engine/keyed.py",
-        "retained = np.sort(order[stays])",
-        "retained = np.sort(order[stays])[::-1].copy()",
+        "engine/keyed_operators.py",
+        "np.sort(order[stays])",
+        "np.sort(order[stays])[::-1].copy()",
     ),
     Bug(
         "timers never fire",
-        "engine/keyed.py",
+        "engine/keyed_operators.py",
         "for b in (by_rows, by_timer) if",
         "for b in (by_rows,) if",
+    ),
+    Bug(
+        "timers of earlier steps are not read",
+        "engine/keyed.py",
+        "wanted = distinct(wanted, due)",
+        "wanted = distinct(wanted)",
+    ),
+    Bug(
+        "an older layer is taken for the newest",
+        "engine/layers.py",
+        "for layer in reversed(layers):",
+        "for layer in layers:",
+    ),
+    Bug(
+        "removed keys come back",
+        "engine/layers.py",
+        "gone = touched[~is_in(touched, np.sort(hashes))]",
+        "gone = touched[:0]",
     ),
     Bug(
         "rows of a key are spread over all shards",

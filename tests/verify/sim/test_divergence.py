@@ -63,7 +63,7 @@ def flip_state(node: NodeProcess) -> None:
         name
         for version in performer.versions.values()
         for shards in version.shards.values()
-        for name in [shards[0].file]
+        for name in [shards[0].layers[0].file]
         if name not in durable
     ]
     path = f"/{node.name}/state/{name}"

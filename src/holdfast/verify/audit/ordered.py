@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.engine.keyed import BucketInfo
+from holdfast.engine.keyed_operators import BucketInfo
 from holdfast.engine.sql import quoted
 from holdfast.errors import InputError
 from holdfast.model.schema import arrow_schema, schema_ddl

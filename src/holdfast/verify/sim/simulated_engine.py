@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.engine.inputs import InputFile, OnResults, StepResult
-from holdfast.engine.state import Chunk, Line, Shard, Version, line_of
+from holdfast.engine.state import Chunk, Layer, Line, Shard, Version, line_of
 from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -258,7 +258,7 @@ class _Step:
     def state(self, op: ops.Stateful) -> State:
         if op.name not in self._states:
             shard = self._before.shards.get(op.name, {}).get(0)
-            self._states[op.name] = self.engine.load(shard.file) if shard else {}
+            self._states[op.name] = self.engine.load(shard.layers[0].file) if shard else {}
         return self._states[op.name]
 
     def advance(self, bucket: int) -> None:
@@ -283,7 +283,7 @@ class _Step:
             }
             needs_from = hi + 1
         shards = {
-            name: {0: Shard(self.engine.save(self.line, name, hi, state), len(state))}
+            name: {0: Shard((_layer(self.engine.save(self.line, name, hi, state)),), len(state))}
             for name, state in self._states.items()
         }
         return Version(
@@ -383,3 +383,7 @@ def _all_windows(op: ops.TimeWindow, above: list[Row]) -> list[Row]:
             sums[end, key] = sums.get((end, key), 0) + value
             end += op.slide_us
     return [(end - 1, key, n, sums[end, key]) for (end, key), n in counts.items()]
+
+
+def _layer(file: str) -> Layer:
+    return Layer(file, 0, 0, 0, 0, None, 0, 0)

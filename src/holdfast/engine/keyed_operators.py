@@ -1,0 +1,294 @@
+"""Operators with keyed state: what they compute from state and rows.
+
+They get the state of the keys that a step touches, in the order of the hashes of the keys
+(`layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.engine.layers import I64, distinct, is_in
+from holdfast.errors import InputError
+from holdfast.storage.rows import TIMESTAMP, key_hashes, runs, sort_canonical, times_us
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedState:
+    """State of some keys, and the hashes of its rows in ascending order."""
+
+    rows: pa.Table
+    hashes: I64
+
+    def of(self, hashes: I64) -> KeyedState:
+        """The state of the keys with these hashes, which are sorted."""
+        return self._filter(is_in(self.hashes, hashes))
+
+    def without(self, hashes: I64) -> KeyedState:
+        return self._filter(~is_in(self.hashes, hashes))
+
+    def _filter(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> KeyedState:
+        if chosen.all():
+            return self
+        return KeyedState(self.rows.filter(pa.array(chosen)), self.hashes[chosen])
+
+    def plus(self, other: KeyedState) -> KeyedState:
+        hashes = np.r_[self.hashes, other.hashes]
+        order = np.argsort(hashes, kind="stable")
+        rows = pa.concat_tables([self.rows, other.rows]).take(pa.array(order))
+        return KeyedState(rows.combine_chunks(), hashes[order])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an operator returns for a shard."""
+
+    out: pa.Table
+    #: Hashes of the keys whose state is replaced, sorted.
+    touched: I64
+    #: The state of these keys.
+    state: KeyedState
+
+
+class KeyedOperator(Protocol):
+    @property
+    def state(self) -> pa.Schema: ...
+
+    @property
+    def timer(self) -> str | None:
+        """The column of the state with the times of timers."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is read and written as a whole, because it has no key columns."""
+        ...
+
+    def hashes(self, table: pa.Table) -> I64:
+        """The hash of the key of each row of the input, or of the state."""
+        ...
+
+    def end_us(self, upto: int) -> int:
+        """The end of a bucket."""
+        ...
+
+    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
+        """`before`: the state of all keys in `rows`, and of all keys that have a timer until the
+        end of bucket `upto`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindows:
+    """Assigns rows to count windows. Returns the rows of full windows; retains the rest as state.
+
+    The state of a key is the rows since the start of its first window that is not full, in order.
+    No positions are stored.
+    """
+
+    keys: tuple[str, ...]
+    time: str
+    size: int
+    slide: int
+    #: The schema of the rows.
+    state: pa.Schema
+
+    @property
+    def timer(self) -> None:
+        return None
+
+    @property
+    def is_whole(self) -> bool:
+        return False
+
+    def hashes(self, table: pa.Table) -> I64:
+        return key_hashes(table, self.keys).view(np.int64)
+
+    def end_us(self, upto: int) -> int:
+        raise AssertionError("count windows have no timers")
+
+    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
+        touched = distinct(self.hashes(rows))
+        rows = sort_canonical(rows, self.time)
+        rows = pa.concat_tables([before.rows.cast(rows.schema), rows]).combine_chunks()
+        count = rows.num_rows
+        group = group_ids(rows, self.keys)
+        order = np.argsort(group, kind="stable")
+        starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if count else np.array([0])
+        sizes = np.diff(np.r_[starts, count]) if count else np.array([0])
+        full = np.maximum(0, (sizes - self.size) // self.slide + 1)
+        # One entry per full window: its number within the key, and its start in `order`.
+        first = np.repeat(np.cumsum(full) - full, full)
+        number = np.arange(int(full.sum())) - first
+        window_start = np.repeat(starts, full) + number * self.slide
+        members = (window_start[:, None] + np.arange(self.size)).reshape(-1)
+        position = np.arange(count) - np.repeat(starts, sizes) if count else np.array([], int)
+        stays = position >= np.repeat(full * self.slide, sizes) if count else np.array([], bool)
+        out = rows.take(pa.array(order[members]))
+        times = times_us(rows, self.time)
+        last = times[order[window_start + self.size - 1]]
+        out = out.append_column("__seq", pa.array(np.repeat(number, self.size), pa.int64()))
+        out = out.append_column("__last", pa.array(np.repeat(last, self.size), pa.int64()))
+        retained = rows.take(pa.array(np.sort(order[stays]))).cast(self.state)
+        return Change(out, touched, KeyedState(retained, self.hashes(retained)))
+
+
+@dataclass(frozen=True, slots=True)
+class BucketInfo:
+    """The bucket for which a stateful function is called."""
+
+    bucket: int
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """Calls the function of `stateful` for every bucket that has rows or in which a timer is due,
+    with the state of the keys that have such rows or timers."""
+
+    fn: Callable[[pa.Table, pa.Table, BucketInfo], tuple[pa.Table, pa.Table]]
+    name: str
+    time: str
+    timer: str | None
+    state: pa.Schema
+    out: pa.Schema
+    width_us: int
+    #: None if the state has no key columns.
+    keys: tuple[str, ...] | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.keys is None
+
+    def hashes(self, table: pa.Table) -> I64:
+        if self.keys is None:
+            return np.zeros(table.num_rows, np.int64)
+        return key_hashes(table, self.keys).view(np.int64)
+
+    def end_us(self, upto: int) -> int:
+        return (upto + 1) * self.width_us
+
+    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
+        state, rows = before, sort_canonical(rows, self.time)
+        of_rows = self.hashes(rows)
+        present = runs(times_us(rows, self.time) // self.width_us)
+        outs: list[pa.Table] = [self.out.empty_table()]
+        touched = [np.array([], np.int64)]
+        at, done = 0, None
+        while True:
+            by_timer = self._next_timer(state)
+            if by_timer is not None and done is not None and by_timer <= done:
+                raise InputError(
+                    f"{self.name}: a timer in the state was due in bucket {by_timer} and is still "
+                    "set; the function must remove or move timers that are before info.end_us"
+                )
+            by_rows = present[at][0] if at < len(present) else None
+            candidates = [b for b in (by_rows, by_timer) if b is not None and b <= upto]
+            if not candidates:
+                break
+            bucket = min(candidates)
+            chunk, keys = rows.slice(0, 0), self._due(state, bucket)
+            if bucket == by_rows:
+                _, lo, hi = present[at]
+                chunk, keys = rows.slice(lo, hi - lo), distinct(keys, of_rows[lo:hi])
+                at += 1
+            out, after = self._call(state.of(keys).rows, chunk, bucket)
+            outs.append(out)
+            changed = KeyedState(after, self.hashes(after))
+            if not is_in(changed.hashes, keys).all():
+                raise InputError(
+                    f"{self.name}: in bucket {bucket}, the function returned the state of a key "
+                    "that it was not called for; copy the key columns of the state from the rows "
+                    "or from the state. For state that does not belong to one key, declare a state "
+                    "without key columns"
+                )
+            state = state.without(keys).plus(changed)
+            touched.append(keys)
+            done = bucket
+        replaced = distinct(*touched)
+        return Change(pa.concat_tables(outs), replaced, state.of(replaced))
+
+    def _times(self, state: KeyedState) -> pa.ChunkedArray | None:
+        if self.timer is None or state.rows.num_rows == 0:
+            return None
+        return state.rows[self.timer].cast(TIMESTAMP)
+
+    def _next_timer(self, state: KeyedState) -> int | None:
+        """The bucket of the earliest timer."""
+        times = self._times(state)
+        least = None if times is None else pc.min(times)
+        return None if least is None or not least.is_valid else least.value // self.width_us
+
+    def _due(self, state: KeyedState, bucket: int) -> I64:
+        """Hashes of the keys with a timer in the bucket, sorted."""
+        times = self._times(state)
+        if times is None:
+            return np.array([], np.int64)
+        due = pc.less(times.cast(pa.int64()), self.end_us(bucket)).fill_null(False)
+        return distinct(state.hashes[due.to_numpy()])
+
+    def _call(self, state: pa.Table, rows: pa.Table, bucket: int) -> tuple[pa.Table, pa.Table]:
+        info = BucketInfo(bucket, bucket * self.width_us, (bucket + 1) * self.width_us)
+        result = self.fn(state, rows, info)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(
+                f"{self.name}: the function must return (out, state), two Arrow tables"
+            )
+        out, state = (
+            _fit(table, schema, f"{self.name}, {label}")
+            for table, schema, label in zip(
+                result, (self.out, self.state), ("out", "state"), strict=True
+            )
+        )
+        times = times_us(out, self.time)
+        if len(times) and (times.min() < info.start_us or times.max() >= info.end_us):
+            raise InputError(
+                f"{self.name}: the time {self.time!r} of a result is outside the processed bucket "
+                f"{bucket}; use a time from info.start_us to info.end_us - 1"
+            )
+        return out, state
+
+
+def _fit(table: Any, schema: pa.Schema, of: str) -> pa.Table:
+    if not isinstance(table, pa.Table):
+        raise InputError(f"{of}: expected an Arrow table, found {type(table).__name__}")
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise InputError(f"{of}: column {', '.join(missing)} is missing")
+    try:
+        return table.select(schema.names).cast(schema).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        raise InputError(f"{of}: {err}") from None
+
+
+def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A group number for every row: equal if and only if all keys are equal; nulls are equal."""
+    ids = np.zeros(rows.num_rows, np.int64)
+    for key in keys:
+        column = rows[key].combine_chunks()
+        encoded = column.dictionary_encode(null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        ids = ids * (len(encoded.dictionary) + 1) + codes
+        _, ids = np.unique(ids, return_inverse=True)
+    return ids.astype(np.int64)
+
+
+def has_keys(state: pa.Schema, rows: pa.Schema, keys: tuple[str, ...]) -> bool:
+    """Whether the state has the key columns of the rows, so that equal keys have equal hashes."""
+
+    def alike(one: pa.DataType, other: pa.DataType) -> bool:
+        both_integers = pa.types.is_integer(one) and pa.types.is_integer(other)
+        return both_integers or bool(one == other)
+
+    return all(
+        key in state.names and alike(state.field(key).type, rows.field(key).type) for key in keys
+    )

@@ -1,0 +1,356 @@
+"""Keyed state as a stack of layers: immutable files, each with the keys that steps have changed.
+
+A step reads the state of the keys that it needs and adds a layer with their new state; a removed
+key has an entry, too. The newest layer that has an entry of a key is valid for it. So a step costs
+in proportion to the keys that it touches, not to all keys. Layers are merged now and then, so that
+there are few.
+
+Keys are compared by a 64-bit hash. Keys with the same hash are read and replaced together, which is
+allowed because the result for a key must not depend on other keys.
+
+A file consists of blocks of entries in the order of hashes, blocks of timers in the order of times,
+and an index with the first hash or time, the place and the CRC-32 of each block. The CRC-32 of the
+index is in the description of the layer. Every block that is read is verified.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.engine.nullable import nullable, nullable_schema
+from holdfast.engine.state import Layer, compare_crc, present
+from holdfast.errors import InputError
+from holdfast.storage.files import put_file, storage
+from holdfast.storage.rows import TIMESTAMP
+
+I64 = npt.NDArray[np.int64]
+
+#: Most rows of a block, unless more rows have the same hash.
+BLOCK_ROWS = 256
+#: Most timers of a block.
+BLOCK_TIMERS = 1024
+#: This many layers of one level are merged into one of the next level.
+FANOUT = 16
+
+#: Timers of each layer that are looked at to find the earliest one.
+NEXT_TIMERS = 64
+
+_INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """State of keys, in the order of their hashes."""
+
+    hashes: I64
+    #: True for the entry of a key without state; its row has only nulls.
+    removed: npt.NDArray[np.bool_]
+    rows: pa.Table
+
+    @staticmethod
+    def of(rows: pa.Table, hashes: I64, touched: I64) -> Entries:
+        """The state of the keys with the sorted hashes `touched`. Keys without rows are removed."""
+        gone = touched[~is_in(touched, np.sort(hashes))]
+        rows = nullable(rows)
+        if len(gone):
+            nothing = [pa.nulls(len(gone), field.type) for field in rows.schema]
+            rows = pa.concat_tables([rows, pa.Table.from_arrays(nothing, schema=rows.schema)])
+        removed = np.r_[np.zeros(len(hashes), bool), np.ones(len(gone), bool)]
+        hashes = np.r_[hashes, gone]
+        order = np.argsort(hashes, kind="stable")
+        return Entries(hashes[order], removed[order], rows.take(pa.array(order)))
+
+    def selected(self, chosen: npt.NDArray[np.bool_]) -> Entries:
+        return Entries(
+            self.hashes[chosen], self.removed[chosen], self.rows.filter(pa.array(chosen))
+        )
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+def to_merge(
+    levels: Sequence[int], entries: Sequence[int], *, fixed: int, most: float
+) -> tuple[int, int] | None:
+    """The layers that should be merged: the number of the first one and the number after the last
+    one. The levels and the numbers of entries are given from the oldest to the newest layer.
+    `fixed`: so many of the oldest layers must stay. `most`: most entries to merge."""
+    if not fixed and len(levels) > 1 and entries[0] <= sum(entries[1:]) <= most - entries[0]:
+        return 0, len(levels)
+    least, end = max(fixed, 1), len(levels)  # the oldest layer holds most keys
+    while end > least:
+        first = end - 1
+        while first > least and levels[first - 1] == levels[end - 1]:
+            first -= 1
+        if end - first >= FANOUT and sum(entries[first : first + FANOUT]) <= most:
+            return first, first + FANOUT
+        end = first
+    return None
+
+
+def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
+    """Write a layer to a new file. `timer`: the column with the times of timers."""
+    times, keys = times_of(entries.rows, entries.hashes, timer)
+    blocks, timers = list(_blocks(entries)), list(_timer_blocks(times, keys))
+    index = np.zeros(len(blocks) + len(timers), _INDEX)
+    at, crc = 0, 0
+    for number, (first, data) in enumerate((*blocks, *timers)):
+        index[number] = (first, at, len(data), crc32(data))
+        at, crc = at + len(data), crc32(data, crc)
+    written = index.tobytes()
+    name = f"{file.folder}/{file.name}.{uuid.uuid4().hex[:8]}.layer"
+    path = os.path.join(file.root, name)
+    with storage(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    content = b"".join([*(data for _, data in (*blocks, *timers)), written])
+    put_file(Path(path), content, fsync=False)
+    return Layer(
+        name, len(entries), level, len(blocks), len(timers),
+        (int(times[0]), int(times[-1])) if len(times) else None,
+        crc32(written), crc32(written, crc),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LayerName:
+    """Where a layer is written."""
+
+    #: The folder of all state, and the folder in it.
+    root: str
+    folder: str
+    #: The beginning of the file name.
+    name: str
+
+
+def _blocks(entries: Entries) -> Iterator[tuple[int, pa.Buffer]]:
+    columns = [column.combine_chunks() for column in entries.rows.columns]
+    if any(isinstance(column, pa.ChunkedArray) for column in columns):
+        raise InputError(
+            "a shard has more than 2 GiB of state in one column; use more partitions of the network"
+        )
+    arrays = [pa.array(entries.hashes), pa.array(entries.removed), *columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(entries.rows.schema))
+    at = 0
+    while at < len(entries):
+        end = min(at + BLOCK_ROWS, len(entries))
+        if end < len(entries):  # rows with the same hash are in one block
+            end = int(np.searchsorted(entries.hashes, entries.hashes[end - 1], side="right"))
+        yield int(entries.hashes[at]), batch.slice(at, end - at).serialize()
+        at = end
+
+
+def _schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of blocks. Entries of removed keys have only nulls."""
+    columns = nullable_schema(schema)
+    return pa.schema([("hash", pa.int64()), ("removed", pa.bool_()), *columns])
+
+
+def times_of(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[I64, I64]:
+    """The times of all timers in order, and the hashes of their keys."""
+    if timer is None or not rows.num_rows:
+        return np.array([], np.int64), np.array([], np.int64)
+    column = rows[timer].combine_chunks().cast(TIMESTAMP)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    times = column.drop_null().cast(pa.int64()).to_numpy()
+    order = np.lexsort((hashes[valid], times))
+    return times[order], hashes[valid][order]
+
+
+def _timer_blocks(times: I64, hashes: I64) -> Iterator[tuple[int, bytes]]:
+    pairs = np.stack((times, hashes), axis=1).astype("<i8")
+    for at in range(0, len(pairs), BLOCK_TIMERS):
+        block = pairs[at : at + BLOCK_TIMERS]
+        yield int(block[0, 0]), block.tobytes()
+
+
+class LayerFile:
+    """Reads blocks of a layer and verifies them."""
+
+    def __init__(self, folder: str, layer: Layer, schema: pa.Schema) -> None:
+        self._path = os.path.join(folder, layer.file)
+        self._layer, self._schema = layer, schema
+        with present(self._path), storage(self._path):
+            self._fd = os.open(self._path, os.O_RDONLY)
+        try:
+            size = (layer.blocks + layer.timer_blocks) * _INDEX.itemsize
+            with storage(self._path):
+                at = os.fstat(self._fd).st_size - size
+            data = self._read(max(at, 0), size, layer.index_crc)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        index = np.frombuffer(data, _INDEX)
+        self._blocks, self._timers = index[: layer.blocks], index[layer.blocks :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def _read(self, at: int, size: int, crc: int) -> bytes:
+        with storage(self._path):
+            data = os.pread(self._fd, size, at)
+        compare_crc(self._path, crc, crc32(data))
+        return data
+
+    def find(self, wanted: I64) -> Entries:
+        """The entries of keys with these hashes, which are sorted."""
+        numbers = np.searchsorted(self._blocks["first"], wanted, side="right") - 1
+        entries = self._entries(distinct(numbers[numbers >= 0]))
+        return entries.selected(is_in(entries.hashes, wanted))
+
+    def all(self) -> Entries:
+        return self._entries(np.arange(len(self._blocks)))
+
+    def _entries(self, numbers: npt.NDArray[Any]) -> Entries:
+        schema = _schema(self._schema)
+        batches = []
+        for _, at, size, crc in self._blocks[numbers].tolist():
+            data = self._read(at, size, crc)
+            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data), schema))
+        table = pa.Table.from_batches(batches, schema)
+        hashes: I64 = table.column(0).to_numpy()
+        return Entries(
+            hashes, table.column(1).to_numpy(), table.select(list(range(2, len(schema))))
+        )
+
+    def timers(self, from_us: int, to_us: int, most: float) -> npt.NDArray[np.int64]:
+        """Times and hashes of keys that had a timer from `from_us` to before `to_us` when the layer
+        was written, in order. At least `most`, if there are so many."""
+        begin = max(int(np.searchsorted(self._timers["first"], from_us, side="left")) - 1, 0)
+        found, count = [np.zeros((0, 2), np.int64)], 0
+        for first, at, size, crc in self._timers[begin:].tolist():
+            if first >= to_us or count >= most:
+                break
+            pairs = np.frombuffer(self._read(at, size, crc), "<i8").reshape(-1, 2)
+            lo, hi = np.searchsorted(pairs[:, 0], (from_us, to_us), side="left")
+            found.append(pairs[lo:hi])
+            count += int(hi - lo)
+        return np.concatenate(found)
+
+
+def state_of(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, wanted: I64
+) -> tuple[pa.Table, I64]:
+    """The state of the keys with these hashes, which are sorted, and the hashes of its rows, in the
+    order of hashes."""
+    tables, hashes = [nullable(schema.empty_table())], [np.array([], np.int64)]
+    for layer in reversed(layers):
+        if not len(wanted):
+            break
+        with LayerFile(folder, layer, schema) as file:
+            found = file.find(wanted)
+        if len(found):
+            wanted = wanted[~is_in(wanted, found.hashes)]
+            found = found.selected(~found.removed)
+            tables.append(found.rows)
+            hashes.append(found.hashes)
+    found_hashes = np.concatenate(hashes)
+    order = np.argsort(found_hashes, kind="stable")  # whatever the layers
+    rows = pa.concat_tables(tables).take(pa.array(order)).combine_chunks()
+    return rows.cast(schema), found_hashes[order]
+
+
+def due_timers(
+    folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int
+) -> I64:
+    """Hashes of the keys that may have a timer from `from_us` to before `to_us`, sorted. In newer
+    layers, these keys may have other timers or none."""
+    pairs = _timers(folder, layers, schema, from_us, to_us, math.inf)
+    return distinct(pairs[:, 1])
+
+
+def next_timer(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, timer: str, from_us: int, without: I64
+) -> tuple[int, int] | None:
+    """The earliest timer from `from_us` on, and the hash of its key. `without`: sorted hashes of
+    keys that are ignored."""
+    while True:
+        some = np.sort(_timers(folder, layers, schema, from_us, 1 << 62, NEXT_TIMERS)[:, 0])
+        if not len(some):
+            return None
+        upto_us = int(some[:NEXT_TIMERS][-1])
+        pairs = _timers(folder, layers, schema, from_us, upto_us + 1, math.inf)
+        pairs = pairs[~is_in(pairs[:, 1], without)]
+        rows, hashes = state_of(folder, layers, schema, distinct(pairs[:, 1]))
+        times, keys = times_of(rows, hashes, timer)
+        valid = set(zip(times.tolist(), keys.tolist(), strict=True))
+        found = [(time_us, key) for time_us, key in pairs.tolist() if (time_us, key) in valid]
+        if found:
+            return min(found)
+        from_us = upto_us + 1
+
+
+def _timers(
+    folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int, most: float
+) -> npt.NDArray[np.int64]:
+    found = [np.zeros((0, 2), np.int64)]
+    for layer in layers:
+        first, last = layer.timers_us or (to_us, from_us)
+        if first < to_us and last >= from_us:
+            with LayerFile(folder, layer, schema) as file:
+                found.append(file.timers(from_us, to_us, most))
+    return np.concatenate(found)
+
+
+def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
+    """The entries of layers, from the oldest to the newest, as one. `oldest`: there are no older
+    layers, so removed keys need no entries."""
+    hashes = np.concatenate([entries.hashes for entries in stack])
+    age = np.repeat(np.arange(len(stack))[::-1], [len(entries) for entries in stack])
+    order = np.lexsort((age, hashes))
+    first = np.r_[True, np.diff(hashes[order]) != 0][: len(order)]
+    newest = age[order][first][np.cumsum(first) - 1]
+    order = order[age[order] == newest]
+    removed = np.concatenate([entries.removed for entries in stack])[order]
+    if oldest:
+        order, removed = order[~removed], removed[~removed]
+    rows = pa.concat_tables([entries.rows for entries in stack]).take(pa.array(order))
+    return Entries(hashes[order], removed, rows)
+
+
+def merge_layers(
+    layers: Sequence[Layer], newer: Entries | None, schema: pa.Schema, timer: str | None,
+    file: LayerName, *, oldest: bool,
+) -> Layer | None:  # fmt: skip
+    """Write layers, from the oldest to the newest, as one, with the newer entries if there are any.
+    None if no entries are left. `oldest`: there are no older layers."""
+    stack = []
+    for layer in layers:
+        with LayerFile(file.root, layer, schema) as read:
+            stack.append(read.all())
+    entries = merged(stack if newer is None else [*stack, newer], oldest=oldest)
+    if not len(entries):
+        return None
+    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file)
+
+
+def distinct(*hashes: I64) -> I64:
+    """The different hashes, sorted. `np.unique` takes several times as long for many of them."""
+    together = np.sort(np.concatenate(hashes))
+    first: npt.NDArray[np.bool_] = np.r_[True, together[1:] != together[:-1]][: len(together)]
+    found: I64 = together[first]
+    return found
+
+
+def is_in(hashes: I64, wanted: I64) -> npt.NDArray[np.bool_]:
+    """Which hashes are in the sorted array `wanted`."""
+    if not len(wanted):
+        return np.zeros(len(hashes), bool)
+    place = np.searchsorted(wanted, hashes)
+    return np.asarray(wanted[np.minimum(place, len(wanted) - 1)] == hashes)

@@ -71,6 +71,8 @@ class Engine:
         #: Operators that use their general plan: all of every path in which a short plan has raised
         #: `TOO_WIDE`.
         self.general: set[str] = set()
+        #: Time windows whose panes were too large for the driver to assign them to windows.
+        self.wide: set[str] = set()
         #: Joins that have sent new rows to all tasks, and those of them that no longer do so,
         #: because a step was too large.
         self.broadcast: set[str] = set()

@@ -183,10 +183,7 @@ class History:
             data = read_verified(*files[0])
             return Read(of, (self.prepared.copy(data, of, kind),), one_task=True, kind=kind)
         if self.one_task:
-            rows = together_of(files)
-            if within is not None:
-                times = rows["__p"].to_numpy() if panes else times_us(rows, self.compiled.time[of])
-                rows = rows.filter(pa.array((times >= within[0]) & (times < within[1])))
+            rows = self._together(of, files, within, panes=panes)
             return Read(of, (self.prepared.write(rows, of, kind),), one_task=True, kind=kind)
         for file in files:
             check_file(*file)
@@ -196,6 +193,16 @@ class History:
         time = "__p" if panes else f"unix_micros({quoted(self.compiled.time[of])})"
         return Filtered(read, f"{time} >= {within[0]}L and {time} < {within[1]}L")
 
+    def _together(
+        self, of: str, files: Sequence[File], within: Range | None, *, panes: bool = False
+    ) -> pa.Table:
+        """The rows of `_read` in the driver."""
+        rows = together_of(files)
+        if within is None:
+            return rows
+        times = rows["__p"].to_numpy() if panes else times_us(rows, self.compiled.time[of])
+        return rows.filter(pa.array((times >= within[0]) & (times < within[1])))
+
     def _files(self, chunks: Iterable[Chunk]) -> list[File]:
         return [File(os.path.join(self.engine.folder, chunk.file), chunk.crc) for chunk in chunks]
 
@@ -203,13 +210,25 @@ class History:
         """Rows of inputs of the path: of one stream, or of a union of streams."""
         key = (op.name, lo, hi, within)
         if key not in self._read_already:
-            files = [
-                File(file.path, file.crc)
-                for stream in self._streams(op)
-                for file in self.inputs.files(stream, lo, hi)
-            ]
+            files = self._input_files(op, lo, hi)
             self._read_already[key] = self._read(op.name, files, within) if files else None
         return self._read_already[key]
+
+    def _input_files(self, op: ops.Operator, lo: int, hi: int) -> list[File]:
+        return [
+            File(file.path, file.crc)
+            for stream in self._streams(op)
+            for file in self.inputs.files(stream, lo, hi)
+        ]
+
+    def _is_input(self, op: ops.Operator) -> bool:
+        """Whether the rows are those of inputs of the path, of one stream or of a union."""
+        if op.name not in self.mine:
+            return True
+        # All inputs of a union have the same schema.
+        return isinstance(op, ops.Union) and all(
+            up is not None and up.name not in self.mine for up in op.inputs
+        )
 
     def _stateless(
         self, op: ops.Operator, lo: int, hi: int, within: Range | None = None
@@ -226,10 +245,9 @@ class History:
             rows = self._stateless(up, lo, hi, within)
             return None if rows is None else Applied(op.name, rows)
         assert isinstance(op, ops.Union)
-        ups = [up for up in op.inputs if up is not None]
-        if all(up.name not in self.mine for up in ups):
-            # All inputs of the union have the same schema: read all files in one scan.
+        if self._is_input(op):
             return self._input(op, lo, hi, within)
+        ups = [up for up in op.inputs if up is not None]
         return self._united([self._stateless(up, lo, hi, within) for up in ups])
 
     def _by_reference(self, op: ops.Operator) -> bool:
@@ -432,24 +450,35 @@ class History:
                 f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
             )
             if not few and rows <= FOLD_ROWS_MAX:
-                raw = self._stateless(up, raw_from, self.hi)
-                chunks = self._row_chunk(op, port, up, chunks, raw, (raw_from, self.hi))
+                span = raw_from, self.hi
+                table = self._raw_rows(up, *span)
+                if table is not None:
+                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             span = max(alive, chunks[0].lo), chunks[-1].hi
-            merged = self._chunk_rows(up, chunks, *span, None)
-            one = self._row_chunk(op, port, up, (), merged, span)
-            chunks = one if one or merged is None else chunks
+            table = self._merged_rows(up, chunks, *span)
+            if table is not None:
+                chunks = (self._write(table, f"{op.name}.{port}", *span, up),)
         return chunks
 
-    def _row_chunk(
-        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...],
-        rows: Recipe | None, span: tuple[int, int],
-    ) -> tuple[Chunk, ...]:  # fmt: skip
-        """The chunks with another one, of the rows of buckets `span`."""
-        table = None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
-        if table is None:
-            return chunks
-        return (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
+    def _raw_rows(self, up: ops.Operator, lo: int, hi: int) -> pa.Table | None:
+        """Rows that can be read from the inputs of the path; None if there are none, or too
+        many."""
+        files = self._input_files(up, lo, hi) if self._is_input(up) else []
+        if files and size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
+            return self._together(up.name, files, None)  # without a job
+        rows = self._stateless(up, lo, hi)
+        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
+
+    def _merged_rows(
+        self, up: ops.Operator, chunks: tuple[Chunk, ...], lo: int, hi: int
+    ) -> pa.Table | None:
+        """The rows of all chunks from bucket `lo` on; None if they are too many."""
+        files = self._files(chunks)
+        if size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
+            return self._together(up.name, files, (lo * self.width_us, (hi + 1) * self.width_us))
+        rows = self._chunk_rows(up, chunks, lo, hi, None)
+        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
 
     def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
         """Rows that would only be stored in another form; None if they are too large for that. The

@@ -38,7 +38,7 @@ check: $(READY) ## format, lint, types and the tests that need no Java; before e
 test: check setup ## everything: check, more seeds, the tests on Spark and on processes, random networks, quick experiments
 	$(BIN)/holdfast simulate --seeds 1..200
 	$(WITH_JAVA) $(BIN)/pytest -m "(spark or processes) and not soak"
-	$(WITH_JAVA) $(BIN)/holdfast verify fuzz --networks 1000 --minutes 8 --deployments 0
+	$(WITH_JAVA) $(BIN)/holdfast verify fuzz --networks 1000 --minutes 4 --deployments 0
 	$(WITH_JAVA) for experiment in $(QUICK_EXPERIMENTS); do \
 	    $(BIN)/holdfast experiment "$$experiment" --quick; \
 	done

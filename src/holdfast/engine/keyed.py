@@ -27,11 +27,12 @@ from holdfast.engine.layers import (
     LayerName,
     distinct,
     due_timers,
+    in_order,
     is_in,
     merge_layers,
     next_timer,
     state_of,
-    times_of,
+    timers_in,
     to_merge,
     write_layer,
 )
@@ -164,8 +165,8 @@ def _earliest(
     """The earliest timer after a step, and the hash of its key."""
     if operator.timer is None:
         return None
-    times, keys = times_of(change.state.rows, change.state.hashes, operator.timer)
-    found = [(int(times[0]), int(keys[0]))] if len(times) else []
+    timers = in_order(timers_in(change.state.rows, change.state.hashes, operator.timer))
+    found = [(int(timers["us"][0]), int(timers["hash"][0]))] if len(timers) else []
     earliest = before.timer
     if earliest is not None and is_in(np.array([earliest[1]]), change.touched)[0]:
         earliest = next_timer(
@@ -188,20 +189,22 @@ def with_layer(
     levels = [*(layer.level for layer in layers), 0]
     sizes = [*(layer.entries for layer in layers), len(entries)]
     merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max)
-    if merge is None or merge[1] <= len(layers):
-        if not layers:  # the oldest layer needs no entries for removed keys
-            entries = entries.selected(~entries.removed)
-        top = [write_layer(entries, operator.timer, 0, name)] if len(entries) else []
+    first, end = merge or (len(layers), len(layers))
+
+    def merged(newer: Entries | None) -> list[Layer]:
+        one = merge_layers(
+            layers[first:end], newer, operator.state, operator.timer, name, oldest=first == 0
+        )
+        return [] if one is None else [one]
+
+    if end > len(layers):
+        return (*layers[:first], *merged(entries))
+    if not layers:  # the oldest layer needs no entries for removed keys
+        entries = entries.selected(~entries.removed)
+    top = [write_layer(entries, operator.timer, 0, name)] if len(entries) else []
     if merge is None:
         return (*layers, *top)
-    first, end = merge
-    with_new = end > len(layers)
-    one = merge_layers(
-        layers[first:end], entries if with_new else None, operator.state, operator.timer, name,
-        oldest=first == 0,
-    )  # fmt: skip
-    new = (*layers[:first], *([] if one is None else [one]))
-    return new if with_new else (*new, *layers[end:], *top)
+    return (*layers[:first], *merged(None), *layers[end:], *top)
 
 
 def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:
@@ -209,7 +212,7 @@ def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:
     note = json.dumps([(number, shard.body()) for number, shard in shards.items()])
     with storage(folder):
         os.makedirs(folder, exist_ok=True)
-        own = os.path.join(folder, f"{uuid.uuid4().hex[:8]}.json")  # it may run twice
+        own = os.path.join(folder, f"{uuid.uuid4().hex[:8]}.json")  # the task may run twice at once
         put_file(own, note.encode(), fsync=False)
         os.replace(own, _note(folder, task))
 

@@ -12,16 +12,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from holdfast.engine.layers import I64, distinct, is_in
+from holdfast.engine.layers import I64, distinct, is_in, timers_in
 from holdfast.errors import InputError
-from holdfast.storage.rows import TIMESTAMP, key_hashes, runs, sort_canonical, times_us
+from holdfast.storage.rows import key_hashes, runs, sort_canonical, times_us
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedState:
-    """State of some keys, and the hashes of its rows in ascending order."""
+    """State of some keys, and the hash of the key of each row."""
 
     rows: pa.Table
     hashes: I64
@@ -183,7 +182,8 @@ class UserFunction:
         touched = [np.array([], np.int64)]
         at, done = 0, None
         while True:
-            by_timer = self._next_timer(state)
+            timers = timers_in(state.rows, state.hashes, self.timer)
+            by_timer = int(timers["us"].min()) // self.width_us if len(timers) else None
             if by_timer is not None and done is not None and by_timer <= done:
                 raise InputError(
                     f"{self.name}: a timer in the state was due in bucket {by_timer} and is still "
@@ -194,7 +194,8 @@ class UserFunction:
             if not candidates:
                 break
             bucket = min(candidates)
-            chunk, keys = rows.slice(0, 0), self._due(state, bucket)
+            chunk, due = rows.slice(0, 0), timers["us"] < self.end_us(bucket)
+            keys = distinct(timers["hash"][due])
             if bucket == by_rows:
                 _, lo, hi = present[at]
                 chunk, keys = rows.slice(lo, hi - lo), distinct(keys, of_rows[lo:hi])
@@ -214,25 +215,6 @@ class UserFunction:
             done = bucket
         replaced = distinct(*touched)
         return Change(pa.concat_tables(outs), replaced, state.of(replaced))
-
-    def _times(self, state: KeyedState) -> pa.ChunkedArray | None:
-        if self.timer is None or state.rows.num_rows == 0:
-            return None
-        return state.rows[self.timer].cast(TIMESTAMP)
-
-    def _next_timer(self, state: KeyedState) -> int | None:
-        """The bucket of the earliest timer."""
-        times = self._times(state)
-        least = None if times is None else pc.min(times)
-        return None if least is None or not least.is_valid else least.value // self.width_us
-
-    def _due(self, state: KeyedState, bucket: int) -> I64:
-        """Hashes of the keys with a timer in the bucket, sorted."""
-        times = self._times(state)
-        if times is None:
-            return np.array([], np.int64)
-        due = pc.less(times.cast(pa.int64()), self.end_us(bucket)).fill_null(False)
-        return distinct(state.hashes[due.to_numpy()])
 
     def _call(self, state: pa.Table, rows: pa.Table, bucket: int) -> tuple[pa.Table, pa.Table]:
         info = BucketInfo(bucket, bucket * self.width_us, (bucket + 1) * self.width_us)

@@ -36,6 +36,8 @@ from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import TIMESTAMP
 
 I64 = npt.NDArray[np.int64]
+#: Records of `_TIMER`.
+Timers = npt.NDArray[np.void]
 
 #: Most rows of a block, unless more rows have the same hash.
 BLOCK_ROWS = 256
@@ -43,11 +45,12 @@ BLOCK_ROWS = 256
 BLOCK_TIMERS = 1024
 #: This many layers of one level are merged into one of the next level.
 FANOUT = 16
-
 #: Timers of each layer that are looked at to find the earliest one.
 NEXT_TIMERS = 64
 
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
+#: The time of a timer and the hash of its key.
+_TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,11 @@ def to_merge(
 
 def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
     """Write a layer to a new file. `timer`: the column with the times of timers."""
-    times, keys = times_of(entries.rows, entries.hashes, timer)
-    blocks, timers = list(_blocks(entries)), list(_timer_blocks(times, keys))
-    index = np.zeros(len(blocks) + len(timers), _INDEX)
+    timers = in_order(timers_in(entries.rows, entries.hashes, timer))
+    blocks, timer_blocks = list(_blocks(entries)), list(_timer_blocks(timers))
+    index = np.zeros(len(blocks) + len(timer_blocks), _INDEX)
     at, crc = 0, 0
-    for number, (first, data) in enumerate((*blocks, *timers)):
+    for number, (first, data) in enumerate((*blocks, *timer_blocks)):
         index[number] = (first, at, len(data), crc32(data))
         at, crc = at + len(data), crc32(data, crc)
     written = index.tobytes()
@@ -114,11 +117,11 @@ def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName
     path = os.path.join(file.root, name)
     with storage(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    content = b"".join([*(data for _, data in (*blocks, *timers)), written])
+    content = b"".join([*(data for _, data in (*blocks, *timer_blocks)), written])
     put_file(Path(path), content, fsync=False)
     return Layer(
-        name, len(entries), level, len(blocks), len(timers),
-        (int(times[0]), int(times[-1])) if len(times) else None,
+        name, len(entries), level, len(blocks), len(timer_blocks),
+        (int(timers["us"][0]), int(timers["us"][-1])) if len(timers) else None,
         crc32(written), crc32(written, crc),
     )  # fmt: skip
 
@@ -157,22 +160,27 @@ def _schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([("hash", pa.int64()), ("removed", pa.bool_()), *columns])
 
 
-def times_of(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[I64, I64]:
-    """The times of all timers in order, and the hashes of their keys."""
+def timers_in(rows: pa.Table, hashes: I64, timer: str | None) -> Timers:
+    """The timers of state, in the order of the rows. `hashes`: of the keys of the rows."""
     if timer is None or not rows.num_rows:
-        return np.array([], np.int64), np.array([], np.int64)
+        return np.zeros(0, _TIMER)
     column = rows[timer].combine_chunks().cast(TIMESTAMP)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
-    times = column.drop_null().cast(pa.int64()).to_numpy()
-    order = np.lexsort((hashes[valid], times))
-    return times[order], hashes[valid][order]
+    timers = np.zeros(int(valid.sum()), _TIMER)
+    timers["us"] = column.drop_null().cast(pa.int64()).to_numpy()
+    timers["hash"] = hashes[valid]
+    return timers
 
 
-def _timer_blocks(times: I64, hashes: I64) -> Iterator[tuple[int, bytes]]:
-    pairs = np.stack((times, hashes), axis=1).astype("<i8")
-    for at in range(0, len(pairs), BLOCK_TIMERS):
-        block = pairs[at : at + BLOCK_TIMERS]
-        yield int(block[0, 0]), block.tobytes()
+def in_order(timers: Timers) -> Timers:
+    """By time, then by hash. Sorting the records themselves would be slow."""
+    return timers[np.lexsort((timers["hash"], timers["us"]))]
+
+
+def _timer_blocks(timers: Timers) -> Iterator[tuple[int, bytes]]:
+    for at in range(0, len(timers), BLOCK_TIMERS):
+        block = timers[at : at + BLOCK_TIMERS]
+        yield int(block["us"][0]), block.tobytes()
 
 
 class LayerFile:
@@ -180,7 +188,7 @@ class LayerFile:
 
     def __init__(self, folder: str, layer: Layer, schema: pa.Schema) -> None:
         self._path = os.path.join(folder, layer.file)
-        self._layer, self._schema = layer, schema
+        self._schema = schema
         with present(self._path), storage(self._path):
             self._fd = os.open(self._path, os.O_RDONLY)
         try:
@@ -229,17 +237,17 @@ class LayerFile:
             hashes, table.column(1).to_numpy(), table.select(list(range(2, len(schema))))
         )
 
-    def timers(self, from_us: int, to_us: int, most: float) -> npt.NDArray[np.int64]:
-        """Times and hashes of keys that had a timer from `from_us` to before `to_us` when the layer
-        was written, in order. At least `most`, if there are so many."""
+    def timers(self, from_us: int, to_us: int, most: float) -> Timers:
+        """Timers from `from_us` to before `to_us` that were set when the layer was written, in
+        order. At least `most`, if there are so many."""
         begin = max(int(np.searchsorted(self._timers["first"], from_us, side="left")) - 1, 0)
-        found, count = [np.zeros((0, 2), np.int64)], 0
+        found, count = [np.zeros(0, _TIMER)], 0
         for first, at, size, crc in self._timers[begin:].tolist():
             if first >= to_us or count >= most:
                 break
-            pairs = np.frombuffer(self._read(at, size, crc), "<i8").reshape(-1, 2)
-            lo, hi = np.searchsorted(pairs[:, 0], (from_us, to_us), side="left")
-            found.append(pairs[lo:hi])
+            block = np.frombuffer(self._read(at, size, crc), _TIMER)
+            lo, hi = np.searchsorted(block["us"], (from_us, to_us), side="left")
+            found.append(block[lo:hi])
             count += int(hi - lo)
         return np.concatenate(found)
 
@@ -271,8 +279,7 @@ def due_timers(
 ) -> I64:
     """Hashes of the keys that may have a timer from `from_us` to before `to_us`, sorted. In newer
     layers, these keys may have other timers or none."""
-    pairs = _timers(folder, layers, schema, from_us, to_us, math.inf)
-    return distinct(pairs[:, 1])
+    return distinct(_timers(folder, layers, schema, from_us, to_us, math.inf)["hash"])
 
 
 def next_timer(
@@ -281,25 +288,23 @@ def next_timer(
     """The earliest timer from `from_us` on, and the hash of its key. `without`: sorted hashes of
     keys that are ignored."""
     while True:
-        some = np.sort(_timers(folder, layers, schema, from_us, 1 << 62, NEXT_TIMERS)[:, 0])
+        some = np.sort(_timers(folder, layers, schema, from_us, 1 << 62, NEXT_TIMERS)["us"])
         if not len(some):
             return None
         upto_us = int(some[:NEXT_TIMERS][-1])
-        pairs = _timers(folder, layers, schema, from_us, upto_us + 1, math.inf)
-        pairs = pairs[~is_in(pairs[:, 1], without)]
-        rows, hashes = state_of(folder, layers, schema, distinct(pairs[:, 1]))
-        times, keys = times_of(rows, hashes, timer)
-        valid = set(zip(times.tolist(), keys.tolist(), strict=True))
-        found = [(time_us, key) for time_us, key in pairs.tolist() if (time_us, key) in valid]
-        if found:
-            return min(found)
+        once_set = _timers(folder, layers, schema, from_us, upto_us + 1, math.inf)
+        once_set = once_set[~is_in(once_set["hash"], without)]
+        rows, hashes = state_of(folder, layers, schema, distinct(once_set["hash"]))
+        still_set = np.intersect1d(once_set, timers_in(rows, hashes, timer))
+        if len(still_set):
+            return int(still_set["us"][0]), int(still_set["hash"][0])
         from_us = upto_us + 1
 
 
 def _timers(
     folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int, most: float
-) -> npt.NDArray[np.int64]:
-    found = [np.zeros((0, 2), np.int64)]
+) -> Timers:
+    found = [np.zeros(0, _TIMER)]
     for layer in layers:
         first, last = layer.timers_us or (to_us, from_us)
         if first < to_us and last >= from_us:

@@ -147,6 +147,8 @@ class Step(History):
                 return None
             text = windows.direct(plan, op, select_from("rows"), stamp_as)
             return Query(text, (("rows", rows),))
+        if not chunks and not self._new_buckets(op, oldest):
+            return None
         if op.name not in self.engine.wide and (due := self._due(op, oldest, ends)) is not None:
             read = Read(op.name, (self.prepared.write(due, op.name, "due"),), True, "due")
             return Query(windows.results(plan, op, select_from("due"), stamp_as), (("due", read),))
@@ -210,21 +212,23 @@ class Step(History):
 
     def _due(self, op: ops.TimeWindow, since: int, ends: list[int]) -> pa.Table | None:
         """The panes of due windows, with new rows folded into panes. Folding and the rest are two
-        jobs whose recipes recur. None if there are no panes, or if they are too large for that."""
-        folded = self._fold(op, since)
-        if folded is None and self._new_buckets(op, since):
-            self.engine.wide.add(op.name)
-            return None
-        files = self._files(c for c in self.panes.get(op.name, ()) if c.hi >= since)
-        tables = [together_of(files)] if files else []
-        if folded is not None:
-            tables.append(folded.panes)
-        if not tables:
-            return None
-        due = windows.due(op, pa.concat_tables(tables), ends, DUE_BYTES_MAX)
+        jobs whose recipes recur. None if the panes are too large for the driver."""
+        due = self._due_panes(op, since, ends)
         if due is None:
             self.engine.wide.add(op.name)
         return due
+
+    def _due_panes(self, op: ops.TimeWindow, since: int, ends: list[int]) -> pa.Table | None:
+        files = self._files(c for c in self.panes.get(op.name, ()) if c.hi >= since)
+        if size_of(file.path for file in files) > DUE_BYTES_MAX:
+            return None
+        folded = self._fold(op, since)
+        if folded is None and self._new_buckets(op, since):
+            return None
+        tables = [together_of(files)] if files else []
+        if folded is not None:
+            tables.append(folded.panes)
+        return windows.due(op, pa.concat_tables(tables), ends, DUE_BYTES_MAX)
 
     def _new_buckets(self, op: ops.TimeWindow, since: int) -> list[int]:
         """Buckets from `since` on with rows that are not in panes."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.engine import step_inputs
+from holdfast.engine import retained
 from holdfast.engine.session import Sessions
 from holdfast.storage.rows import TIMESTAMP
 from holdfast.verify.fuzz.engine_run import Jobs, digests, run_network
@@ -35,7 +35,7 @@ def test_files_are_merged_also_when_new_rows_are_not_folded(
     net.output("out", left.join(right, on=["k"], within="1300ms"))
     tables = {"a": rows_of(1), "b": rows_of(2)}
     expected = digests(run_network(net, tables, sessions))
-    monkeypatch.setattr(step_inputs, "FOLD_ROWS_MAX", 300)
-    monkeypatch.setattr(step_inputs, "PANE_FILES", 2)
+    monkeypatch.setattr(retained, "FOLD_ROWS_MAX", 300)
+    monkeypatch.setattr(retained, "PANE_FILES", 2)
     found = run_network(net, tables, sessions, groups=(1,), pane_buckets=3, jobs=jobs)
     assert digests(found) == expected

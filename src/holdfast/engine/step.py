@@ -15,12 +15,12 @@ from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Joined, Query, Read, Recipe, Sharded, United, WindowFunction
+from holdfast.engine.retained import Retained
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
 from holdfast.engine.step_inputs import (
     PANE_FILES,
     Folded,
-    History,
     at_time,
     size_of,
     together_of,
@@ -40,7 +40,7 @@ UNLIMITED = 1 << 62
 DUE_BYTES_MAX = 1 << 26
 
 
-class Step(History):
+class Step(Retained):
     # -- the run ---------------------------------------------------------------------------
 
     def run(self, on_results: OnResults | None = None) -> StepResult:

@@ -223,7 +223,7 @@ def test_jobs_of_all_sizes_have_the_same_results(
     if limit == "panes":
         monkeypatch.setattr(Step, "_if_it_fits", lambda self, collect: None)
     if limit == "broadcast":
-        monkeypatch.setattr("holdfast.engine.step.BROADCAST_BYTES_MAX", 0)
+        monkeypatch.setattr("holdfast.engine.joins.BROADCAST_BYTES_MAX", 0)
     net, tables = make(), {"a": rows_of(25)}
     large = run_network(net, tables, sessions, jobs="large")
     for module in ("step", "retained"):

@@ -3,16 +3,49 @@ be many small files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pyarrow as pa
 
 from holdfast.engine import windows
 from holdfast.engine.state import Chunk
-from holdfast.engine.step_inputs import ONE_TASK_BYTES_MAX, PANE_FILES, History, size_of
+from holdfast.engine.step_inputs import (
+    ONE_TASK_BYTES_MAX,
+    PANE_FILES,
+    History,
+    size_of,
+    together_of,
+)
 from holdfast.model import operators as ops
 
 #: Most rows of a history that are merged into one file through the driver; a larger history is
 #: not merged.
 FOLD_ROWS_MAX = 500_000
+#: The same for a history whose rows are selected by key. It has more files, because most of them
+#: need not be read.
+KEYED_ROWS_MAX = 1 << 18
+
+
+def to_merge(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
+    """The consecutive chunks of one level that should become one: the number of the first one and
+    the number after the last one. A level is merged when it has `PANE_FILES` chunks, as far as they
+    have at most `KEYED_ROWS_MAX` rows together."""
+    end = len(chunks)
+    while end:
+        first = end - 1
+        while first and chunks[first - 1].level == chunks[first].level:
+            first -= 1
+        if end - first >= PANE_FILES:
+            for start in range(first, end - 1):
+                last, rows = start, chunks[start].rows
+                while last + 1 < end and rows + chunks[last + 1].rows <= KEYED_ROWS_MAX:
+                    last += 1
+                    rows += chunks[last].rows
+                if last > start:
+                    return start, last + 1
+        end = first
+    return None
 
 
 class Retained(History):
@@ -54,6 +87,7 @@ class Retained(History):
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
     ) -> tuple[Chunk, ...]:
         """Merge a history of many small files into one file, because every step reads it again."""
+        keys = self.engine.join_keys.get(op.name, ())
         if self._by_reference(up):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
@@ -64,13 +98,29 @@ class Retained(History):
                 span = raw_from, self.hi
                 table = self._raw_rows(up, *span)
                 if table is not None:
-                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
+                    chunk = self._write(table, f"{op.name}.{port}", *span, up, keys)
+                    chunks = (*chunks, replace(chunk, level=1))
+        if keys:
+            return self._merge_by_level(f"{op.name}.{port}", up, chunks, keys)
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             span = max(alive, chunks[0].lo), chunks[-1].hi
             table = self._merged_rows(up, chunks, *span)
             if table is not None:
                 chunks = (self._write(table, f"{op.name}.{port}", *span, up),)
         return chunks
+
+    def _merge_by_level(
+        self, name: str, up: ops.Operator, chunks: tuple[Chunk, ...], keys: tuple[str, ...]
+    ) -> tuple[Chunk, ...]:
+        """Merge chunks of one level into one of the next level."""
+        found = to_merge(chunks)
+        if found is None:
+            return chunks
+        first, end = found
+        old = chunks[first:end]
+        table = together_of(self._files(old))
+        new = self._write(table, name, old[0].lo, old[-1].hi, up, keys)
+        return (*chunks[:first], replace(new, level=old[0].level + 1), *chunks[end:])
 
     def _raw_rows(self, up: ops.Operator, lo: int, hi: int) -> pa.Table | None:
         """Rows that can be read from the inputs of the path; None if there are none, or too

@@ -107,6 +107,7 @@ class History:
         *,
         line: str,
         prepared: Prepared,
+        rows_min: int = 0,
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
@@ -133,10 +134,11 @@ class History:
         #: The recipes of the jobs with keyed state that ran.
         self.executed: list[Recipe] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
-        # still need, and panes.
+        # still need, and panes. Rows that a join selects by key are counted by the join; if they
+        # are too many, the step is repeated with their number as `rows_min`.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        rows = raw + version.rows_read(engine.whole)
+        rows = max(rows_min, raw + version.rows_read(engine.whole, engine.by_key))
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
         self.interpreted = rows < engine.job_rows.compiled
@@ -154,8 +156,8 @@ class History:
     def _bytes(self, since: int) -> int:
         """Bytes of the files that a job may read."""
         inputs = [f.path for s in self.path.inputs for f in self.inputs.files(s, since, self.hi)]
-        state = [os.path.join(self.engine.folder, name) for name in self.before.files()]
-        return size_of(inputs + state)
+        chunks = self._files(self.before.chunks_read(self.engine.by_key))
+        return size_of([*inputs, *(file.path for file in chunks)])
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -335,12 +337,20 @@ class History:
         return self._read(op.name, self._files([chunk]))
 
     def _write(
-        self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
+        self,
+        table: pa.Table,
+        name: str,
+        lo: int,
+        hi: int,
+        up: ops.Operator | None = None,
+        keys: tuple[str, ...] = (),
     ) -> Chunk:
-        """Write a state file. `up`: the stream of the rows, to record which buckets have rows."""
+        """Write a state file. `up`: the stream of the rows, to record which buckets have rows.
+        `keys`: the columns by which joins select the rows."""
         # Spark would take a file whose name begins with an underscore for a hidden one.
         file = f"{self.path.name}/state.{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
-        crc = write_rows(table, os.path.join(self.engine.folder, file))
+        path = os.path.join(self.engine.folder, file)
+        crc = self.engine.indexes.write(table, keys, path) if keys else write_rows(table, path)
         self._made(file)
         buckets: tuple[int, ...] = ()
         if up is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.engine import key_index
 from holdfast.engine.key_index import GROUP_ROWS, KeyIndexes
-from holdfast.engine.retained import KEYED_ROWS_MAX, to_merge
+from holdfast.engine.retained import FOLD_ROWS_MAX, KEYED_ROWS_MAX, piece, to_merge
 from holdfast.engine.state import Chunk, write_rows
 from holdfast.engine.step_inputs import PANE_FILES
 from holdfast.errors import LogCorrupted
@@ -118,6 +118,16 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def chunk(number: int, level: int, rows: int) -> Chunk:
     return Chunk(f"{number}", number, number, rows, (number,), 0, level)
+
+
+def test_many_rows_are_folded_in_pieces() -> None:
+    few = dict.fromkeys(range(15), 10)
+    assert piece(few, 16, 20) is None
+    assert piece({**few, 17: 10}, 16, 20) == 20
+    assert piece(dict.fromkeys(range(16), KEYED_ROWS_MAX // 4), 16, 20) == 3
+    assert piece(dict.fromkeys(range(16), KEYED_ROWS_MAX // 3), 16, 20) is None
+    assert piece({0: KEYED_ROWS_MAX + 1, **{b + 1: 10 for b in few}}, 16, 20) == 0
+    assert piece({0: FOLD_ROWS_MAX + 1, **{b + 1: 10 for b in few}}, 16, 20) is None
 
 
 def test_sixteen_chunks_of_a_level_become_one() -> None:

@@ -3,7 +3,7 @@ be many small files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -25,6 +25,23 @@ FOLD_ROWS_MAX = 500_000
 #: The same for a history whose rows are selected by key. It has more files, because most of them
 #: need not be read.
 KEYED_ROWS_MAX = 1 << 18
+#: Most files that one step writes for each side of a join.
+PIECES_MAX = 2
+
+
+def piece(rows: Mapping[int, int], buckets_min: int, last: int) -> int | None:
+    """The last bucket that is folded, given the rows of each bucket. None if there are fewer than
+    `buckets_min` buckets, if most are large, or if the first one is too large. `last`: the last
+    bucket, which may have no rows."""
+    if len(rows) < buckets_min or sum(rows.values()) > len(rows) * KEYED_ROWS_MAX // 4:
+        return None
+    total, end = 0, None
+    for bucket, count in rows.items():
+        total += count
+        if total > (FOLD_ROWS_MAX if end is None else KEYED_ROWS_MAX):
+            return end
+        end = bucket
+    return last
 
 
 def to_merge(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
@@ -87,7 +104,10 @@ class Retained(History):
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
     ) -> tuple[Chunk, ...]:
         """Merge a history of many small files into one file, because every step reads it again."""
-        keys = self.engine.join_keys.get(op.name, ())
+        if keys := self.engine.join_keys.get(op.name, ()):
+            if self._by_reference(up):
+                chunks = self._fold_by_key(f"{op.name}.{port}", up, chunks, alive, keys)
+            return self._merge_by_level(f"{op.name}.{port}", up, chunks, keys)
         if self._by_reference(up):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
@@ -98,16 +118,36 @@ class Retained(History):
                 span = raw_from, self.hi
                 table = self._raw_rows(up, *span)
                 if table is not None:
-                    chunk = self._write(table, f"{op.name}.{port}", *span, up, keys)
-                    chunks = (*chunks, replace(chunk, level=1))
-        if keys:
-            return self._merge_by_level(f"{op.name}.{port}", up, chunks, keys)
+                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             span = max(alive, chunks[0].lo), chunks[-1].hi
             table = self._merged_rows(up, chunks, *span)
             if table is not None:
                 chunks = (self._write(table, f"{op.name}.{port}", *span, up),)
         return chunks
+
+    def _fold_by_key(
+        self, name: str, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int,
+        keys: tuple[str, ...],
+    ) -> tuple[Chunk, ...]:  # fmt: skip
+        """Fold input segments, the oldest first. After large steps, this takes several steps."""
+        for _ in range(PIECES_MAX):
+            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+            rows = self._raw_counts(up, raw_from)
+            hi = piece(rows, self.engine.pane_buckets, self.hi)
+            table = None if hi is None else self._raw_rows(up, raw_from, hi)
+            if hi is None or table is None:
+                break
+            chunks = (*chunks, replace(self._write(table, name, raw_from, hi, up, keys), level=1))
+        return chunks
+
+    def _raw_counts(self, up: ops.Operator, since: int) -> dict[int, int]:
+        """The number of rows of each bucket of the inputs."""
+        rows: dict[int, int] = {}
+        for stream in self._streams(up):
+            for file in self.inputs.files(stream, since, self.hi):
+                rows[file.bucket] = rows.get(file.bucket, 0) + file.rows
+        return dict(sorted(rows.items()))
 
     def _merge_by_level(
         self, name: str, up: ops.Operator, chunks: tuple[Chunk, ...], keys: tuple[str, ...]

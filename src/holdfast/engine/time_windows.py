@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -12,11 +13,42 @@ from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Query, Read, Recipe, United, WindowFunction
 from holdfast.engine.sql import select_from
+from holdfast.engine.state import Chunk
 from holdfast.engine.step_inputs import PANE_FILES, Folded, at_time, size_of, together_of
 from holdfast.model import operators as ops
 
 #: Most bytes of panes that the driver assigns to windows.
 DUE_BYTES_MAX = 1 << 26
+#: A window has at least so many chunks of panes with totals.
+CHUNKS_MIN = 8
+
+
+#: From this many panes per window on, chunks of panes have totals.
+TOTAL_PANES_MIN = 64
+
+
+def has_totals(op: ops.TimeWindow) -> bool:
+    return op.size_us // windows.pane_us(op) >= TOTAL_PANES_MIN
+
+
+def to_merge(op: ops.TimeWindow, chunks: Sequence[Chunk], width_us: int) -> tuple[int, int] | None:
+    """The chunks of panes that should become one: the number of the first one and the number after
+    the last one. With totals, `PANE_FILES` chunks of one level are merged, as long as a window has
+    several of them: it reads all panes of its oldest chunk."""
+    if not has_totals(op):
+        return (0, len(chunks)) if len(chunks) > PANE_FILES else None
+    end = len(chunks)
+    while end:
+        first = end - 1
+        while first and chunks[first - 1].level == chunks[first].level:
+            first -= 1
+        if end - first >= PANE_FILES:
+            last = first + PANE_FILES
+            span_us = (chunks[last - 1].hi + 1 - chunks[first].lo) * width_us
+            if chunks[first].level == 0 or span_us <= op.size_us // CHUNKS_MIN:
+                return first, last
+        end = first
+    return None
 
 
 class TimeWindows(Joins):
@@ -117,16 +149,26 @@ class TimeWindows(Joins):
         return due
 
     def _due_panes(self, op: ops.TimeWindow, since: int, ends: list[int]) -> pa.Table | None:
-        files = self._files(c for c in self.panes.get(op.name, ()) if c.hi >= since)
-        if size_of(file.path for file in files) > DUE_BYTES_MAX:
+        chunks = [chunk for chunk in self.panes.get(op.name, ()) if chunk.hi >= since]
+        totals = [c.total for c in chunks if c.total and windows.are_in_all(op, c.panes_us, ends)]
+        single = self._files(c for c in chunks if c.total not in totals or c.total is None)
+        whole = self._files(totals)
+        size = size_of(file.path for file in single)
+        if size + len(ends) * size_of(file.path for file in whole) > DUE_BYTES_MAX:
             return None
         folded = self._fold(op, since)
         if folded is None and self._new_buckets(op, since):
             return None
-        tables = [together_of(files)] if files else []
+        due = [windows.in_each(together_of(whole), ends)] if whole else []
+        tables = [together_of(single)] if single else []
         if folded is not None:
             tables.append(folded.panes)
-        return windows.due(op, pa.concat_tables(tables), ends, DUE_BYTES_MAX)
+        if tables:
+            of_panes = windows.due(op, pa.concat_tables(tables), ends, DUE_BYTES_MAX)
+            if of_panes is None:
+                return None
+            due.append(of_panes)
+        return pa.concat_tables(due)
 
     def _new_buckets(self, op: ops.TimeWindow, since: int) -> list[int]:
         """Buckets from `since` on with rows that are not in panes."""
@@ -163,14 +205,34 @@ class TimeWindows(Joins):
         if folded is not None and folded.buckets[-1] >= since:
             chunk = self._write(folded.panes, op.name, folded.buckets[0], folded.buckets[-1])
             chunks = (*chunks, replace(chunk, buckets=folded.buckets))
-        if len(chunks) > PANE_FILES:
-            open_us = windows.needed_from_us(op, self.hi, self.width_us)
-            stored = self._read(op.name, self._files(chunks), (open_us, 1 << 62), panes=True)
-            text = self.compiled.plans[op.name].merge(select_from("panes"), "__p")
-            merge = Query(text, (("panes", stored),))
-            merged = self._if_it_fits(lambda: self._panes(merge))
-            if merged is not None:
-                buckets = sorted({b for chunk in chunks for b in chunk.buckets if b >= since})
-                chunk = self._write(merged, op.name, buckets[0], buckets[-1])
-                chunks = (replace(chunk, buckets=tuple(buckets)),)
+        found = to_merge(op, chunks, self.width_us)
+        merged = None if found is None else self._merge_panes(op, chunks[slice(*found)])
+        if found is not None and merged is not None:
+            chunks = (*chunks[: found[0]], merged, *chunks[found[1] :])
         self.panes[op.name] = chunks
+
+    def _merge_panes(self, op: ops.TimeWindow, chunks: Sequence[Chunk]) -> Chunk | None:
+        """Panes of several files in one file; None if they are too large."""
+        since = windows.needed_from(op, self.hi, self.width_us)
+        open_us = windows.needed_from_us(op, self.hi, self.width_us)
+        stored = self._read(op.name, self._files(chunks), (open_us, 1 << 62), panes=True)
+        text = self.compiled.plans[op.name].merge(select_from("panes"), "__p")
+        merged = self._if_it_fits(lambda: self._panes(Query(text, (("panes", stored),))))
+        if merged is None:
+            return None
+        buckets = sorted({b for chunk in chunks for b in chunk.buckets if b >= since})
+        chunk = self._write(merged, op.name, buckets[0], buckets[-1])
+        chunk = replace(chunk, buckets=tuple(buckets), level=chunks[0].level + 1)
+        starts = merged["__p"].to_numpy()
+        if not has_totals(op) or not len(starts):
+            return chunk
+        first_us, last_us = int(starts.min()), int(starts.max())
+        place = merged.column_names.index("__p")
+        alike = merged.set_column(place, "__p", pa.repeat(first_us, merged.num_rows))
+        file = self.prepared.write(nullable(alike), op.name, "panes")
+        read = Read(op.name, (file,), self.one_task, "panes")
+        total = self._if_it_fits(lambda: self._panes(Query(text, (("panes", read),))))
+        if total is None:
+            return chunk
+        of_total = self._write(total, f"{op.name}.total", chunk.lo, chunk.hi)
+        return replace(chunk, total=of_total, panes_us=(first_us, last_us))

@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.experiments import vs_structured_streaming as vs
-from holdfast.experiments.versus import live, pictures, realtime, summary
+from holdfast.experiments.versus import live_holdfast as live
+from holdfast.experiments.versus import pictures, realtime, summary
 from holdfast.experiments.versus.count_ways import fold_columns
 from holdfast.experiments.versus.step_profile import ELSE, Timers
 from holdfast.experiments.versus.workload import Buckets, Query, make_bucket

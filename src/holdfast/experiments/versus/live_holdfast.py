@@ -31,7 +31,7 @@ from holdfast.types import Stability
 KEYS = 100
 #: Interval between two pushes of the source, in seconds.
 PUSH_EVERY_S = 0.01
-APP = "holdfast.experiments.versus.live"
+APP = "holdfast.experiments.versus.live_holdfast"
 
 
 def network(replicas: int = 1) -> hf.Network:

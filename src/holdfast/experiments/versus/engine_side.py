@@ -1,8 +1,9 @@
 """The side of Holdfast: steps of the engine, from complete buckets to results in the log.
 
-Source log, transport, client and fsync are not part of a step here (`live_holdfast` measures them). `eager`
-folds every bucket into panes at once, the work that Structured Streaming does in every batch.
-`lazy` is the default: the rows of an open window are folded when it closes, or every 16 buckets.
+Source log, transport, client and fsync are not part of a step; `live_holdfast` measures them.
+`eager` folds every bucket into panes at once, the work that Structured Streaming does in every
+batch. `lazy` is the default: the rows of an open window are folded when it closes, or every 16
+buckets.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ def _bars(axes: Any, runs: dict[str, Any], labels: dict[str, str], key: str, sca
     queries = [query for query in labels if query in runs]
     sides = [side for side in _NAMES if any(side in runs[query] for query in queries)]
     width = 0.8 / len(sides)
-    for number, side in enumerate(sides):
-        for at, query in enumerate(queries):
-            if not (one := runs[query].get(side, {}).get(key)):
-                continue
+    for at, query in enumerate(queries):
+        present = [side for side in sides if runs[query].get(side, {}).get(key)]
+        for number, side in enumerate(present):
+            one = runs[query][side][key]
             median, low, high = (one[name] / scale for name in ("median", "min", "max"))
-            x = at + (number - (len(sides) - 1) / 2) * width
+            x = at + (number - (len(present) - 1) / 2) * width
             axes.bar(x, median, 0.92 * width, color=_COLORS[side],
                      yerr=[[median - low], [high - median]], capsize=2.5,
                      error_kw={"linewidth": 1, "ecolor": "#333333"})  # fmt: skip
@@ -58,6 +58,7 @@ def _delays(axes: Any, result: dict[str, Any]) -> None:
             axes.annotate(f"{values[side]:,.0f}", (x, values[side]), xytext=(0, 2),
                           textcoords="offset points", ha="center", fontsize=7)  # fmt: skip
     axes.set_yscale("log")
+    axes.set_ylim(bottom=1)
     axes.set_xticks(range(len(groups)), list(groups), fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

@@ -207,6 +207,13 @@ def test_ratios_compare_medians_with_the_faster_state_store() -> None:
     assert ratios["lazy_latency_ms"] == 40 and ratios["lazy_rows_per_s"] == 4e6
 
 
+def test_the_wait_for_the_watermark_is_reported_beside_the_latency() -> None:
+    measured = found()
+    assert summary.watermark_wait_ms(measured) is None
+    measured["tumbling"]["tuned"][0]["emitting"] = [111, 121, 131]
+    assert summary.summarize(measured)["watermark_wait_ms"] == 200.0
+
+
 def test_the_fastest_way_of_count_windows_counts() -> None:
     ratios = summary.summarize(found())
     assert ratios["count_window_ms"] == {

@@ -70,7 +70,7 @@ def size_of(quick: bool) -> Size:
         ),
         slow_count=Query("count", "count", 100_000, 100_000, warm=1, steps=1 if quick else 3),
         sides=("holdfast", "tuned", "installed", *(() if quick else ("tuned-rocksdb",))),
-        warm_s=14 if quick else 30,
+        warm_s=20 if quick else 40,
         live_s=10 if quick else 30,
         backlog=20_000,
     )

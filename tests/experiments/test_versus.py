@@ -41,7 +41,16 @@ def test_a_prefill_needs_steps_of_one_bucket() -> None:
         Query("q", "sliding", 10, 2, warm=1, steps=2, prefill=5, group=10)
 
 
-def test_every_query_measures_results(tmp_path: Path) -> None:
+def test_the_installed_form_runs_the_headline_queries_with_a_longer_warm_up() -> None:
+    queries = vs.size_of(True).queries
+    headline = vs._headline(queries)
+    assert [query.name for query in headline] == [*vs.HEADLINE]
+    by_name = {query.name: query for query in queries}
+    assert headline[0].warm == 2 * by_name["tumbling"].warm
+    assert [by_name[query.name] for query in headline[1:]] == [*headline[1:]]
+
+
+def test_every_query_measures_results() -> None:
     """Windows of ten buckets close in the measured steps of every query, quick or not."""
     for quick in (True, False):
         size = vs.size_of(quick)

@@ -142,7 +142,8 @@ def _live(measure: str, **options: Any) -> dict[str, Any]:
 
 
 def _end_to_end(size: Size, jar: str | None, say: Callable[[str], None]) -> dict[str, Any]:
-    waits = {"warm_s": size.warm_s, "seconds": size.live_s}
+    # Arriving buckets start only some batches per second, and a JVM needs a hundred of them.
+    waits = {"warm_s": 1.5 * size.warm_s, "seconds": size.live_s}
     ours = _live("delays", rows_per_s=10_000, **waits)
     options = {"jar": jar, "rows_per_bucket": 1_000, **waits}
     theirs = answer_of(start_module("live_spark", options), 300)
@@ -153,7 +154,8 @@ def _end_to_end(size: Size, jar: str | None, say: Callable[[str], None]) -> dict
 def _realtime(size: Size, jar: str | None, say: Callable[[str], None]) -> dict[str, Any] | None:
     if jar is None:
         return None
-    waits = {"warm_s": size.warm_s, "seconds": size.live_s}
+    # Several batches of real-time mode end in this time.
+    waits = {"warm_s": size.warm_s, "seconds": max(size.live_s, 3.0 * realtime.BATCH_S)}
     ours = _live("delays", rows_per_s=1_000, **waits)
     ours["rows_per_s"] = _live("rate", warm_s=size.warm_s, seconds=size.live_s / 2)["rows_per_s"]
     theirs = realtime.measure(jar, backlog=size.backlog, **waits)

@@ -166,7 +166,7 @@ def _range(values: dict[str, Any] | None, scale: float = 1.0, digits: int = 0) -
 
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="Holdfast and Structured Streaming: median (range) of the repeats")
-    columns = ("query", "side", "ms to a result", "ms per step", "M rows/s")
+    columns = ("query", "side", "ms to a result", "ms per step", "1,000 rows/s")
     for column in columns:
         shown.add_column(column, justify="left" if column in columns[:2] else "right")
     runs = result["runs"]
@@ -174,7 +174,7 @@ def table(result: dict[str, Any]) -> Table:
         for side, name in SIDES.items():
             if one := runs.get(query, {}).get(side):
                 shown.add_row(title, name, _range(one.get("due_ms")), _range(one["step_ms"]),
-                              _range(one["rows_per_s"], 1e6, 2))  # fmt: skip
+                              _range(one["rows_per_s"], 1e3))  # fmt: skip
     shown.caption = "\n".join(_captions(result))
     return shown
 

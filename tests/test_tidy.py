@@ -65,6 +65,8 @@ ENTRY_POINTS = {
     "holdfast.experiments.serialization": "holdfast experiment, by its name",
     "holdfast.experiments.tentative": "holdfast experiment, by its name",
     "holdfast.experiments.switch": "holdfast experiment, by its name",
+    "holdfast.experiments.versus.live_holdfast": "vs_structured_streaming, with python -m",
+    "holdfast.experiments.versus.live_spark": "vs_structured_streaming, with python -m",
     "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
 }
 

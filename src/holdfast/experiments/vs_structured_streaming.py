@@ -1,256 +1,176 @@
-"""The same queries on Holdfast and on plain Structured Streaming, as installed and tuned.
+"""The same queries on Holdfast and on Structured Streaming, like for like and each at its best.
 
-Both sides read the same Parquet buckets, which are written before the measurement starts, and write
-their results as Parquet without flushing to disk. Each configuration has its own JVM and a long
-warm-up, and the two sides alternate. A Holdfast step lasts from a complete bucket to its logged
-result: engine, result segment and manifest record.
+Both sides process the same Parquet buckets with the same number of buckets per step, in one JVM per
+side and repeat, and write Parquet without fsync. Five repeats of the sides alternate. The latency
+of a result runs from the start of the step in which it is due to the moment at which a consumer can
+read it. Holdfast is `eager`: it folds every bucket into its state at once, as Structured Streaming
+does. Its default, `lazy`, does less work and is reported under names of its own.
 
-`lazy` (the default) computes nothing before a window closes. Its latency is the time of the steps
-in which a result is due, because a consumer waits for these. `eager` folds every bucket into panes
-at once. Structured Streaming does the work of a batch in every batch, and gives a window one batch
-later.
+`end_to_end` adds what the steps leave out: source log, fsync, transport and client, against files
+that arrive, an fsynced sink and a polling reader. `realtime` compares with the real-time mode of
+Structured Streaming. docs/experiments.md explains each definition.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
+import shutil
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 
-import holdfast as hf
-from holdfast.errors import HoldfastError
-from holdfast.experiments.structured_streaming import EPOCH_US, write_buckets
-from holdfast.model.fragments import fragments
-from holdfast.storage import Log
-from holdfast.storage.files import crc_of
-from holdfast.types import SegmentId, Stability
+from holdfast.experiments.versus import pictures, realtime, summary
+from holdfast.experiments.versus.count_ways import WAYS, check_protobuf
+from holdfast.experiments.versus.java_classes import compile_classes
+from holdfast.experiments.versus.job import Job, Side, answer_of, in_process, start_module
+from holdfast.experiments.versus.workload import Buckets, Query
 
-WIDTH_US = 100_000
+#: Queries that the installed form also runs; the tuned form runs all.
+HEADLINE = ("tumbling", "large", "large_10")
+REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One configuration of Holdfast. One JVM runs one job."""
+class Size:
+    """How long each measurement takes."""
 
-    kind: Literal["windowed", "count"] = "windowed"
-    eager: bool = False
-    rows: int = 1_000
-    keys: int = 100
-    steps: int = 100
-    warm: int = 150
-    size: int = 10
-
-
-def network(job: Job) -> hf.Network:
-    net = hf.Network("versus", bucket="100ms")
-    flows = net.source("flows", "ts timestamp, src string, bytes long", time="ts")
-    if job.kind == "windowed":
-        result = flows.window("1s").group_by("src").agg(n=hf.count(), bytes=hf.sum("bytes"))
-    else:
-        result = flows.count_window(job.size, by="src").agg(bytes=hf.sum("bytes"))
-    net.output("result", result)
-    return net
+    queries: tuple[Query, ...]
+    lazy: tuple[Query, ...]
+    #: The count windows of the two ways that call a function per key.
+    slow_count: Query
+    sides: tuple[Side, ...]
+    #: Seconds of warm-up and of measurement while rows arrive.
+    warm_s: float
+    live_s: float
+    #: Rows that real-time mode gets at once.
+    backlog: int
+    repeats: int = REPEATS
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """Run a job on Holdfast, in this process."""
-    from holdfast.engine import session
-    from holdfast.engine.engine import Engine
-    from holdfast.engine.inputs import InputFile
-    from holdfast.engine.step_inputs import PANE_BUCKETS
-
-    total = job.warm + job.steps
-    with tempfile.TemporaryDirectory(prefix="holdfast-versus-") as folder:
-        files = write_buckets(Path(folder) / "in", total, job.rows, job.keys, WIDTH_US)
-        first = EPOCH_US // WIDTH_US
-        input_files = [
-            InputFile(first + at, path, job.rows, crc_of(path)) for at, path in enumerate(files)
-        ]
-
-        class Inputs:
-            def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-                return input_files[max(0, lo - first) : max(0, hi - first + 1)]
-
-        net = network(job)
-        engine = Engine(
-            net, session.start(hf.Options()), os.path.join(folder, "state"),
-            pane_buckets=1 if job.eager else PANE_BUCKETS,
-        )  # fmt: skip
-        (path,) = fragments(net)[0].paths
-        log = Log.open(Path(folder) / "log", "versus", fsync="never")
-        log.open_stream("result", engine.compiled.schema["result"], "ts", first)
-        version, inputs = engine.empty(path, first - 1), Inputs()
-        step_ms: list[float] = []
-        due_ms: list[float] = []
-        rows_out = 0
-        began = 0.0
-        for at in range(total):
-            bucket = first + at
-            if at == job.warm:
-                began = time.perf_counter()
-            start = time.perf_counter()
-            result = engine.run(path, version, bucket, bucket, inputs)
-            segments = [
-                log.write(table, SegmentId("result", 0, b), Stability.STABLE)
-                for b, table in result.outputs["result"]
-            ]
-            log.commit("result", segments, bucket)
-            took_ms = 1_000 * (time.perf_counter() - start)
-            version = result.version
-            engine.release(path, [version])
-            rows_out += sum(segment.rows for segment in segments)
-            if at >= job.warm:
-                step_ms.append(took_ms)
-                if segments:
-                    due_ms.append(took_ms)
-        seconds = time.perf_counter() - began
-        log.close()
-    return {
-        "job": asdict(job),
-        "median_ms": statistics.median(step_ms),
-        "mean_ms": statistics.fmean(step_ms),
-        "due_ms": statistics.median(due_ms) if due_ms else None,
-        "rows_per_s": job.rows * job.steps / seconds,
-        "rows_out": rows_out,
-    }
-
-
-def _elsewhere(module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a fresh process and JVM."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"holdfast.experiments.{module}", json.dumps(job)],
-        capture_output=True, text=True, timeout=1_800,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise HoldfastError(f"{module} {job} failed: {done.stderr.strip().splitlines()[-1:]}")
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result
+def size_of(quick: bool) -> Size:
+    more = 1 if quick else 3
+    return Size(
+        # The JVM still gets faster after a hundred batches. So the headline queries come last.
+        queries=(
+            Query("stateless", "stateless", 200_000, 10_000, warm=4 * more, steps=10),
+            Query("count", "count", 100_000, 100_000, prefill=5, warm=4 * more, steps=8),
+            Query("join", "join", 1_000, 1_000, prefill=10, warm=15 * more, steps=20 * more),
+            Query("sliding", "sliding", 1_000, 100, prefill=100, warm=10 * more, steps=20 * more),
+            Query("tumbling", "tumbling", 1_000, 100, warm=50 * more, steps=40 * more),
+            Query("large", "tumbling", 200_000, 10_000, warm=10 * more, steps=20),
+            Query("large_10", "tumbling", 200_000, 10_000, warm=3, steps=6, group=10, start=5),
+        ),
+        lazy=(
+            Query("lazy_tumbling", "tumbling", 1_000, 100, warm=100 * more, steps=100 * more),
+            Query("lazy_large", "tumbling", 200_000, 10_000, warm=20, steps=40),
+        ),
+        slow_count=Query("count", "count", 100_000, 100_000, warm=1, steps=1 if quick else 3),
+        sides=("holdfast", "tuned", "installed", *(() if quick else ("tuned-rocksdb",))),
+        warm_s=20 if quick else 40,
+        live_s=10 if quick else 30,
+        backlog=20_000,
+    )
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    repeats = 1 if quick else 3
-    small = {"rows": 1_000, "keys": 100, "steps": 40 if quick else 80,
-             "warm": 60 if quick else 200}  # fmt: skip
-    large = {"rows": 200_000, "keys": 10_000, "steps": 20, "warm": 20 if quick else 40}
-    # Most buckets of Holdfast need no job. With these numbers, both warm-ups take about the same
-    # time, 40 s in the long form. Both sides still get faster after a hundred batches.
-    lazy = {
-        "small": {"warm": 25 * small["warm"], "steps": 10 * small["steps"]},
-        "large": {"warm": 3 * large["warm"], "steps": 2 * large["steps"]},
-    }
-    # Structured Streaming takes tens of seconds per step at this size, so it runs few steps.
-    count = {"kind": "count", "rows": 100_000, "keys": 100_000}
-    states = ("hdfs",) if quick else ("hdfs", "rocksdb")
-    results: dict[str, list[dict[str, Any]]] = {}
-
-    def measure(name: str, module: str, job: dict[str, Any]) -> None:
-        result = _elsewhere(module, job)
-        results.setdefault(name, []).append(result)
-        due = result.get("due_ms")
-        say(f"{name}: {result['median_ms']:.1f} ms per step"
-            + (f", {due:.1f} ms where a result is due" if due else "")
-            + f", {result['rows_per_s']:,.0f} rows/s")  # fmt: skip
-
-    ours, theirs = "vs_structured_streaming", "structured_streaming"
-    for repeat in range(repeats):
-        for size, shape in (("small", small), ("large", large)):
-            sides: list[tuple[str, str, dict[str, Any]]] = [
-                (f"lazy {size}", ours, {**shape, **lazy[size]}),
-                *[
-                    (f"{'tuned' if tuned else 'installed'} {state} {size}", theirs,
-                     {**shape, "tuned": tuned, "state": state, "partitions": 2})
-                    for tuned in (False, True)
-                    for state in states
-                ],
-                (f"eager {size}", ours, {**shape, "eager": True}),
-            ]  # fmt: skip
-            for name, module, job in sides if repeat % 2 == 0 else reversed(sides):
-                measure(name, module, job)
-        measure("count ours", ours, {**count, "steps": 10, "warm": 10})
-        if repeat == 0:
-            theirs_count = {**count, "steps": 1 if quick else 2, "warm": 1}
-            measure("count theirs", theirs, {**theirs_count, "tuned": True, "state": "hdfs"})
-    return summary(results, states)
+    return measure(size_of(quick), say)
 
 
-def summary(found: dict[str, list[dict[str, Any]]], states: tuple[str, ...]) -> dict[str, Any]:
-    def middle(name: str, key: str) -> float:
-        return float(statistics.median(result[key] for result in found[name]))
+def measure(size: Size, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run all measurements. The folder with the buckets is deleted at the end."""
+    check_protobuf()
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-versus-"))
+    try:
+        jar = compile_classes(folder / "java")
+        if jar is None:
+            say("no Java compiler: tuned without the file system that does not fork, and no "
+                "real-time mode")  # fmt: skip
+        buckets = Buckets(folder / "buckets")
+        for query in (
+            *size.queries, *_headline(size.queries), *size.lazy, size.slow_count,
+        ):  # fmt: skip
+            buckets.write(query)
+        say("wrote the buckets")
+        found = _repeats(size, str(buckets.folder), jar, say)
+        for way in WAYS[:2]:
+            job = Job("tuned", str(buckets.folder), (size.slow_count,), jar, way=way)
+            measures = in_process(job)["count"]
+            found.setdefault(f"count {way}", {}).setdefault("tuned", []).append(measures)
+            say(f"count windows with {way}: {summary.middle(measures['step_ms']):,.0f} ms a step")
+        end_to_end = _end_to_end(size, jar, say)
+        live = _realtime(size, jar, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {**summary.summarize(found), "end_to_end": end_to_end, "realtime": live,
+            "no_fork": jar is not None}  # fmt: skip
 
-    def best(form: str, size: str, key: str, choose: Callable[..., float]) -> float:
-        return choose(middle(f"{form} {state} {size}", key) for state in states)
 
-    result: dict[str, Any] = {"no_fork": all(r["no_fork"] for r in found["tuned hdfs small"])}
-    for form, tag in (("installed", ""), ("tuned", "_tuned")):
-        delay = best(form, "small", "median_ms", min)
-        rate = best(form, "large", "rows_per_s", max)
-        result[f"latency_ratio{tag}"] = round(middle("lazy small", "due_ms") / delay, 3)
-        result[f"latency_ratio_eager{tag}"] = round(middle("eager small", "median_ms") / delay, 3)
-        result[f"throughput_ratio{tag}"] = round(middle("lazy large", "rows_per_s") / rate, 2)
-        result[f"throughput_ratio_eager{tag}"] = round(
-            middle("eager large", "rows_per_s") / rate, 2
-        )
-    result["count_window_ratio"] = round(
-        middle("count ours", "median_ms") / middle("count theirs", "median_ms"), 3
+def _headline(queries: tuple[Query, ...]) -> tuple[Query, ...]:
+    """The queries of the installed form. Its first one has twice the warm-up, because the other
+    sides have run other queries before."""
+    first, *others = (query for query in queries if query.name in HEADLINE)
+    return (replace(first, warm=2 * first.warm), *others)
+
+
+def _repeats(
+    size: Size, folder: str, jar: str | None, say: Callable[[str], None]
+) -> dict[str, dict[str, list[Any]]]:
+    """Measures by query, side and repeat. The order of the sides alternates."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for repeat in range(size.repeats):
+        for side in size.sides if repeat % 2 == 0 else reversed(size.sides):
+            job = Job(side, folder, size.queries, jar)
+            if side == "installed":
+                job = replace(job, queries=_headline(size.queries))
+            elif side == "holdfast":
+                job = replace(job, lazy=size.lazy, profile=None if repeat else "large")
+            results = in_process(job)
+            for name, measures in results.items():
+                found.setdefault(name, {}).setdefault(side, []).append(measures)
+            say(f"repeat {repeat + 1} of {size.repeats}, {side}: {summary.one_line(results)}")
+    return found
+
+
+def _live(measure: str, **options: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = answer_of(
+        start_module("live_holdfast", {"measure": measure, **options}), 300
     )
-    result["runs"] = {
-        name: {
-            key: round(middle(name, key), 1)
-            for key in ("median_ms", "mean_ms", "due_ms", "rows_per_s")
-            if results[0].get(key) is not None
-        }
-        for name, results in found.items()
-    }
+    return answer
+
+
+def _end_to_end(size: Size, jar: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    # Arriving buckets start only some batches per second, and a JVM needs a hundred of them.
+    waits = {"warm_s": 1.5 * size.warm_s, "seconds": size.live_s}
+    ours = _live("delays", rows_per_s=10_000, **waits)
+    options = {"jar": jar, "rows_per_bucket": 1_000, **waits}
+    theirs = answer_of(start_module("live_spark", options), 300)
+    say(f"end to end: {ours['final_ms']:.0f} ms, Structured Streaming {theirs['final_ms']:.0f} ms")
+    return summary.beside(ours, theirs)
+
+
+def _realtime(size: Size, jar: str | None, say: Callable[[str], None]) -> dict[str, Any] | None:
+    if jar is None:
+        return None
+    # Several batches of real-time mode end in this time.
+    waits = {"warm_s": size.warm_s, "seconds": max(size.live_s, 3.0 * realtime.BATCH_S)}
+    ours = _live("delays", rows_per_s=1_000, **waits)
+    ours["rows_per_s"] = _live("rate", warm_s=size.warm_s, seconds=size.live_s / 2)["rows_per_s"]
+    theirs = realtime.measure(jar, backlog=size.backlog, **waits)
+    kill = {"warm_s": size.warm_s / 4, "seconds": size.live_s / 4}
+    ours |= _live("kill", replicas=2, **kill)
+    alone = _live("kill", replicas=1, **kill)
+    theirs |= realtime.measure_kill(jar, **kill)
+    result = summary.realtime(ours, theirs, alone)
+    say(f"real-time mode: {result}")
     return result
 
 
 def table(result: dict[str, Any]) -> Table:
-    shown = Table(title="Holdfast compared with Structured Streaming (medians)")
-    for column in ("configuration", "ms per step", "ms where a result is due", "rows/s"):
-        shown.add_column(column, justify="left" if column == "configuration" else "right")
-    for name, run_of in sorted(result["runs"].items(), key=lambda item: item[0].split()[-1]):
-        due = run_of.get("due_ms")
-        shown.add_row(name, f"{run_of['median_ms']:.1f}", f"{due:.1f}" if due else "",
-                      f"{run_of['rows_per_s']:,.0f}")  # fmt: skip
-    shown.caption = (
-        f"eager, which does the same work: ms per step {result['latency_ratio_eager']:.2f} of "
-        f"installed, {result['latency_ratio_eager_tuned']:.2f} of tuned; rows/s "
-        f"{result['throughput_ratio_eager']:.1f} and {result['throughput_ratio_eager_tuned']:.1f} "
-        f"times\nlazy, which does less: ms where a result is due {result['latency_ratio']:.2f} and "
-        f"{result['latency_ratio_tuned']:.2f}; rows/s {result['throughput_ratio']:.1f} and "
-        f"{result['throughput_ratio_tuned']:.1f} times\ncount windows: "
-        f"{result['count_window_ratio']:.2f} of the time of applyInPandasWithState"
-        + ("" if result["no_fork"] else "; no JDK: tuned without the no-fork file system")
-    )
-    return shown
+    return summary.table(result)
 
 
 def plot(result: dict[str, Any], folder: str) -> list[str]:
-    import matplotlib.pyplot as plt
-
-    runs = {name: run_of for name, run_of in result["runs"].items() if name.endswith("small")}
-    figure, axes = plt.subplots(figsize=(7, 4))
-    names = sorted(runs, key=lambda name: runs[name].get("due_ms") or runs[name]["median_ms"])
-    axes.barh([name.removesuffix(" small") for name in names],
-              [runs[name].get("due_ms") or runs[name]["median_ms"] for name in names])  # fmt: skip
-    axes.set_xlabel("ms per step in which a result is due, 1,000 rows per bucket")
-    figure.tight_layout()
-    path = os.path.join(folder, "vs-structured-streaming.png")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return [path]
-
-
-if __name__ == "__main__":
-    print(json.dumps(run_job(Job(**json.loads(sys.argv[1])))), flush=True)
+    return pictures.plot(result, folder)

@@ -1,0 +1,1 @@
+"""Both sides of the comparison with Structured Streaming, and what they have in common."""

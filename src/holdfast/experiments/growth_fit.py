@@ -46,7 +46,7 @@ class Growth:
     last_slope: float
     #: Points above `RISE` times the constant of the fit.
     points_above: int
-    #: Whether too few points lie there. The constant and the growth cannot be told apart then: a
+    #: Whether too few points lie there. The constant and the growth cannot be separated then: a
     #: fit with a constant would turn the noise of one point into any exponent.
     flat: bool
 

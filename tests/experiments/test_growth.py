@@ -33,7 +33,7 @@ def test_noise_of_some_percent_moves_the_exponent_little() -> None:
         noise = np.exp(rng.normal(0.0, 0.05, len(SIZES)))
         found = growth(list(SIZES), list((50.0 + 4_000.0 * SIZES / 5e6) * noise))
         assert found.exponent == pytest.approx(1.0, abs=0.15)
-        assert not found.flat and found.points_above >= 4
+        assert not found.flat and found.certain
 
 
 def test_a_constant_cost_is_flat_whatever_its_last_point() -> None:
@@ -46,6 +46,11 @@ def test_growth_faster_than_linear_is_not_hidden_by_the_constant() -> None:
     x = np.array([1.0, 2, 5, 10, 20, 50, 100])
     found = growth(list(x), list(30.0 + 2.0 * x**1.6))
     assert not found.flat and found.exponent > 1.1
+
+
+def test_an_exponent_from_few_points_is_uncertain() -> None:
+    found = growth([1, 10, 100, 1_000], [50.0, 50.0, 51.0, 400.0])
+    assert found.points_above == 1 and not found.flat and not found.certain
 
 
 def test_pure_power_without_constant() -> None:

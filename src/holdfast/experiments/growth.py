@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -43,11 +44,11 @@ def jobs(quick: bool) -> list[Job]:
             Job("keys", (KEYS_FEW, 100_000, 1_000_000, KEYS_MANY), steps=150, point_s=20.0,
                 last_steps=1_000),
             Job("window", (1, 10, 60, 600, 3_600)),
-            Job("join_bound", (1, 10, 60, 600), steps=24),
+            Job("join_bound", (1, 10, 60, 300, 600), steps=24),
             Job("columns", (2, 10, 25, 50, 100, 200)),
-            Job("outputs", (1, 2, 5, 10, 20)),
-            Job("sources", (1, 5, 20, 50, 100)),
-            Job("partitions", (1, 4, 16, 64), steps=20),
+            Job("outputs", (1, 2, 5, 10, 15, 20)),
+            Job("sources", (1, 5, 15, 30, 50, 75, 100)),
+            Job("partitions", (1, 4, 8, 16, 32, 64), steps=20),
             Job("history", (50_000, 5_000_000), steps=24),
         ]  # fmt: skip
     return [
@@ -82,19 +83,27 @@ def required(job: Job) -> tuple[int, ...]:
 def _elsewhere(job: Job, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure a dimension in a fresh process and JVM."""
     given = {**asdict(job), "required": required(job)}
-    process = subprocess.Popen(
+    tail: list[str] = []
+    with subprocess.Popen(
         [sys.executable, "-m", "holdfast.experiments.growth_cases", json.dumps(given)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None and process.stdout is not None
-    tail: list[str] = []
-    for line in process.stderr:
-        tail = [*tail[-19:], line.rstrip()]
-        if line.startswith(f"{job.dimension} "):
-            say(line.rstrip())
-    lines = [line for line in process.stdout if line.startswith("{")]
-    if process.wait(LIMIT_S) or not lines:
-        raise HoldfastError(f"growth: {job.dimension} failed: {' / '.join(tail[-3:])}")
+    ) as process:  # fmt: skip
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.start()
+        try:
+            assert process.stderr is not None and process.stdout is not None
+            for line in process.stderr:
+                tail = [*tail[-2:], line.strip()]
+                if line.startswith(f"{job.dimension} "):
+                    say(line.strip())
+            lines = [line for line in process.stdout if line.startswith("{")]
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            limit.cancel()
+    if process.returncode or not lines:
+        raise HoldfastError(f"growth: {job.dimension} failed: {' / '.join(tail)}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
 
@@ -157,6 +166,7 @@ def curve(points: list[dict[str, Any]]) -> dict[str, Any]:
         "exponent": round(median.exponent, 3),
         "flat": median.flat,
         "points_above_3a": median.points_above,
+        "certain": median.certain,
         "fit": {key: float(f"{value:.4g}") for key, value in asdict(median.fit).items()},
         "slope": round(median.slope, 3),
         "last_slope": round(median.last_slope, 3),
@@ -177,7 +187,7 @@ def table(result: dict[str, Any]) -> Table:
             label,
             *(_to(ends, key) for key in ("x", "step_ms", "step_ms_p99", "bytes_written", "files")),
             " to ".join(f"{sum(point['memory_mb'].values()):,.0f}" for point in ends),
-            f"{found['exponent']:.2f}{' (flat)' if found['flat'] else ''}",
+            f"{found['exponent']:.2f}{_remark(found)}",
             f"{found['last_slope']:.2f}",
         )
     memory = result["driver_memory"]
@@ -192,6 +202,12 @@ def table(result: dict[str, Any]) -> Table:
         f"of Python: at most {memory['peak_mb']:,.0f} MB (limit {memory['limit_mb']:,.0f} MB)"
     )
     return shown
+
+
+def _remark(found: Mapping[str, Any]) -> str:
+    if found["flat"]:
+        return " (flat)"
+    return "" if found["certain"] else " (uncertain)"
 
 
 def _to(ends: tuple[dict[str, Any], dict[str, Any]], key: str) -> str:
@@ -214,7 +230,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
         axes.loglog(along, fitted.at(along), "-", color="C1", linewidth=1,
                     label=f"a + b x^p, p = {fitted.p:.2f}")  # fmt: skip
         if found["flat"]:
-            axes.plot([], [], " ", label=f"flat: slope {found['slope']:.2f}")
+            axes.plot([], [], " ", label=f"flat: p = {found['slope']:.2f} without a")
         axes.set_xlabel(label)
         axes.set_ylim(min(medians) / 3, max(10 * min(medians), 3 * max(medians)))
         axes.grid(alpha=0.3)

@@ -30,6 +30,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version, write_rows
+from holdfast.errors import HoldfastError
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
@@ -51,8 +52,11 @@ class Case:
     #: Buckets of history before the measured ones, and how many of them run in one step.
     history: int = 0
     group: int = 256
-    #: A network with the same state, which builds the history.
+    #: A network with the same state, which builds the history in an engine of its own: what an
+    #: engine learns from large steps would change the measured ones.
     builder: Network | None = None
+    #: Rows that the results of a step count in their columns `n`, to check the history.
+    counted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +97,31 @@ class Bench:
         self.state = os.path.join(folder, "state")
         self.inputs = InputFolder(os.path.join(folder, "in"))
         self.network = physical(case.network)
-        self.engine = self._engine(self.network)
-        self.paths = _upstream_first(self.network)
+        self._use(self._engine(self.network))
         self.versions: dict[str, Version] = {
             path.name: self.engine.empty(path, case.first - 1) for path in self.paths
         }
+        self.outputs = {op.name for op in self.network.outputs}
         self.next = case.first
         self.written = Written(self.state)
-        self.rows_out = 0
+        #: The results of the last step.
+        self.results: list[pa.Table] = []
 
     def _engine(self, network: Network) -> Engine:
         return Engine(network, self.sessions, self.state, pane_buckets=1)
 
+    def _use(self, engine: Engine) -> None:
+        self.engine, self.paths = engine, _upstream_first(engine.network)
+
     def build_history(self) -> None:
         """Run the history in large steps. Then run steps until no merge is under way."""
-        end = self.case.first + self.case.history
-        engine = self.engine
-        if self.case.builder is not None and self.case.history:
-            self.engine, self.paths = (
-                self._engine(self.case.builder),
-                _upstream_first(self.case.builder),
-            )
+        end, engine = self.case.first + self.case.history, self.engine
+        if self.case.builder is not None:
+            self._use(self._engine(self.case.builder))
         while self.next < end:
             self.step(min(self.case.group, end - self.next))
-        if self.engine is not engine:
-            # What an engine has learnt from large steps must not change the measured ones.
-            self.engine, self.paths = engine, _upstream_first(self.network)
+        if self.case.builder is not None:
+            self._use(engine)
             for path in self.paths:
                 held = replace(self.versions[path.name], plan=engine.plan_hash(path))
                 self.versions[path.name] = held
@@ -140,14 +143,15 @@ class Bench:
                 for bucket in range(lo, hi + 1):
                     self.inputs.add(source.name, bucket, self.case.rows(source.name, bucket))
         self.written.look()
-        self.rows_out = 0
+        self.results = []
         began = time.perf_counter()
         for path in self.paths:
             result = self.engine.run(path, self.versions[path.name], lo, hi, self.inputs)
             for stream, rows in result.outputs.items():
                 for bucket, table in rows:
                     self.inputs.add(stream, bucket, table)
-                    self.rows_out += table.num_rows
+                    if stream in self.outputs:
+                        self.results.append(table)
             self.versions[path.name] = result.version
         took_ms = 1_000 * (time.perf_counter() - began)
         self.written.look()
@@ -163,6 +167,7 @@ class Bench:
             if done >= 3 and time.perf_counter() - began > effort.seconds:
                 break
             self.step()
+        self.written.look()
         state_bytes = self.written.held_bytes()
         self.written.reset()
         step_ms: list[float] = []
@@ -173,10 +178,11 @@ class Bench:
             if late and len(step_ms) >= effort.steps_min:
                 break
             step_ms.append(self.step())
-            rows_out += self.rows_out
+            rows_out += sum(table.num_rows for table in self.results)
         if (thread := self.engine.merging.thread) is not None:
             thread.join()  # the bytes of a merge that these steps have caused count
-            self.written.look()
+        self.written.look()
+        self._check_results()
         return {
             "steps": len(step_ms),
             "step_ms": round(float(np.median(step_ms)), 2),
@@ -189,6 +195,14 @@ class Bench:
             "files": self.written.files,
             "memory_mb": memory_mb(self.sessions),
         }
+
+    def _check_results(self) -> None:
+        counted = sum(int(np.sum(table["n"].to_numpy())) for table in self.results
+                      if "n" in table.column_names)  # fmt: skip
+        if self.case.counted not in (None, counted):
+            raise HoldfastError(
+                f"growth: expected results that count {self.case.counted} rows, found {counted}"
+            )
 
 
 def _upstream_first(network: Network) -> list[Path]:

@@ -123,11 +123,11 @@ def window(x: int) -> Case:
     slide by x - 1 seconds: none of them closes meanwhile, which would take longer than the
     measurement."""
     if x <= 2:
-        return Case(_sliding(x, 1), lambda _, bucket: _flows(bucket), FIRST)
+        return Case(_sliding(x, 1), lambda _, bucket: _flows(bucket), FIRST, counted=x * ROWS)
     first = -(-FIRST // (x - 1)) * (x - 1)
     return Case(
         _sliding(x, 1), lambda _, bucket: _flows(bucket), first, history=x - 2,
-        builder=_sliding(x, x - 1),
+        builder=_sliding(x, x - 1), counted=x * ROWS,
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _side(stream: str, bucket: int, count: int) -> pa.Table:
 def join_bound(x: int) -> Case:
     return Case(
         _joined(x), lambda stream, bucket: _side(stream, bucket, JOIN_ROWS), FIRST, history=x,
-        group=50,
+        group=50, builder=_joined(x),
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def history(x: int) -> Case:
         count = x // (2 * buckets) if bucket < FIRST + buckets else ROWS
         return _side(stream, bucket, count)
 
-    return Case(_joined(600), made, FIRST, history=buckets, group=10)
+    return Case(_joined(600), made, FIRST, history=buckets, group=10, builder=_joined(600))
 
 
 def columns(x: int) -> Case:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 
-#: The exponent is that of the fit if so many points lie above `RISE` times the constant.
-POINTS_MIN, RISE = 4, 3.0
+#: The growth dominates at points above this multiple of the constant. An exponent is certain if
+#: there are `POINTS_MIN` of them.
+RISE = 3.0
+POINTS_MIN = 4
 _EXPONENTS = np.linspace(0.05, 3.0, 119)
 #: The constant is scanned as a share of the smallest measured cost.
 _SHARES = np.concatenate([np.linspace(0.0, 0.98, 50), np.linspace(0.985, 1.2, 20)])
@@ -46,9 +48,13 @@ class Growth:
     last_slope: float
     #: Points above `RISE` times the constant of the fit.
     points_above: int
-    #: Whether too few points lie there. The constant and the growth cannot be separated then: a
-    #: fit with a constant would turn the noise of one point into any exponent.
+    #: Whether there are none. Constant and growth cannot be separated then: a fit with a constant
+    #: would turn the noise of one point into any exponent.
     flat: bool
+
+    @property
+    def certain(self) -> bool:
+        return self.points_above >= POINTS_MIN
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> Fit:
@@ -100,5 +106,4 @@ def growth(x: Sequence[float], y: Sequence[float]) -> Growth:
     slope = float(np.polyfit(logs_x, logs_y, 1)[0])
     last = float((logs_y[-1] - logs_y[-2]) / (logs_x[-1] - logs_x[-2]))
     above = int((np.asarray(y) > RISE * found.a).sum())
-    flat = above < POINTS_MIN
-    return Growth(found, slope if flat else found.p, slope, last, above, flat)
+    return Growth(found, found.p if above else slope, slope, last, above, flat=not above)

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
+from holdfast.engine.layers import FANOUT
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version, write_rows
 from holdfast.errors import HoldfastError
@@ -35,8 +36,11 @@ from holdfast.model import operators as ops
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
+from holdfast.storage.disk import TEMPORARY
 
-#: Most steps that wait for merges after the history was built.
+#: Merges are done after so many steps that start none, and at the latest after `SETTLE_STEPS_MAX`
+#: steps. Layers of the load may have the level of the first few layers of steps.
+QUIET_STEPS = FANOUT + 4
 SETTLE_STEPS_MAX = 200
 MB = 2**20
 
@@ -129,7 +133,7 @@ class Bench:
         quiet = 0
         for _ in range(SETTLE_STEPS_MAX):
             thread = self.engine.merging.thread
-            if thread is None or quiet > 2:
+            if thread is None or quiet >= QUIET_STEPS:
                 break
             thread.join()
             self.step()
@@ -260,10 +264,10 @@ def _files(folder: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
             try:
                 if entry.is_dir():
                     yield from _files(entry.path)
-                else:
+                elif not entry.name.endswith(TEMPORARY):  # still being written
                     status = entry.stat()
                     yield entry.path, (status.st_ino, status.st_mtime_ns, status.st_size)
-            except FileNotFoundError:  # a temporary name, or deleted by a merge
+            except FileNotFoundError:  # deleted by a merge
                 continue
 
 

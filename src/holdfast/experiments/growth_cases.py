@@ -34,6 +34,8 @@ JOIN_ROWS = 5_000
 TOUCHED, LOAD_ROWS = 1_000, 1_000_000
 #: Rows of a bucket of each source, if there are many sources.
 SOURCE_ROWS = 100
+#: Columns of the source of many outputs.
+OUTPUTS_MAX = 20
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
@@ -178,14 +180,15 @@ def columns(x: int) -> Case:
 
 
 def outputs(x: int) -> Case:
-    """x outputs, each with windows of its own, over one source."""
+    """x outputs, each with windows of its own, over one source. They have no job in common, because
+    each sums another column."""
     net = _network()
-    flows = net.source("flows", _schema(), time="ts")
+    flows = net.source("flows", _schema(OUTPUTS_MAX), time="ts")
     for number in range(x):
         windows = flows.window(f"{2 + number % 4}s", slide="1s").group_by("src")
-        totals = windows.agg(n=hf.count(), **{f"total{number}": hf.sum("c0")})
+        totals = windows.agg(n=hf.count(), **{f"total{number}": hf.sum(f"c{number}")})
         net.output(f"result{number}", totals)
-    return Case(net, lambda _, bucket: _flows(bucket), FIRST)
+    return Case(net, lambda _, bucket: _flows(bucket, columns=OUTPUTS_MAX), FIRST)
 
 
 def sources(x: int) -> Case:

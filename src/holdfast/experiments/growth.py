@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -82,10 +83,10 @@ def required(job: Job) -> tuple[int, ...]:
 
 def _elsewhere(job: Job, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure a dimension in a fresh process and JVM."""
-    given = {**asdict(job), "required": required(job)}
     tail: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-m", "holdfast.experiments.growth_cases", json.dumps(given)],
+    with tempfile.TemporaryDirectory(prefix="holdfast-growth-") as folder, subprocess.Popen(
+        [sys.executable, "-m", "holdfast.experiments.growth_cases",
+         json.dumps({**asdict(job), "required": required(job), "folder": folder})],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         limit = threading.Timer(LIMIT_S, process.kill)

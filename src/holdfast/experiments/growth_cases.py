@@ -233,6 +233,8 @@ class Job:
     last_steps: int = 0
     #: Whether the smallest size is measured twice: the first time warms the JVM up.
     warm_jvm: bool = True
+    #: Where temporary folders are created; the parent process deletes it, even after a kill.
+    folder: str | None = None
 
     def effort(self, x: int) -> Effort:
         least = self.last_steps if x == max(self.xs) else 0
@@ -252,7 +254,7 @@ def run_job(job: Job, say: Callable[[str], None]) -> dict[str, Any]:
             if over and number >= 4 + job.warm_jvm and x not in job.required:
                 skipped.append(x)
                 continue
-            folder = tempfile.mkdtemp(prefix="holdfast-growth-")
+            folder = tempfile.mkdtemp(prefix="holdfast-growth-", dir=job.folder)
             began_point = time.monotonic()
             try:
                 bench = Bench(CASES[job.dimension](x), sessions, folder)

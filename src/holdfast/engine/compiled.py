@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from holdfast.engine import determinism, mergeable, windows
 from holdfast.engine.sql import query, quoted, select_from
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
+from holdfast.model.fingerprint import Fingerprints
 from holdfast.model.network import Network
 from holdfast.model.schema import (
     arrow_schema,
@@ -56,21 +56,15 @@ class Compiled:
 
 
 def send_by_value(network: Network) -> None:
-    """Pickle functions of the application by value: executors cannot import the user's files."""
+    """Pickle code of the application by value, also that which its functions call: executors cannot
+    import the user's files."""
+    fingerprints = Fingerprints()
     for op in network.operators:
         if isinstance(op, ops.Stateful | ops.Apply):
-            _send_by_value(op.fn)
-
-
-def _send_by_value(fn: Callable[..., Any]) -> None:
-    module = sys.modules.get(getattr(fn, "__module__", "") or "")
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__ == "__main__":
-        return
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    ours = module.__name__.split(".", 1)[0] == "holdfast"
-    if not ours and not any(os.path.abspath(file).startswith(path + os.sep) for path in installed):
-        cloudpickle.register_pickle_by_value(module)
+            fingerprints.parts(op.fn)
+    for name in sorted(fingerprints.modules - {"__main__"}):
+        if name in sys.modules and name.partition(".")[0] != "holdfast":
+            cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def compile_network(network: Network, spark: SparkSession) -> Compiled:

@@ -21,6 +21,8 @@ from pyspark.errors import PySparkException
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
+from holdfast.engine.joins import MoreRows
+from holdfast.engine.key_index import KeyIndexes
 from holdfast.engine.keyed_operators import has_keys
 from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
@@ -45,7 +47,7 @@ from holdfast.model.identity import operator_digest
 from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.files import storage
-from holdfast.storage.rows import digest
+from holdfast.storage.rows import digest, routed_alike
 
 
 class Engine:
@@ -78,6 +80,13 @@ class Engine:
         self.broadcast: set[str] = set()
         self.no_broadcast: set[str] = set()
         self.merging = Merging(sessions, self.folder)
+        self.indexes = KeyIndexes()
+        #: The columns by which joins select the rows of their history that new rows can match.
+        self.join_keys = {
+            op.name: keys for op in network.operators if (keys := self._join_keys(op))
+        }
+        #: The input edges of these joins.
+        self.by_key = {f"{name}:{port}" for name in self.join_keys for port in (0, 1)}
         #: Operators whose state has no key columns and is read as a whole.
         self.whole = {op.name for op in network.operators if self._is_whole(op)}
         plans = self.compiled.plans
@@ -96,6 +105,16 @@ class Engine:
             return False
         rows = arrow_schema(self.compiled.schema[op.inputs[0].name])
         return not has_keys(arrow_schema(op.state), rows, op.keys)
+
+    def _join_keys(self, op: ops.Operator) -> tuple[str, ...]:
+        """The columns of a join, if all values that are equal have the same hash."""
+        if not isinstance(op, ops.Join) or not isinstance(op.on, tuple):
+            return ()
+        sides = [arrow_schema(self.compiled.schema[up.name]) for up in op.inputs if up is not None]
+        alike = len(sides) == 2 and all(
+            routed_alike(sides[0].field(key).type, sides[1].field(key).type) for key in op.on
+        )
+        return op.on if alike else ()
 
     @property
     def width_us(self) -> int:
@@ -171,8 +190,18 @@ class Engine:
         prepared = self._borrow(name)
         step: Step | None = None
         try:
-            step = Step(self, path, version, lo, hi, inputs, line=name, prepared=prepared)
-            return step.run(on_results)
+            rows_min = 0
+            while True:
+                step = Step(
+                    self, path, version, lo, hi, inputs,
+                    line=name, prepared=prepared, rows_min=rows_min,
+                )  # fmt: skip
+                try:
+                    return step.run(on_results)
+                except MoreRows as more:
+                    rows_min = more.rows
+                    self._undo(step)
+                    prepared.end()
         except BaseException as err:
             prepared.reset()
             if not isinstance(err, HoldfastError | PySparkException | Py4JJavaError | OSError):

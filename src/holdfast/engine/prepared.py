@@ -41,8 +41,8 @@ _REPEATABLE = {
 _BYTES_MIN = 1 << 16
 #: Longer files have unique names, and are deleted after the step.
 _BYTES_MAX = 1 << 24
-#: Most plans that are kept.
-_PLANS_MAX = 32
+#: Most plans that are kept; a path with 20 outputs may need 40.
+_PLANS_MAX = 128
 
 
 class Prepared:

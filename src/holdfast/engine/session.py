@@ -42,6 +42,8 @@ class JobRows(NamedTuple):
     compiled: int = 50_000
     #: From here on, jobs have more than one task, so that they are planned in every step.
     distributed: int = 500_000
+    #: From this many earlier rows on, a join selects them by key. Fewer are read as they are.
+    selected: int = 4_096
 
 
 JOB_ROWS = JobRows()

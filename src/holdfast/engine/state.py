@@ -44,15 +44,17 @@ class Chunk:
     buckets: tuple[int, ...] = ()
     #: CRC-32 of the file.
     crc: int = 0
+    #: How often its rows were merged, if the rows are in the order of keys (`key_index.py`).
+    level: int = 0
 
     def body(self) -> dict[str, Any]:
         return {"file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
-                "buckets": list(self.buckets), "crc": self.crc}  # fmt: skip
+                "buckets": list(self.buckets), "crc": self.crc, "level": self.level}  # fmt: skip
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Chunk:
         return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]),
-                     body["crc"])  # fmt: skip
+                     body["crc"], body["level"])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +144,21 @@ class Version:
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self._chunks()) + sum(s.rows for s in self._shards())
 
-    def rows_read(self, whole: Collection[str]) -> int:
+    def rows_read(self, whole: Collection[str], by_key: Collection[str]) -> int:
         """Most rows of state that a step reads in addition to those of the keys that it touches.
-        `whole`: operators whose state is read as a whole."""
+        `whole`: operators whose state is read as a whole. `by_key`: edges whose rows are selected
+        by key."""
         read = [held for op, held in self.shards.items() if op in whole]
         rows = sum(shard.rows for held in read for shard in held.values())
-        return sum(chunk.rows for chunk in self._chunks()) + rows
+        return sum(chunk.rows for chunk in self.chunks_read(by_key)) + rows
+
+    def chunks_read(self, by_key: Collection[str]) -> Iterator[Chunk]:
+        """The chunks that a step reads as a whole."""
+        for chunks in self.panes.values():
+            yield from chunks
+        for edge, chunks in self.edges.items():
+            if edge not in by_key:
+                yield from chunks
 
     def timers_us(self) -> list[int]:
         """The earliest timer of each shard that has one."""
@@ -189,17 +200,21 @@ class Version:
 
 def write_rows(table: pa.Table, path: str) -> int:
     """Write a state file atomically; return its CRC-32. A checkpoint flushes the file later."""
+    return write_encoded(encoded(table, max(1, table.num_rows)), path)
+
+
+def encoded(table: pa.Table, group_rows: int) -> memoryview:
+    """The content of a state file with row groups of so many rows."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table,
-        sink,
-        compression="snappy",
-        row_group_size=max(1, table.num_rows),
-        write_page_checksum=True,
+        table, sink, compression="snappy", row_group_size=group_rows, write_page_checksum=True
     )
+    return memoryview(sink.getvalue())
+
+
+def write_encoded(data: memoryview, path: str) -> int:
     with storage(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    data = memoryview(sink.getvalue())
     put_file(FilePath(path), data, fsync=False)
     return crc32(data)
 

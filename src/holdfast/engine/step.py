@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from holdfast.engine import keyed, windows
 from holdfast.engine.compiled import count_windows
 from holdfast.engine.inputs import OnResults, StepResult
+from holdfast.engine.joins import Joins
 from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.nullable import nullable
-from holdfast.engine.recipe import Joined, Query, Read, Recipe, Sharded, United, WindowFunction
+from holdfast.engine.recipe import Query, Read, Recipe, Sharded, United, WindowFunction
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
 from holdfast.engine.step_inputs import (
     PANE_FILES,
     Folded,
-    History,
     at_time,
     size_of,
     together_of,
@@ -32,15 +32,13 @@ from holdfast.storage.rows import parts_of
 
 #: The buckets that have rows, with their tables.
 Rows = list[tuple[int, pa.Table]]
-#: Most bytes of files with the new rows of a join that are sent to all tasks.
-BROADCAST_BYTES_MAX = 1 << 22
 #: Lines other than the stable one have no merges beside their steps.
 UNLIMITED = 1 << 62
 #: Most bytes of panes that the driver assigns to windows.
 DUE_BYTES_MAX = 1 << 26
 
 
-class Step(History):
+class Step(Joins):
     # -- the run ---------------------------------------------------------------------------
 
     def run(self, on_results: OnResults | None = None) -> StepResult:
@@ -276,47 +274,6 @@ class Step(History):
                 chunk = self._write(merged, op.name, buckets[0], buckets[-1])
                 chunks = (replace(chunk, buckets=tuple(buckets)),)
         self.panes[op.name] = chunks
-
-    # -- joins ---------------------------------------------------------------------------------
-
-    def _join(self, op: ops.Join) -> Recipe | None:
-        """Pairs with at least one new row: new rows of the left side with all of the right side,
-        and earlier rows of the left side with new rows of the right side."""
-        since = (self.lo * self.width_us - op.within_us) // self.width_us
-        new = [self._history(op, port, self.lo, self.hi) for port in (0, 1)]
-        if new[0] is None and new[1] is None:
-            return None
-        earlier = [self._history(op, port, since, self.lo - 1) for port in (0, 1)]
-        everything = self._united((earlier[1], new[1]))
-        pairs: list[Recipe] = []
-        if new[0] is not None and everything is not None:
-            side = self._broadcast_side(op, 0)
-            pairs.append(Joined(op.name, new[0], everything, side))
-        if earlier[0] is not None and new[1] is not None:
-            side = self._broadcast_side(op, 1)
-            pairs.append(Joined(op.name, earlier[0], new[1], side))
-        return self._united(pairs)
-
-    def _broadcast_side(self, op: ops.Join, port: int) -> Literal["left", "right"] | None:
-        """The side of the new rows, if a large job sends them to all tasks. Otherwise, all earlier
-        rows of the other side would have to be distributed again in every step."""
-        if self.one_task or op.name in self.engine.no_broadcast or not self._few(op, port):
-            return None  # a plan with a broadcast cannot run again
-        self.engine.broadcast.add(op.name)
-        return "right" if port else "left"
-
-    def _few(self, op: ops.Join, port: int) -> bool:
-        """Whether a side of a join has few new rows."""
-        up = op.inputs[port]
-        assert up is not None
-        if up.name not in self.mine:
-            files = [file.path for file in self.inputs.files(up.name, self.lo, self.hi)]
-        elif not self._by_reference(up):
-            chunks = self.edges.get(f"{op.name}:{port}", ())
-            files = [file.path for file in self._files(c for c in chunks if c.lo >= self.lo)]
-        else:
-            return False  # a function of the user may return more rows
-        return size_of(files) < BROADCAST_BYTES_MAX
 
     # -- keyed state -----------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from holdfast.engine import windows
 from holdfast.engine.inputs import Inputs
 from holdfast.engine.nullable import nullable
 from holdfast.engine.prepared import Prepared
@@ -53,9 +52,6 @@ PANE_BUCKETS = 16
 PANE_FILES = 16
 #: Most bytes of files that a job with one task reads; the driver holds them several times.
 ONE_TASK_BYTES_MAX = 1 << 26
-#: Most rows of a history that are merged into one file through the driver; a larger history is
-#: not merged.
-FOLD_ROWS_MAX = 500_000
 
 
 class File(NamedTuple):
@@ -111,6 +107,7 @@ class History:
         *,
         line: str,
         prepared: Prepared,
+        rows_min: int = 0,
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
@@ -137,10 +134,11 @@ class History:
         #: The recipes of the jobs with keyed state that ran.
         self.executed: list[Recipe] = []
         # Upper bound of the rows that a job may read: new rows, rows that open windows and joins
-        # still need, and panes.
+        # still need, and panes. Rows that a join selects by key are counted by the join; if they
+        # are too many, the step is repeated with their number as `rows_min`.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        rows = raw + version.rows_read(engine.whole)
+        rows = max(rows_min, raw + version.rows_read(engine.whole, engine.by_key))
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
         self.interpreted = rows < engine.job_rows.compiled
@@ -158,8 +156,8 @@ class History:
     def _bytes(self, since: int) -> int:
         """Bytes of the files that a job may read."""
         inputs = [f.path for s in self.path.inputs for f in self.inputs.files(s, since, self.hi)]
-        state = [os.path.join(self.engine.folder, name) for name in self.before.files()]
-        return size_of(inputs + state)
+        chunks = self._files(self.before.chunks_read(self.engine.by_key))
+        return size_of([*inputs, *(file.path for file in chunks)])
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -339,12 +337,20 @@ class History:
         return self._read(op.name, self._files([chunk]))
 
     def _write(
-        self, table: pa.Table, name: str, lo: int, hi: int, up: ops.Operator | None = None
+        self,
+        table: pa.Table,
+        name: str,
+        lo: int,
+        hi: int,
+        up: ops.Operator | None = None,
+        keys: tuple[str, ...] = (),
     ) -> Chunk:
-        """Write a state file. `up`: the stream of the rows, to record which buckets have rows."""
+        """Write a state file. `up`: the stream of the rows, to record which buckets have rows.
+        `keys`: the columns by which joins select the rows."""
         # Spark would take a file whose name begins with an underscore for a hidden one.
         file = f"{self.path.name}/state.{name}.{lo}-{hi}.{uuid.uuid4().hex[:8]}.parquet"
-        crc = write_rows(table, os.path.join(self.engine.folder, file))
+        path = os.path.join(self.engine.folder, file)
+        crc = self.engine.indexes.write(table, keys, path) if keys else write_rows(table, path)
         self._made(file)
         buckets: tuple[int, ...] = ()
         if up is not None:
@@ -402,83 +408,6 @@ class History:
             (bucket, sort_canonical(together_of(held), time))
             for bucket, held in sorted(files.items())
         ]
-
-    # -- history for later steps -------------------------------------------------------------------
-
-    def _alive_from(self, op: ops.Operator) -> int | None:
-        """First input bucket that later steps may need; None if the operator has no history."""
-        if isinstance(op, ops.TimeWindow):
-            alive = windows.needed_from(op, self.hi, self.width_us)
-            panes = self.panes.get(op.name, ())
-            return max(alive, panes[-1].hi + 1) if panes else alive
-        if isinstance(op, ops.Join):
-            return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
-        return None
-
-    def _forget(self) -> None:
-        """Drop chunks that no later step needs, merge small files, and set `needs_from`, the first
-        bucket of the inputs that the next version refers to."""
-        for op in self.path.operators:
-            alive = self._alive_from(op)
-            if alive is None:
-                continue
-            for port, up in enumerate(op.inputs):
-                assert up is not None
-                edge = f"{op.name}:{port}"
-                chunks = tuple(c for c in self.edges.get(edge, ()) if c.hi >= alive)
-                if isinstance(op, ops.Join) or op.fn is not None:  # type: ignore[attr-defined]
-                    chunks = self._fold_rows(op, port, up, chunks, alive)
-                if chunks or edge in self.edges:
-                    self.edges[edge] = chunks
-                if self._by_reference(up):
-                    raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
-                    raw = self._raw_buckets(up, raw_from)
-                    self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
-
-    def _raw_buckets(self, up: ops.Operator, since: int) -> list[int]:
-        streams = self._streams(up)
-        return sorted({f.bucket for s in streams for f in self.inputs.files(s, since, self.hi)})
-
-    def _fold_rows(
-        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
-    ) -> tuple[Chunk, ...]:
-        """Merge a history of many small files into one file, because every step reads it again."""
-        if self._by_reference(up):
-            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
-            few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
-            rows = sum(
-                f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
-            )
-            if not few and rows <= FOLD_ROWS_MAX:
-                span = raw_from, self.hi
-                table = self._raw_rows(up, *span)
-                if table is not None:
-                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
-        if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
-            span = max(alive, chunks[0].lo), chunks[-1].hi
-            table = self._merged_rows(up, chunks, *span)
-            if table is not None:
-                chunks = (self._write(table, f"{op.name}.{port}", *span, up),)
-        return chunks
-
-    def _raw_rows(self, up: ops.Operator, lo: int, hi: int) -> pa.Table | None:
-        """Rows that can be read from the inputs of the path; None if there are none, or too
-        many."""
-        files = self._input_files(up, lo, hi) if self._is_input(up) else []
-        if files and size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
-            return self._together(up.name, files, None)  # without a job
-        rows = self._stateless(up, lo, hi)
-        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
-
-    def _merged_rows(
-        self, up: ops.Operator, chunks: tuple[Chunk, ...], lo: int, hi: int
-    ) -> pa.Table | None:
-        """The rows of all chunks from bucket `lo` on; None if they are too many."""
-        files = self._files(chunks)
-        if size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
-            return self._together(up.name, files, (lo * self.width_us, (hi + 1) * self.width_us))
-        rows = self._chunk_rows(up, chunks, lo, hi, None)
-        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
 
     def _if_it_fits(self, collect: Callable[[], pa.Table]) -> pa.Table | None:
         """Rows that would only be stored in another form; None if they are too large for that. The

@@ -63,6 +63,8 @@ class Fingerprints:
     def __init__(self) -> None:
         #: Packages whose code was represented by name.
         self.libraries: set[str] = set()
+        #: Modules of the application whose code was described.
+        self.modules: set[str] = set()
         #: Ids of the values being described, outermost first. `_outermost` is the smallest index in
         #: this list that the current value refers back to; it detects cycles.
         self._open: list[int] = []
@@ -102,6 +104,7 @@ class Fingerprints:
         if _is_library(code.co_filename):
             parts = {"function": code.co_qualname}
         else:
+            self.modules.add(fn.__module__ or "")
             parts = {"function": f"{fn.__name__} #{digest([code_text(code, self.text)])}"}
         for name, value in (fn.__kwdefaults__ or {}).items():
             parts[f"default of {name}"] = self.text(value)
@@ -165,6 +168,7 @@ class Fingerprints:
         if module is not None and _is_library(_file(module)):
             self.libraries.add(cls.__module__.partition(".")[0])
             return f"{cls.__module__}.{cls.__qualname__}"
+        self.modules.add(cls.__module__)
         attributes = {name: value for name, value in vars(cls).items() if name not in _ABOUT}
         texts = [f"{name}={self.text(attributes[name])}" for name in sorted(attributes)]
         return f"{cls.__name__} #{digest([self._all(*cls.__bases__), *texts])}"
@@ -174,6 +178,7 @@ class Fingerprints:
         if _is_library(file):
             self.libraries.add(module.__name__.partition(".")[0])
             return f"module {module.__name__}"
+        self.modules.add(module.__name__)
         return f"module #{digest([module_text(file) or ''])}"
 
     def _of_spark(self, value: Any) -> str:

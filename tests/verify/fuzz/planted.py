@@ -42,7 +42,7 @@ BUGS = [
     ),
     Bug(
         "earlier rows of the left side of a join are not joined with new rows of the right side",
-        "engine/step.py",
+        "engine/joins.py",
         "if earlier[0] is not None and new[1] is not None:",
         "if False:",
     ),
@@ -54,15 +54,27 @@ BUGS = [
     ),
     Bug(
         "a join reads no history",
-        "engine/step.py",
+        "engine/joins.py",
         "since = (self.lo * self.width_us - op.within_us) // self.width_us",
         "since = self.lo",
     ),
     Bug(
         "the history of a join is deleted one bucket too early",
-        "engine/step_inputs.py",
+        "engine/retained.py",
         "return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us",
         "return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us + 1",
+    ),
+    Bug(
+        "a join that selects rows by key forgets those that are not folded yet",
+        "engine/joins.py",
+        "files += self._input_files(up, raw_from, self.lo - 1)",
+        "files += self._input_files(up, raw_from, self.lo - 2)",
+    ),
+    Bug(
+        "of the rows with one key, the history gives only the first",
+        "engine/key_index.py",
+        'count = np.searchsorted(self.hashes, wanted, side="right") - first',
+        'count = np.minimum(np.searchsorted(self.hashes, wanted, side="right") - first, 1)',
     ),
     Bug(
         "counts of panes are not added",

@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
-from holdfast.engine.session import JOB_ROWS, JobRows, Sessions
+from holdfast.engine.session import JobRows, Sessions
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
@@ -25,7 +25,7 @@ from holdfast.storage.segment import write_segment
 #: The kind of jobs in which a network runs, whatever its number of rows.
 Jobs = Literal["small", "medium", "large"]
 LIMITS: dict[Jobs, JobRows] = {
-    "small": JOB_ROWS,
+    "small": JobRows(selected=0),
     "medium": JobRows(compiled=0),
     "large": JobRows(compiled=0, distributed=0),
 }

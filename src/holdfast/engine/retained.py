@@ -1,0 +1,182 @@
+"""What a step retains for later steps: rows of windows and joins that no log holds, or that would
+be many small files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from holdfast.engine import windows
+from holdfast.engine.state import Chunk
+from holdfast.engine.step_inputs import (
+    ONE_TASK_BYTES_MAX,
+    PANE_FILES,
+    History,
+    size_of,
+    together_of,
+)
+from holdfast.model import operators as ops
+
+#: Most rows of a history that are merged into one file through the driver; a larger history is
+#: not merged.
+FOLD_ROWS_MAX = 500_000
+#: The same for a history whose rows are selected by key. It has more files, because most of them
+#: need not be read.
+KEYED_ROWS_MAX = 1 << 18
+#: Most files that one step writes for each side of a join.
+PIECES_MAX = 2
+
+
+def piece(rows: Mapping[int, int], buckets_min: int, last: int) -> int | None:
+    """The last bucket that is folded, given the rows of each bucket. None if there are fewer than
+    `buckets_min` buckets, if most are large, or if the first one is too large. `last`: the last
+    bucket, which may have no rows."""
+    if len(rows) < buckets_min or sum(rows.values()) > len(rows) * KEYED_ROWS_MAX // 4:
+        return None
+    total, end = 0, None
+    for bucket, count in rows.items():
+        total += count
+        if total > (FOLD_ROWS_MAX if end is None else KEYED_ROWS_MAX):
+            return end
+        end = bucket
+    return last
+
+
+def to_merge(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
+    """The consecutive chunks of one level that should become one: the number of the first one and
+    the number after the last one. A level is merged when it has `PANE_FILES` chunks, as far as they
+    have at most `KEYED_ROWS_MAX` rows together."""
+    end = len(chunks)
+    while end:
+        first = end - 1
+        while first and chunks[first - 1].level == chunks[first].level:
+            first -= 1
+        if end - first >= PANE_FILES:
+            for start in range(first, end - 1):
+                last, rows = start, chunks[start].rows
+                while last + 1 < end and rows + chunks[last + 1].rows <= KEYED_ROWS_MAX:
+                    last += 1
+                    rows += chunks[last].rows
+                if last > start:
+                    return start, last + 1
+        end = first
+    return None
+
+
+class Retained(History):
+    def _alive_from(self, op: ops.Operator) -> int | None:
+        """First input bucket that later steps may need; None if the operator has no history."""
+        if isinstance(op, ops.TimeWindow):
+            alive = windows.needed_from(op, self.hi, self.width_us)
+            panes = self.panes.get(op.name, ())
+            return max(alive, panes[-1].hi + 1) if panes else alive
+        if isinstance(op, ops.Join):
+            return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
+        return None
+
+    def _forget(self) -> None:
+        """Drop chunks that no later step needs, merge small files, and set `needs_from`, the first
+        bucket of the inputs that the next version refers to."""
+        for op in self.path.operators:
+            alive = self._alive_from(op)
+            if alive is None:
+                continue
+            for port, up in enumerate(op.inputs):
+                assert up is not None
+                edge = f"{op.name}:{port}"
+                chunks = tuple(c for c in self.edges.get(edge, ()) if c.hi >= alive)
+                if isinstance(op, ops.Join) or op.fn is not None:  # type: ignore[attr-defined]
+                    chunks = self._fold_rows(op, port, up, chunks, alive)
+                if chunks or edge in self.edges:
+                    self.edges[edge] = chunks
+                if self._by_reference(up):
+                    raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+                    raw = self._raw_buckets(up, raw_from)
+                    self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
+
+    def _raw_buckets(self, up: ops.Operator, since: int) -> list[int]:
+        streams = self._streams(up)
+        return sorted({f.bucket for s in streams for f in self.inputs.files(s, since, self.hi)})
+
+    def _fold_rows(
+        self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
+    ) -> tuple[Chunk, ...]:
+        """Merge a history of many small files into one file, because every step reads it again."""
+        if keys := self.engine.join_keys.get(op.name, ()):
+            if self._by_reference(up):
+                chunks = self._fold_by_key(f"{op.name}.{port}", up, chunks, alive, keys)
+            return self._merge_by_level(f"{op.name}.{port}", up, chunks, keys)
+        if self._by_reference(up):
+            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+            few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
+            rows = sum(
+                f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
+            )
+            if not few and rows <= FOLD_ROWS_MAX:
+                span = raw_from, self.hi
+                table = self._raw_rows(up, *span)
+                if table is not None:
+                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
+        if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
+            span = max(alive, chunks[0].lo), chunks[-1].hi
+            table = self._merged_rows(up, chunks, *span)
+            if table is not None:
+                chunks = (self._write(table, f"{op.name}.{port}", *span, up),)
+        return chunks
+
+    def _fold_by_key(
+        self, name: str, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int,
+        keys: tuple[str, ...],
+    ) -> tuple[Chunk, ...]:  # fmt: skip
+        """Fold input segments, the oldest first. After large steps, this takes several steps."""
+        for _ in range(PIECES_MAX):
+            raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
+            rows = self._raw_counts(up, raw_from)
+            hi = piece(rows, self.engine.pane_buckets, self.hi)
+            table = None if hi is None else self._raw_rows(up, raw_from, hi)
+            if hi is None or table is None:
+                break
+            chunks = (*chunks, replace(self._write(table, name, raw_from, hi, up, keys), level=1))
+        return chunks
+
+    def _raw_counts(self, up: ops.Operator, since: int) -> dict[int, int]:
+        """The number of rows of each bucket of the inputs."""
+        rows: dict[int, int] = {}
+        for stream in self._streams(up):
+            for file in self.inputs.files(stream, since, self.hi):
+                rows[file.bucket] = rows.get(file.bucket, 0) + file.rows
+        return dict(sorted(rows.items()))
+
+    def _merge_by_level(
+        self, name: str, up: ops.Operator, chunks: tuple[Chunk, ...], keys: tuple[str, ...]
+    ) -> tuple[Chunk, ...]:
+        """Merge chunks of one level into one of the next level."""
+        found = to_merge(chunks)
+        if found is None:
+            return chunks
+        first, end = found
+        old = chunks[first:end]
+        table = together_of(self._files(old))
+        new = self._write(table, name, old[0].lo, old[-1].hi, up, keys)
+        return (*chunks[:first], replace(new, level=old[0].level + 1), *chunks[end:])
+
+    def _raw_rows(self, up: ops.Operator, lo: int, hi: int) -> pa.Table | None:
+        """Rows that can be read from the inputs of the path; None if there are none, or too
+        many."""
+        files = self._input_files(up, lo, hi) if self._is_input(up) else []
+        if files and size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
+            return self._together(up.name, files, None)  # without a job
+        rows = self._stateless(up, lo, hi)
+        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))
+
+    def _merged_rows(
+        self, up: ops.Operator, chunks: tuple[Chunk, ...], lo: int, hi: int
+    ) -> pa.Table | None:
+        """The rows of all chunks from bucket `lo` on; None if they are too many."""
+        files = self._files(chunks)
+        if size_of(file.path for file in files) < ONE_TASK_BYTES_MAX:
+            return self._together(up.name, files, (lo * self.width_us, (hi + 1) * self.width_us))
+        rows = self._chunk_rows(up, chunks, lo, hi, None)
+        return None if rows is None else self._if_it_fits(lambda: self._arrow(rows, up.name))

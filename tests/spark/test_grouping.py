@@ -97,7 +97,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="holdfast-test-") as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for module in ("retained", "step"):
+        for module in ("retained", "time_windows"):
             patch.setattr(f"holdfast.engine.{module}.PANE_FILES", trial.pane_files)
         files = ShuffledFiles(network, tables, folder, trial.order)
         first, last = files.span()

@@ -219,14 +219,14 @@ def test_jobs_of_all_sizes_have_the_same_results(
     sessions: Sessions, make: Callable[[], hf.Network], limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit == "due bytes":
-        monkeypatch.setattr("holdfast.engine.step.DUE_BYTES_MAX", 0)
+        monkeypatch.setattr("holdfast.engine.time_windows.DUE_BYTES_MAX", 0)
     if limit == "panes":
         monkeypatch.setattr(Step, "_if_it_fits", lambda self, collect: None)
     if limit == "broadcast":
         monkeypatch.setattr("holdfast.engine.joins.BROADCAST_BYTES_MAX", 0)
     net, tables = make(), {"a": rows_of(25)}
     large = run_network(net, tables, sessions, jobs="large")
-    for module in ("step", "retained"):
+    for module in ("time_windows", "retained"):
         monkeypatch.setattr(f"holdfast.engine.{module}.PANE_FILES", 2)
     for jobs in get_args(Jobs):
         grouped = run_network(net, tables, sessions, groups=(1, 3), pane_buckets=4, jobs=jobs)

@@ -44,17 +44,24 @@ class Chunk:
     buckets: tuple[int, ...] = ()
     #: CRC-32 of the file.
     crc: int = 0
-    #: How often its rows were merged, if the rows are in the order of keys (`key_index.py`).
+    #: How often its rows were merged, if chunks are merged level by level.
     level: int = 0
+    #: All panes of this chunk as one, for windows that contain all of them, and the starts of the
+    #: first and the last pane.
+    total: Chunk | None = None
+    panes_us: tuple[int, int] = (0, 0)
 
     def body(self) -> dict[str, Any]:
         return {"file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
-                "buckets": list(self.buckets), "crc": self.crc, "level": self.level}  # fmt: skip
+                "buckets": list(self.buckets), "crc": self.crc, "level": self.level,
+                "total": self.total and self.total.body(), "panes_us": self.panes_us}  # fmt: skip
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Chunk:
+        first_us, last_us = body["panes_us"]
         return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]),
-                     body["crc"], body["level"])  # fmt: skip
+                     body["crc"], body["level"], body["total"] and Chunk.of(body["total"]),
+                     (first_us, last_us))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,10 @@ class Version:
     def _chunks(self) -> Iterator[Chunk]:
         for group in (self.panes, self.edges):
             for chunks in group.values():
-                yield from chunks
+                for chunk in chunks:
+                    yield chunk
+                    if chunk.total is not None:
+                        yield chunk.total
 
     def _shards(self) -> Iterator[Shard]:
         for shards in self.shards.values():
@@ -153,9 +163,11 @@ class Version:
         return sum(chunk.rows for chunk in self.chunks_read(by_key)) + rows
 
     def chunks_read(self, by_key: Collection[str]) -> Iterator[Chunk]:
-        """The chunks that a step reads as a whole."""
+        """The chunks that a step reads as a whole. Of panes, it reads the oldest chunk, from which
+        a window takes a part, and the totals of others."""
         for chunks in self.panes.values():
-            yield from chunks
+            for number, chunk in enumerate(chunks):
+                yield chunk if number == 0 or chunk.total is None else chunk.total
         for edge, chunks in self.edges.items():
             if edge not in by_key:
                 yield from chunks

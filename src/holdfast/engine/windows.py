@@ -57,10 +57,28 @@ def needed_from(op: TimeWindow, upto: int, width_us: int) -> int:
     return needed_from_us(op, upto, width_us) // width_us
 
 
+def pane_us(op: TimeWindow) -> int:
+    """Length of a pane."""
+    return gcd(op.size_us, op.slide_us)
+
+
 def _pane(op: TimeWindow, time: str) -> str:
     """SQL: start of the pane that contains a row."""
     micros = f"unix_micros({quoted(time)})"
-    return f"({micros} - pmod({micros}, {gcd(op.size_us, op.slide_us)}L))"
+    return f"({micros} - pmod({micros}, {pane_us(op)}L))"
+
+
+def are_in_all(op: TimeWindow, panes_us: tuple[int, int], ends: Sequence[int]) -> bool:
+    """Whether all windows contain the panes from the first to the last start."""
+    return ends[-1] - op.size_us <= panes_us[0] and panes_us[1] + pane_us(op) <= ends[0]
+
+
+def in_each(total: pa.Table, ends: Sequence[int]) -> pa.Table:
+    """The rows once for each window, with `__end`."""
+    return pa.concat_tables(
+        total.append_column("__end", pa.repeat(pa.scalar(end, pa.int64()), total.num_rows))
+        for end in ends
+    )
 
 
 def partials(plan: AggregatePlan, op: TimeWindow, rows: str, time: str) -> str:
@@ -82,8 +100,8 @@ def results(plan: AggregatePlan, op: TimeWindow, per_window: str, time: str) -> 
 
 def per_window(op: TimeWindow, panes: str, ends: Sequence[int]) -> str:
     """SQL: each pane once for each of the windows `ends` that contains it, with `__end`."""
-    pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
-    since, until = f"(__p + {pane_us}L + {slide - 1}L)", f"(__p + {op.size_us}L)"
+    slide = op.slide_us
+    since, until = f"(__p + {pane_us(op)}L + {slide - 1}L)", f"(__p + {op.size_us}L)"
     first = f"greatest({since} - pmod({since}, {slide}L), {ends[0]}L)"
     last = f"least({until} - pmod({until}, {slide}L), {ends[-1]}L)"
     return (
@@ -95,8 +113,8 @@ def per_window(op: TimeWindow, panes: str, ends: Sequence[int]) -> str:
 def due(op: TimeWindow, panes: pa.Table, ends: Sequence[int], bytes_max: int) -> pa.Table | None:
     """`per_window` for a table; None if the result would be larger than `bytes_max`."""
     start = panes["__p"].to_numpy()
-    pane_us, slide = gcd(op.size_us, op.slide_us), op.slide_us
-    first = np.maximum(-(-(start + pane_us) // slide) * slide, ends[0])
+    length, slide = pane_us(op), op.slide_us
+    first = np.maximum(-(-(start + length) // slide) * slide, ends[0])
     last = np.minimum((start + op.size_us) // slide * slide, ends[-1])
     count = np.maximum((last - first) // slide + 1, 0)
     if int(count.sum()) * (panes.nbytes // max(1, panes.num_rows)) > bytes_max:

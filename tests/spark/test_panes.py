@@ -57,8 +57,9 @@ def test_totals_of_panes_give_the_same_results(
     monkeypatch.setattr(time_windows, "PANE_FILES", 2)
     monkeypatch.setattr(time_windows, "TOTAL_PANES_MIN", 8)
     monkeypatch.setattr(time_windows, "CHUNKS_MIN", 3)
-    found = run_network(net, tables, sessions, groups=(1, 1, 3), pane_buckets=1, jobs=jobs)
-    assert digests(found) == expected
+    for groups in ((1, 1, 3), (30, 1, 2)):
+        found = run_network(net, tables, sessions, groups=groups, pane_buckets=1, jobs=jobs)
+        assert digests(found) == expected
 
 
 def test_a_long_window_reads_totals(

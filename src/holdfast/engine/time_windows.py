@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import lcm
 
 import pyarrow as pa
 
@@ -31,6 +32,12 @@ def has_totals(op: ops.TimeWindow) -> bool:
     return op.size_us // windows.pane_us(op) >= TOTAL_PANES_MIN
 
 
+def piece_us(op: ops.TimeWindow, width_us: int) -> int:
+    """The longest time that one file of panes covers, a multiple of panes and of buckets."""
+    both_us = lcm(windows.pane_us(op), width_us)
+    return max(1, op.size_us // CHUNKS_MIN // both_us) * both_us
+
+
 def to_merge(op: ops.TimeWindow, chunks: Sequence[Chunk], width_us: int) -> tuple[int, int] | None:
     """The chunks of panes that should become one: the number of the first one and the number after
     the last one. With totals, `PANE_FILES` chunks of one level are merged, as long as a window has
@@ -45,7 +52,7 @@ def to_merge(op: ops.TimeWindow, chunks: Sequence[Chunk], width_us: int) -> tupl
         if end - first >= PANE_FILES:
             last = first + PANE_FILES
             span_us = (chunks[last - 1].hi + 1 - chunks[first].lo) * width_us
-            if chunks[first].level == 0 or span_us <= op.size_us // CHUNKS_MIN:
+            if chunks[first].level == 0 or span_us <= piece_us(op, width_us):
                 return first, last
         end = first
     return None
@@ -203,8 +210,7 @@ class TimeWindows(Joins):
         enough = len(self._new_buckets(op, since)) >= self.engine.pane_buckets
         folded = self._fold(op, since) if enough or op.name in self.folded else None
         if folded is not None and folded.buckets[-1] >= since:
-            chunk = self._write(folded.panes, op.name, folded.buckets[0], folded.buckets[-1])
-            chunks = (*chunks, replace(chunk, buckets=folded.buckets))
+            chunks = (*chunks, *self._written_panes(op, folded))
         found = to_merge(op, chunks, self.width_us)
         merged = None if found is None else self._merge_panes(op, chunks[slice(*found)])
         if found is not None and merged is not None:
@@ -223,14 +229,36 @@ class TimeWindows(Joins):
         buckets = sorted({b for chunk in chunks for b in chunk.buckets if b >= since})
         chunk = self._write(merged, op.name, buckets[0], buckets[-1])
         chunk = replace(chunk, buckets=tuple(buckets), level=chunks[0].level + 1)
-        starts = merged["__p"].to_numpy()
-        if not has_totals(op) or not len(starts):
+        return self._with_total(op, chunk, merged) if has_totals(op) else chunk
+
+    def _written_panes(self, op: ops.TimeWindow, folded: Folded) -> list[Chunk]:
+        """Files of new panes. Those of many buckets are cut, so that a window contains most files
+        as a whole."""
+        span_us = piece_us(op, self.width_us)
+        pieces = sorted({bucket * self.width_us // span_us for bucket in folded.buckets})
+        if not has_totals(op) or len(folded.buckets) < PANE_FILES:
+            chunk = self._write(folded.panes, op.name, folded.buckets[0], folded.buckets[-1])
+            return [replace(chunk, buckets=folded.buckets)]
+        of_pane = folded.panes["__p"].to_numpy() // span_us
+        chunks = []
+        for number in pieces:
+            panes = folded.panes.filter(pa.array(of_pane == number))
+            buckets = tuple(b for b in folded.buckets if b * self.width_us // span_us == number)
+            chunk = self._write(panes, op.name, buckets[0], buckets[-1])
+            chunk = replace(chunk, buckets=buckets, level=1)
+            chunks.append(self._with_total(op, chunk, panes))
+        return chunks
+
+    def _with_total(self, op: ops.TimeWindow, chunk: Chunk, panes: pa.Table) -> Chunk:
+        if not panes.num_rows:
             return chunk
+        starts = panes["__p"].to_numpy()
         first_us, last_us = int(starts.min()), int(starts.max())
-        place = merged.column_names.index("__p")
-        alike = merged.set_column(place, "__p", pa.repeat(first_us, merged.num_rows))
+        place = panes.column_names.index("__p")
+        alike = panes.set_column(place, "__p", pa.repeat(first_us, panes.num_rows))
         file = self.prepared.write(nullable(alike), op.name, "panes")
         read = Read(op.name, (file,), self.one_task, "panes")
+        text = self.compiled.plans[op.name].merge(select_from("panes"), "__p")
         total = self._if_it_fits(lambda: self._panes(Query(text, (("panes", read),))))
         if total is None:
             return chunk

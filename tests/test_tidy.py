@@ -58,6 +58,7 @@ ENTRY_POINTS = {
     "holdfast.experiments.chain": "holdfast experiment, by its name",
     "holdfast.experiments.availability": "holdfast experiment, by its name",
     "holdfast.experiments.endurance": "holdfast experiment, by its name",
+    "holdfast.experiments.growth": "holdfast experiment, by its name",
     "holdfast.experiments.overhead": "holdfast experiment, by its name",
     "holdfast.experiments.pairs": "holdfast experiment, by its name",
     "holdfast.experiments.policies": "holdfast experiment, by its name",

@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "pairs": "a host is killed and replaced by a standby (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "endurance": "memory and step time over thousands of buckets",
+    "growth": "step time, memory and bytes written over rows, keys, windows, joins and outputs",
 }
 
 

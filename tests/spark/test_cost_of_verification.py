@@ -15,7 +15,7 @@ from holdfast.engine import layers, state, step_inputs
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
-from holdfast.experiments.structured_streaming import EPOCH_US, write_buckets
+from holdfast.experiments.versus.workload import EPOCH_US, write_buckets
 from holdfast.model.fragments import fragments
 from holdfast.storage.files import crc_of
 

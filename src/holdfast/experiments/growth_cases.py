@@ -22,7 +22,7 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.experiments.growth_bench import Bench, Case, Effort, memory_mb, peak_mb
-from holdfast.experiments.structured_streaming import EPOCH_US
+from holdfast.experiments.versus.workload import EPOCH_US
 
 WIDTH_US = 1_000_000
 FIRST = EPOCH_US // WIDTH_US

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import holdfast as hf
@@ -15,9 +17,10 @@ from holdfast.engine import layers, state, step_inputs
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import Sessions
-from holdfast.experiments.versus.workload import EPOCH_US, write_buckets
+from holdfast.experiments.versus.workload import EPOCH_US
 from holdfast.model.fragments import fragments
-from holdfast.storage.files import crc_of
+from holdfast.storage.rows import TIMESTAMP
+from holdfast.storage.segment import write_segment
 
 WIDTH_US = 100_000
 FIRST = EPOCH_US // WIDTH_US
@@ -41,6 +44,16 @@ def unverified(sessions: Sessions) -> Iterator[None]:
             hadoop.set(PAGES, "true")
 
 
+def bucket_file(folder: Path, bucket: int, rows: int, keys: int) -> InputFile:
+    rng = np.random.default_rng(bucket)
+    times = pa.array(bucket * WIDTH_US + np.sort(rng.integers(0, WIDTH_US, rows)), TIMESTAMP)
+    names = np.char.add("10.0.0.", rng.integers(0, keys, rows).astype(str))
+    table = pa.table({"ts": times, "src": names, "bytes": rng.integers(0, 1_500, rows)})
+    path = str(folder / f"{bucket}.parquet")
+    file = write_segment(table, path, time="ts", fsync=False)
+    return InputFile(bucket, path, rows, file.crc)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("rows", "keys", "group"), [(1_000, 100, 1), (200_000, 10_000, 10)])
@@ -51,8 +64,7 @@ def test_verified_reads_cost_at_most_five_percent(
     steps = 300 if group == 1 else 60
     warm = steps // 3
     total = (steps + warm) * group if group == 1 else 20 * group
-    paths = write_buckets(tmp_path / "in", total, rows, keys, WIDTH_US)
-    files = [InputFile(FIRST + at, path, rows, crc_of(path)) for at, path in enumerate(paths)]
+    files = [bucket_file(tmp_path, FIRST + at, rows, keys) for at in range(total)]
     net = hf.Network("verified", bucket="100ms")
     flows = net.source("flows", "ts timestamp, src string, bytes long", time="ts")
     window = flows.window("1s", slide="500ms").group_by("src")

@@ -55,7 +55,7 @@ def joins(net: hf.Network) -> None:
     net.output("types", left.join(doubles, on=["k"], within="500ms"))
 
 
-@pytest.mark.parametrize("limits", [JobRows(selected=0), JobRows(60, 400, 0), JobRows(0, 90, 100)])
+@pytest.mark.parametrize("limits", [JobRows(selected=0), JobRows(60, 400, 0)])
 def test_rows_selected_by_key_give_the_same_results(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, limits: JobRows
 ) -> None:

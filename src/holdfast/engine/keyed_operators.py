@@ -113,8 +113,9 @@ class CountWindows:
         raise AssertionError("count windows have no timers")
 
     def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
-        touched = distinct(self.hashes(rows))
         rows = sort_canonical(rows, self.time)
+        new = self.hashes(rows)
+        hashes = np.r_[before.hashes, new]
         rows = pa.concat_tables([before.rows.cast(rows.schema), rows]).combine_chunks()
         count = rows.num_rows
         group = group_ids(rows, self.keys)
@@ -134,8 +135,9 @@ class CountWindows:
         last = times[order[window_start + self.size - 1]]
         out = out.append_column("__seq", pa.array(np.repeat(number, self.size), pa.int64()))
         out = out.append_column("__last", pa.array(np.repeat(last, self.size), pa.int64()))
-        retained = rows.take(pa.array(np.sort(order[stays]))).cast(self.state)
-        return Change(out, touched, KeyedState(retained, self.hashes(retained)))
+        left = np.sort(order[stays])
+        retained = rows.take(pa.array(left)).cast(self.state)
+        return Change(out, distinct(new), KeyedState(retained, hashes[left]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,9 @@ def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if key == keys[0]:
+            ids = codes  # already without gaps
+            continue
         ids = ids * (len(encoded.dictionary) + 1) + codes
         _, ids = np.unique(ids, return_inverse=True)
     return ids.astype(np.int64)

@@ -217,7 +217,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 say(str(err))
         say("writing the input")
         large = Inputs.write(folder / "large", 160 if quick else 400, 200_000, 80 if quick else 200)
-        small = Inputs.write(folder / "small", 40 if quick else 80, 20_000, 10)
+        small = Inputs.write(folder / "small", 20 if quick else 40, 20_000, 10)
         paced = Inputs.write(folder / "paced", 320 if quick else 620, 20_000, 120)
         runner = Runner(folder, pythons, classpath)
         able = [key for key, peer in PEERS.items() if peer.system not in unavailable]

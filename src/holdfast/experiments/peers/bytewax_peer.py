@@ -68,7 +68,9 @@ class RowGroups(StatefulSourcePartition[Any, int]):
         group = pq.ParquetFile(file).read_row_group(self.part, use_threads=False)
         if JOB["form"] == "arrow":
             return [(bucket, group)]
-        values = zip(group["ts"].to_pylist(), group["bytes"].to_pylist(), strict=True)
+        # Bytewax accepts only `datetime.UTC`, and Arrow gives another object for the same zone.
+        times = [at.replace(tzinfo=UTC) for at in group["ts"].to_pylist()]
+        values = zip(times, group["bytes"].to_pylist(), strict=True)
         self.rows = list(zip(group["src"].to_pylist(), values, strict=True))
         return []
 
@@ -148,7 +150,12 @@ if JOB["form"] == "arrow":
     keyed = op.key_on("key", partial, lambda _item: "all")
     results = op.stateful_flat_map("close", keyed, close_windows)
 else:
-    clock = win.EventClock(lambda row: row[0], wait_for_system_duration=WAIT)
+    clock = win.EventClock(
+        lambda row: row[0],
+        wait_for_system_duration=WAIT,
+        # The rows are of the past: their windows would be checked again and again by system time.
+        to_system_utc=lambda _at: None,
+    )
     tumbling = win.TumblingWindower(length=timedelta(seconds=1), align_to=ALIGN_TO)
     windowed = win.fold_window(
         "window", buckets, clock, tumbling, lambda: (0, 0),

@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -95,20 +96,22 @@ def main() -> None:
     tables.execute_sql(FLOWS)
     tables.execute_sql(RESULTS)
     tables.execute_sql(NOWHERE)
-    reading = JOB["form"] == "read"
+    reading = JOB.get("form") == "read"
     job = tables.execute_sql("INSERT INTO nowhere SELECT * FROM flows" if reading else WINDOWED)
-    client = job.get_job_client()
     seen: dict[str, float] = {}
-    asked = time.monotonic()
-    while True:
-        visible_files(seen)
-        time.sleep(0.002)
-        if time.monotonic() - asked > 0.25:
-            asked = time.monotonic()
-            status = client.get_job_status().result().name
-            if status in ("FINISHED", "FAILED", "CANCELED"):
-                break
-    job.wait()  # raises the failure of the job
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            visible_files(seen)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        job.wait()  # raises the failure of the job
+    finally:
+        done.set()
+        watcher.join()
     visible_files(seen)
     read = buckets_read()
     versions = {"flink": importlib.metadata.version("apache-flink")}

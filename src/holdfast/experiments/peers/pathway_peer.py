@@ -6,7 +6,7 @@ the rows themselves and `windowby`. Both persist their input with a snapshot eve
 
 The job is one JSON argument. The last line of the output is a JSON object: when the result of each
 window was readable (form `rows`: when the source had sent each bucket) as the number of buckets and
-CLOCK_MONOTONIC in seconds, and the versions.
+CLOCK_MONOTONIC in seconds, when the buckets were aggregated (form `arrow`), and the versions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ PARTS = 2
 EPOCH_US = 1_767_225_600_000_000
 #: Number of buckets done, and when.
 done_at: dict[int, float] = {}
+#: When each part was aggregated. Pathway may take all files that exist in one batch, and then gives
+#: all windows at the end.
+parts_at: list[float] = []
 
 
 def wait_for(bucket: int) -> Path:
@@ -88,7 +91,9 @@ def aggregate(table: pa.Table, counted: bool) -> pa.Table:
 @pw.udf(deterministic=True)
 def read_part(file: str, part: int) -> pw.PyObjectWrapper:
     group = pq.ParquetFile(file).read_row_group(part, use_threads=False)
-    return pw.wrap_py_object(aggregate(group, False))
+    result = pw.wrap_py_object(aggregate(group, False))
+    parts_at.append(time.monotonic())
+    return result
 
 
 def write_window(window: int, parts: tuple[Any, ...]) -> None:
@@ -149,4 +154,8 @@ pw.run(
     persistence_config=pw.persistence.Config(store, snapshot_interval_ms=1_000),
 )
 versions = {name: importlib.metadata.version(name) for name in ("pathway", "pyarrow")}
-print(json.dumps({"done_at": sorted(done_at.items()), "versions": versions}), flush=True)
+marks = {"done_at": sorted(done_at.items()), "versions": versions}
+if parts_at:
+    read_at = [(number + 1, at) for number, at in enumerate(parts_at[PARTS - 1 :: PARTS])]
+    marks["read_at"] = [*read_at[:-1], (JOB["buckets"], max(done_at.values()))]
+print(json.dumps(marks), flush=True)

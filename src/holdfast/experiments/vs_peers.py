@@ -64,7 +64,7 @@ class Peer:
     #: Row-by-row forms are slow: they get the small buckets.
     slow: bool = False
     delay: bool = False
-    #: In the quick form, measured in the first round only.
+    #: Measured in the first round only, because it takes long or serves as a reference.
     once: bool = False
 
 
@@ -98,9 +98,27 @@ class Inputs:
     wanted: pa.Table
 
     @classmethod
-    def write(cls, folder: Path, buckets: int, rows: int, warm: int) -> Inputs:
+    def write(cls, folder: Path, buckets: int, warm: int, rows: int) -> Inputs:
         files = write_buckets(folder, buckets, rows, KEYS, WIDTH_US)
         return cls(files, rows, warm, expected(files))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. Pairs: number of buckets, and how many of them are the warm-up."""
+
+    rounds: int
+    large: tuple[int, int]
+    small: tuple[int, int]
+    #: The systems start while buckets arrive already; the warm-up includes the start.
+    paced: tuple[int, int]
+    paced_rounds: int
+    #: Rows of a bucket: of the large ones, and of all others.
+    rows: tuple[int, int] = (200_000, 20_000)
+
+
+QUICK = Plan(3, large=(200, 120), small=(20, 10), paced=(400, 200), paced_rounds=1)
+FULL = Plan(5, large=(400, 200), small=(40, 10), paced=(800, 300), paced_rounds=3)
 
 
 class Wrong(HoldfastError):
@@ -202,7 +220,10 @@ def _result_of(name: str, command: list[str]) -> dict[str, Any]:
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    repeats = 3 if quick else 5
+    return compare(QUICK if quick else FULL, say)
+
+
+def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     unavailable: dict[str, str] = {}
     pythons: dict[str, str] = {}
     rates: dict[str, list[float]] = {}
@@ -218,11 +239,10 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 unavailable[system] = str(err)
                 say(str(err))
         say("writing the input")
-        large = Inputs.write(
-            folder / "large", 200 if quick else 400, 200_000, 120 if quick else 200
-        )
-        small = Inputs.write(folder / "small", 20 if quick else 40, 20_000, 10)
-        paced = Inputs.write(folder / "paced", 320 if quick else 620, 20_000, 120)
+        many, few = plan.rows
+        large = Inputs.write(folder / "large", *plan.large, many)
+        small = Inputs.write(folder / "small", *plan.small, few)
+        paced = Inputs.write(folder / "paced", *plan.paced, few)
         runner = Runner(folder, pythons, classpath)
         able = [key for key, peer in PEERS.items() if peer.system not in unavailable]
 
@@ -246,12 +266,12 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             delays.setdefault(key, []).extend(found)
             return f"results after {sorted(found)[len(found) // 2]:,.0f} ms (median)"
 
-        for repeat in range(repeats):
-            for key in able if repeat % 2 == 0 else reversed(able):
-                if quick and repeat and PEERS[key].once:
+        for number in range(plan.rounds):
+            for key in able if number % 2 == 0 else reversed(able):
+                if number and PEERS[key].once:
                     continue
                 measure(key, lambda key=key: rate_of(key))  # type: ignore[misc]
-        for _ in range(1 if quick else 3):
+        for _ in range(plan.paced_rounds):
             for key in able:
                 if PEERS[key].delay:
                     measure(key, lambda key=key: delay_of(key))  # type: ignore[misc]
@@ -260,9 +280,9 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         "durability": DURABILITY,
         "versions": runner.versions,
         "unavailable": unavailable,
-        "rows_a_bucket": {key: 20_000 if PEERS[key].slow else 200_000 for key in rates},
+        "rows_a_bucket": {key: few if PEERS[key].slow else many for key in rates},
         "paced": {"rows_a_bucket": paced.rows, "bucket_ms": WIDTH_US // 1_000},
-        "repeats": repeats,
+        "rounds": plan.rounds,
     }
 
 

@@ -156,8 +156,9 @@ public class BucketSource implements Source<RowData, BucketSource.Split, Integer
     private int parts;
     private int bucket;
     private long rowsToSkip;
-    private List<PageReadStore> groups = null;
-    private MessageType schema;
+    /** Open until the bucket is read: the pages are decompressed when they are needed. */
+    private ParquetFileReader file = null;
+    private int group;
     private Columns columns = null;
     private long rowsRead;
     private FileWriter marks;
@@ -183,14 +184,14 @@ public class BucketSource implements Source<RowData, BucketSource.Split, Integer
       if (bucket >= buckets) {
         return InputStatus.END_OF_INPUT;
       }
-      if (groups == null && !open()) {
+      if (file == null && !open()) {
         available = new CompletableFuture<>();
         CompletableFuture<Void> waiting = available;
         timer.schedule(() -> waiting.complete(null), 1, TimeUnit.MILLISECONDS);
         return InputStatus.NOTHING_AVAILABLE;
       }
-      if (columns == null && !groups.isEmpty()) {
-        columns = new Columns(groups.remove(0), schema);
+      if (columns == null && group < file.getRowGroups().size()) {
+        columns = new Columns(file.readRowGroup(group), file.getFileMetaData().getSchema());
       }
       if (columns != null) {
         for (; rowsToSkip > 0 && columns.left > 0; rowsToSkip--, rowsRead++) columns.next();
@@ -200,9 +201,11 @@ public class BucketSource implements Source<RowData, BucketSource.Split, Integer
         }
         if (columns.left > 0) return InputStatus.MORE_AVAILABLE;
         columns = null;
-        if (!groups.isEmpty()) return InputStatus.MORE_AVAILABLE;
+        group += parts;
+        if (group < file.getRowGroups().size()) return InputStatus.MORE_AVAILABLE;
       }
-      groups = null;
+      file.close();
+      file = null;
       rowsRead = 0;
       bucket++;
       output.emitWatermark(new Watermark(epochMs + bucket * widthMs - 1));
@@ -212,17 +215,11 @@ public class BucketSource implements Source<RowData, BucketSource.Split, Integer
     }
 
     private boolean open() throws IOException {
-      Path file = Paths.get(folder, String.format("bucket-%06d.parquet", bucket));
-      if (!Files.exists(file)) return false;
+      Path path = Paths.get(folder, String.format("bucket-%06d.parquet", bucket));
+      if (!Files.exists(path)) return false;
       if (marks == null) marks = new FileWriter(progress + "-" + part, true);
-      List<PageReadStore> own = new ArrayList<>();
-      try (ParquetFileReader reader = ParquetFileReader.open(new LocalInputFile(file))) {
-        schema = reader.getFileMetaData().getSchema();
-        for (int group = part; group < reader.getRowGroups().size(); group += parts) {
-          own.add(reader.readRowGroup(group));
-        }
-      }
-      groups = own;
+      file = ParquetFileReader.open(new LocalInputFile(path));
+      group = part;
       return true;
     }
 
@@ -242,6 +239,7 @@ public class BucketSource implements Source<RowData, BucketSource.Split, Integer
     @Override
     public void close() throws IOException {
       timer.shutdownNow();
+      if (file != null) file.close();
       if (marks != null) marks.close();
     }
   }

@@ -29,6 +29,7 @@ from holdfast.types import SegmentId, Stability
 
 WINDOW_BUCKETS = 10
 FIRST = EPOCH_US // WIDTH_US
+GROUP_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Windows:
     work: str
     buckets: int
     rows: int
-    #: Buckets of one step.
+    #: Buckets of one step; 0: all that have arrived, at most `GROUP_MAX`, as a node does.
     group: int = 1
 
 
@@ -64,12 +65,11 @@ def run_windows(job: Windows) -> dict[str, Any]:
     log.open_stream("result", engine.compiled.schema["result"], "ts", FIRST)
     checkpoints = Checkpoints("peers", log, engine, now_us)
     version, inputs = engine.empty(path, FIRST - 1), Inputs()
-    done_at: list[tuple[int, float]] = []
-    for lo in range(0, job.buckets, job.group):
-        hi = min(lo + job.group, job.buckets) - 1
+    done_at: dict[int, float] = {}
+    lo = 0
+    while lo < job.buckets:
+        hi = _last_bucket(paths, lo, job.group)
         for bucket in range(lo, hi + 1):
-            while not os.path.exists(paths[bucket]):
-                time.sleep(0.001)
             file = paths[bucket]
             arrived.append(InputFile(FIRST + bucket, file, job.rows, crc_of(file)))
         result = engine.run(path, version, FIRST + lo, FIRST + hi, inputs)
@@ -78,21 +78,38 @@ def run_windows(job: Windows) -> dict[str, Any]:
             for bucket, table in result.outputs["result"]
         ]
         log.commit("result", segments, FIRST + hi)
-        done_at.append((hi + 1, time.monotonic()))
+        counts = [(_window(segment.id.bucket) + 1) * WINDOW_BUCKETS for segment in segments]
+        done_at |= dict.fromkeys([*counts, hi + 1], time.monotonic())
         version = result.version
-        if (hi + 1) % WINDOW_BUCKETS == 0:
+        if lo // WINDOW_BUCKETS < (hi + 1) // WINDOW_BUCKETS:
             checkpoints.write(version)
         engine.release(path, [version])
+        lo = hi + 1
     _write_results(log, Path(job.work) / "out", job.buckets)
     log.close()
-    return {"done_at": done_at, "versions": {"holdfast": hf.__version__}}
+    return {"done_at": sorted(done_at.items()), "versions": {"holdfast": hf.__version__}}
+
+
+def _window(bucket: int) -> int:
+    return (bucket - FIRST) // WINDOW_BUCKETS
+
+
+def _last_bucket(paths: list[str], lo: int, group: int) -> int:
+    """Wait for the buckets of the next step, from `lo` on."""
+    least, most = (group, group) if group else (1, GROUP_MAX)
+    end = min(lo + least, len(paths))
+    while not os.path.exists(paths[end - 1]):
+        time.sleep(0.001)
+    while end < min(lo + most, len(paths)) and os.path.exists(paths[end]):
+        end += 1
+    return end - 1
 
 
 def _write_results(log: Log, out: Path, buckets: int) -> None:
     """Copy the logged results to one file for each window, as the peers write them."""
     out.mkdir(parents=True)
     for segment in log.segments("result", FIRST, FIRST + buckets):
-        window = (segment.id.bucket - FIRST) // WINDOW_BUCKETS
+        window = _window(segment.id.bucket)
         table = log.read(segment).select(["src", "n", "bytes"])
         pq.write_table(table, out / f"window-{window:06d}.parquet")
 

@@ -144,7 +144,7 @@ class Runner:
                 "buckets": len(inputs.files), **peer.options,
             }  # fmt: skip
             if peer.system == "holdfast":
-                job["rows"] = inputs.rows
+                job |= {"rows": inputs.rows, **({"group": 0} if live else {})}
                 command = [sys.executable, "-m", "holdfast.experiments.holdfast_windows"]
             else:
                 script = SCRIPTS / f"{peer.system}_peer.py"
@@ -152,7 +152,10 @@ class Runner:
             if peer.system == "flink":
                 job["classpath"] = self.classpath
             result = _result_of(name, [*command, json.dumps(job)])
-            self.versions |= result["versions"]
+            self.versions |= {
+                library if library == peer.system else f"{library} of {peer.system}": version
+                for library, version in result["versions"].items()
+            }
             out = Path(work) / "out"
             if name != "flink_read":
                 wrong = problem(out, inputs.wanted)

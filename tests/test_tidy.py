@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.experiments import EXPERIMENTS
+
 ROOT = Path(__file__).parents[1]
 
 _ROOM = re.compile(r"`([\w/]+?)/?`")
@@ -55,20 +57,16 @@ ENTRY_POINTS = {
     "holdfast.cluster.host_main": "the supervisor, with python -m",
     "holdfast.examples.netmon": "holdfast run",
     "holdfast.examples.nexmark.queries": "holdfast run",
-    "holdfast.experiments.chain": "holdfast experiment, by its name",
-    "holdfast.experiments.availability": "holdfast experiment, by its name",
-    "holdfast.experiments.endurance": "holdfast experiment, by its name",
-    "holdfast.experiments.growth": "holdfast experiment, by its name",
-    "holdfast.experiments.overhead": "holdfast experiment, by its name",
-    "holdfast.experiments.pairs": "holdfast experiment, by its name",
-    "holdfast.experiments.policies": "holdfast experiment, by its name",
-    "holdfast.experiments.reconcile": "holdfast experiment, by its name",
-    "holdfast.experiments.serialization": "holdfast experiment, by its name",
-    "holdfast.experiments.tentative": "holdfast experiment, by its name",
-    "holdfast.experiments.switch": "holdfast experiment, by its name",
+    **{
+        f"holdfast.experiments.{name.replace('-', '_')}": "holdfast experiment, by its name"
+        for name in EXPERIMENTS
+    },
+    "holdfast.experiments.holdfast_windows": "vs-peers, with python -m",
+    "holdfast.experiments.peers.bytewax_peer": "vs-peers, by another interpreter",
+    "holdfast.experiments.peers.flink_peer": "vs-peers, by another interpreter",
+    "holdfast.experiments.peers.pathway_peer": "vs-peers, by another interpreter",
     "holdfast.experiments.versus.live_holdfast": "vs_structured_streaming, with python -m",
     "holdfast.experiments.versus.live_spark": "vs_structured_streaming, with python -m",
-    "holdfast.experiments.vs_structured_streaming": "holdfast experiment, by its name",
 }
 
 #: Justified exceptions, with the reason.

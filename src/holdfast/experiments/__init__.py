@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "overhead": "cost of protection without failures",
     "pairs": "a host is killed and replaced by a standby (Flux section 5.4)",
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
+    "vs-peers": "the windowed aggregate on Flink SQL, Bytewax and Pathway",
     "endurance": "memory and step time over thousands of buckets",
     "growth": "step time, memory and bytes written over rows, keys, windows, joins and outputs",
 }

@@ -85,6 +85,15 @@ def make_bucket(bucket: int, rows: int, keys: int, seed: int = 0) -> pa.Table:
     )
 
 
+def write_buckets(folder: Path, count: int, rows: int, keys: int) -> list[str]:
+    """Write the first buckets, one file each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"bucket-{bucket:06d}.parquet" for bucket in range(count)]
+    for bucket, file in enumerate(files):
+        _write(make_bucket(bucket, rows, keys), file, bucket)
+    return [str(file) for file in files]
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """Files of the buckets of all queries below one folder."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from holdfast.engine import key_index
+from holdfast.engine import joins, key_index
 from holdfast.engine.key_index import GROUP_ROWS, KeyIndexes
 from holdfast.engine.retained import FOLD_ROWS_MAX, KEYED_ROWS_MAX, piece, to_merge
 from holdfast.engine.state import Chunk, write_rows
@@ -48,12 +48,31 @@ def test_the_rows_of_keys_are_found(tmp_path: Path, count: int, in_order: bool, 
     right = expected(rows, wanted)
     for indexes in (writer, KeyIndexes()):  # with the hashes known, and with a file of others
         found = indexes.find(file, crc, KEYS, wanted)
-        assert indexes.count(file, crc, KEYS, wanted)[0] == right.num_rows
-        assert (found is None) == (right.num_rows == 0)
-        if found is not None:
-            assert digest(found) == digest(right)
+        assert found.rows == right.num_rows and (found.bytes_read > 0) == (found.rows > 0)
+        if found.rows:
+            assert digest(found.read()) == digest(right)
         everything = indexes.find(file, crc, KEYS, hashes_of(rows))
-        assert everything is not None and digest(everything) == digest(rows)
+        assert digest(everything.read()) == digest(rows)
+
+
+@pytest.mark.parametrize("count", [GROUP_ROWS, GROUP_ROWS + 1, 3 * GROUP_ROWS + 7])
+@pytest.mark.parametrize("key", [7, None])
+def test_all_rows_may_have_the_same_key(tmp_path: Path, count: int, key: int | None) -> None:
+    """Such a file is in the order of hashes, although its row group is too large."""
+    rows = pa.table({"k": pa.array([key] * count, pa.int64()), "n": np.arange(count)})
+    plain, sorted_by_key = str(tmp_path / "plain.parquet"), str(tmp_path / "sorted.parquet")
+    wanted, indexes = np.unique(key_hashes(rows, ["k"])), KeyIndexes()
+    written = {
+        plain: write_rows(rows, plain), sorted_by_key: indexes.write(rows, ("k",), sorted_by_key)
+    }  # fmt: skip
+    for file, crc in written.items():
+        for each in (indexes, KeyIndexes()):
+            assert digest(each.find(file, crc, ("k",), wanted).read()) == digest(rows)
+
+
+def test_null_keys_match_nothing() -> None:
+    rows = pa.table({"k": pa.array([1, None, 2]), "s": pa.array(["a", "a", None])})
+    assert joins._hashes(rows, KEYS).tolist() == key_hashes(rows.slice(0, 1), KEYS).tolist()
 
 
 def test_a_damaged_row_group_is_noticed(tmp_path: Path) -> None:
@@ -67,15 +86,15 @@ def test_a_damaged_row_group_is_noticed(tmp_path: Path) -> None:
         damaged[at] ^= 1 << int(at) % 8
         file.write_bytes(damaged)
         with pytest.raises(LogCorrupted, match="damaged"):
-            indexes.find(str(file), crc, KEYS, hashes_of(rows))
+            indexes.find(str(file), crc, KEYS, hashes_of(rows)).read()
         with pytest.raises(LogCorrupted, match="damaged"):
             KeyIndexes().find(str(file), crc, KEYS, hashes_of(rows))
     file.write_bytes(good[: len(good) // 2])
     with pytest.raises(LogCorrupted):
-        indexes.find(str(file), crc, KEYS, hashes_of(rows))
+        indexes.find(str(file), crc, KEYS, hashes_of(rows)).read()
     file.unlink()
     with pytest.raises(LogCorrupted, match="is missing"):
-        indexes.find(str(file), crc, KEYS, hashes_of(rows))
+        indexes.find(str(file), crc, KEYS, hashes_of(rows)).read()
 
 
 def test_damage_elsewhere_is_not_read(tmp_path: Path) -> None:
@@ -83,7 +102,7 @@ def test_damage_elsewhere_is_not_read(tmp_path: Path) -> None:
     indexes = KeyIndexes()
     crc = indexes.write(rows, KEYS, str(file))
     wanted = hashes_of(rows.slice(0, 1))
-    right = indexes.find(str(file), crc, KEYS, wanted)
+    right = indexes.find(str(file), crc, KEYS, wanted).read()
     groups = indexes._index(str(file), crc, KEYS).groups
     data = bytearray(file.read_bytes())
     (read,) = {
@@ -95,8 +114,7 @@ def test_damage_elsewhere_is_not_read(tmp_path: Path) -> None:
     other = groups[read - 1]
     data[other.at] ^= 1
     file.write_bytes(data)
-    found = indexes.find(str(file), crc, KEYS, wanted)
-    assert right is not None and found is not None and found.equals(right)
+    assert indexes.find(str(file), crc, KEYS, wanted).read().equals(right)
 
 
 def _has(indexes: KeyIndexes, file: str, crc: int, number: int, wanted: key_index.U64) -> bool:
@@ -105,15 +123,16 @@ def _has(indexes: KeyIndexes, file: str, crc: int, number: int, wanted: key_inde
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_index, "ROWS_MAX", 1_000)
+    monkeypatch.setattr(key_index, "BYTES_MAX", 20_000)
     indexes, crcs = KeyIndexes(), {}
     tables = {str(tmp_path / f"{number}.parquet"): rows_of(300, number) for number in range(9)}
     for file, rows in tables.items():
         crcs[file] = indexes.write(rows, KEYS, file)
     for file, rows in tables.items():
         found = indexes.find(file, crcs[file], KEYS, hashes_of(rows))
-        assert found is not None and pc.sum(found["n"]) == pc.sum(rows["n"])
-        assert sum(len(index.hashes) for index in indexes._held.values()) <= 1_000
+        assert pc.sum(found.read()["n"]) == pc.sum(rows["n"])
+        assert sum(index.bytes for index in indexes._held.values()) <= 20_000
+        assert 1 <= len(indexes._held) < 9
 
 
 def chunk(number: int, level: int, rows: int) -> Chunk:

@@ -53,6 +53,8 @@ def joins(net: hf.Network) -> None:
     net.output("windows", sums.join(right, on=["k"], within="900ms"))
     doubles = right.map("ts", "CAST(k AS double) AS k", "x")
     net.output("types", left.join(doubles, on=["k"], within="500ms"))
+    zeros = right.map("ts", "k", "if(x > 1, -0.0D, x) AS z").join(left, on=["k"], within="500ms")
+    net.output("zeros", zeros.map("ts", "k", "n", z="CAST(z AS string)"))
 
 
 @pytest.mark.parametrize("limits", [JobRows(selected=0), JobRows(60, 400, 0)])
@@ -67,6 +69,6 @@ def test_rows_selected_by_key_give_the_same_results(
     monkeypatch.setattr(retained, "PANE_FILES", 2)
     monkeypatch.setattr(retained, "KEYED_ROWS_MAX", 300)
     monkeypatch.setattr(key_index, "GROUP_ROWS", 16)
-    monkeypatch.setattr(key_index, "ROWS_MAX", 500)
+    monkeypatch.setattr(key_index, "BYTES_MAX", 50_000)
     found = run_network(net, tables, sessions, groups=(1, 2), pane_buckets=3)
     assert digests(found) == expected

@@ -58,13 +58,28 @@ class Compiled:
 def send_by_value(network: Network) -> None:
     """Pickle code of the application by value, also that which its functions call: executors cannot
     import the user's files."""
-    fingerprints = Fingerprints()
     for op in network.operators:
-        if isinstance(op, ops.Stateful | ops.Apply):
-            fingerprints.parts(op.fn)
-    for name in sorted(fingerprints.modules - {"__main__"}):
-        if name in sys.modules and name.partition(".")[0] != "holdfast":
-            cloudpickle.register_pickle_by_value(sys.modules[name])
+        if isinstance(op, ops.Stateful | ops.Apply | ops.TimeWindow) and op.fn is not None:
+            _send_by_value(op.fn)
+
+
+def _send_by_value(fn: Callable[..., Any]) -> None:
+    fingerprints = Fingerprints()
+    fingerprints.parts(fn)
+    known = cloudpickle.list_registry_pickle_by_value()
+    new = [
+        name for name in sorted(fingerprints.modules - {"__main__"} - known)
+        if name in sys.modules and name.partition(".")[0] != "holdfast"
+    ]  # fmt: skip
+    for name in new:
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+    try:
+        cloudpickle.dumps(fn)
+    except Exception:  # a module holds a lock or the like: executors have to import the others
+        own = getattr(fn, "__module__", None)
+        for name in new:
+            if name != own:
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 def compile_network(network: Network, spark: SparkSession) -> Compiled:

@@ -21,7 +21,6 @@ from pyspark.errors import PySparkException
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
-from holdfast.engine.joins import MoreRows
 from holdfast.engine.key_index import KeyIndexes
 from holdfast.engine.keyed_operators import has_keys
 from holdfast.engine.merging import Merging
@@ -39,7 +38,7 @@ from holdfast.engine.state import (
     write_rows,
 )
 from holdfast.engine.step import Step
-from holdfast.engine.step_inputs import PANE_BUCKETS, at_time
+from holdfast.engine.step_inputs import PANE_BUCKETS, MoreRows, at_time
 from holdfast.errors import HoldfastError, InputError, TooLarge
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -48,6 +47,9 @@ from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.files import storage
 from holdfast.storage.rows import digest, routed_alike
+
+#: For so many steps after one that was repeated because of its rows, as many rows are expected.
+STEPS_WITH_MORE_ROWS = 15
 
 
 class Engine:
@@ -96,6 +98,9 @@ class Engine:
         self._failed: dict[str, list[str]] = {}
         #: Prepared jobs of each line that no step uses.
         self._idle: dict[str, list[Prepared]] = {}
+        #: Of lines whose steps read more rows than expected: how many, and for how many further
+        #: steps this is assumed.
+        self._more_rows: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         with storage(self.folder):
             os.makedirs(self.folder, exist_ok=True)
@@ -190,7 +195,7 @@ class Engine:
         prepared = self._borrow(name)
         step: Step | None = None
         try:
-            rows_min = 0
+            rows_min = self._expected_rows(name)
             while True:
                 step = Step(
                     self, path, version, lo, hi, inputs,
@@ -200,6 +205,7 @@ class Engine:
                     return step.run(on_results)
                 except MoreRows as more:
                     rows_min = more.rows
+                    self._more_rows[name] = (more.rows, STEPS_WITH_MORE_ROWS)
                     self._undo(step)
                     prepared.end()
         except BaseException as err:
@@ -215,6 +221,13 @@ class Engine:
             prepared.end()
             with self._lock:
                 self._idle.setdefault(name, []).append(prepared)
+
+    def _expected_rows(self, line: str) -> int:
+        """The rows that a recent step of the line had to be repeated for."""
+        rows, left = self._more_rows.get(line, (0, 0))
+        if left:
+            self._more_rows[line] = (rows, left - 1)
+        return rows if left else 0
 
     def _borrow(self, line: str) -> Prepared:
         """Prepared jobs for a step. A tentative step may begin before the step of an abandoned

@@ -13,24 +13,36 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.engine.key_index import U64
+from holdfast.engine.key_index import U64, Found
 from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Joined, Read, Recipe
 from holdfast.engine.retained import Retained
-from holdfast.engine.step_inputs import ONE_TASK_BYTES_MAX, File, size_of, together_of
+from holdfast.engine.step_inputs import (
+    ONE_TASK_BYTES_MAX,
+    File,
+    MoreRows,
+    size_of,
+    together_of,
+)
 from holdfast.model import operators as ops
+from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import key_hashes
 
 #: Most bytes of files with the new rows of a join that are sent to all tasks.
 BROADCAST_BYTES_MAX = 1 << 22
 
 
-class MoreRows(Exception):
-    """The step reads more rows than its jobs were planned for."""
+#: Most bytes of files, without compression, from which rows are selected in the driver.
+DECODED_BYTES_MAX = 4 * ONE_TASK_BYTES_MAX
+#: Most earlier rows of a join whose keys are remembered. All joins of a node share
+#: `key_index.BYTES_MAX`.
+HISTORY_ROWS_MAX = 1 << 24
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.rows = rows
+
+def _hashes(rows: pa.Table, keys: tuple[str, ...]) -> U64:
+    """The different hashes of keys, sorted, without those of null keys, which match no row."""
+    rows = rows.select(list(dict.fromkeys(keys))).drop_null()
+    return np.unique(key_hashes(rows, keys))
 
 
 class Joins(Retained):
@@ -39,9 +51,12 @@ class Joins(Retained):
         and earlier rows of the left side with new rows of the right side."""
         since = (self.lo * self.width_us - op.within_us) // self.width_us
         keys = self.engine.join_keys.get(op.name, ())
-        selected = self.engine.job_rows.selected
-        if keys and self.one_task and self._history_rows(op, since) >= selected:
-            return self._join_by_key(op, since, keys)
+        if keys and self.one_task:
+            rows = self._history_rows(op, since)
+            if rows > HISTORY_ROWS_MAX:
+                raise MoreRows(max(rows, self.engine.job_rows.distributed))
+            if rows >= self.engine.job_rows.selected:
+                return self._join_by_key(op, since, keys)
         new = [self._history(op, port, self.lo, self.hi) for port in (0, 1)]
         if new[0] is None and new[1] is None:
             return None
@@ -80,10 +95,9 @@ class Joins(Retained):
         new = [self._new_rows(op, port) for port in (0, 1)]
         if new[0] is None and new[1] is None:
             return None
-        wanted = [None if t is None else np.unique(key_hashes(t, keys)) for t in new]
+        wanted = [None if rows is None else _hashes(rows, keys) for rows in new]
         files = [self._earlier_files(op, port, since) for port in (0, 1)]
-        self._count(op, new, files, wanted, keys)
-        parts = [self._matching(op, port, files[port], wanted[1 - port], keys) for port in (0, 1)]
+        parts = self._matching(new, files, wanted, keys)
         others = [self._earlier_functions(op, port, since) for port in (0, 1)]
         everything = [nullable(table) for table in (parts[1], new[1]) if table is not None]
         right = pa.concat_tables(everything) if everything else None
@@ -112,7 +126,10 @@ class Joins(Retained):
             files = self._files(chunk for chunk in chunks if chunk.lo >= self.lo)
         else:
             rows = self._stateless(up, self.lo, self.hi)
-            return None if rows is None else self._arrow(rows, up.name)
+            if rows is None:
+                return None
+            schema = arrow_schema(self.compiled.schema[up.name])
+            return self._execute(rows).select(schema.names).cast(schema)
         return together_of(files) if files else None
 
     def _earlier_files(self, op: ops.Join, port: int, since: int) -> list[File]:
@@ -137,36 +154,36 @@ class Joins(Retained):
         raw_from = max(since, chunks[-1].hi + 1) if chunks else since
         return self._stateless(up, raw_from, self.lo - 1) if raw_from < self.lo else None
 
-    def _count(
-        self, op: ops.Join, new: Sequence[pa.Table | None], files: Sequence[Sequence[File]],
-        wanted: Sequence[U64 | None], keys: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        """Raise MoreRows if the job is too large for one task."""
-        indexes, limits = self.engine.indexes, self.engine.job_rows
-        rows = sum(table.num_rows for table in new if table is not None)
-        size = sum(table.nbytes for table in new if table is not None)
-        for port in (0, 1):
-            if (hashes := wanted[1 - port]) is None:
-                continue
-            for file in files[port]:
-                count, row_bytes = indexes.count(*file, keys, hashes)
-                rows += count
-                size += count * row_bytes
-        if size >= ONE_TASK_BYTES_MAX:
-            rows = max(rows, limits.distributed)
-        if rows >= (limits.compiled if self.interpreted else limits.distributed):
-            raise MoreRows(rows)
-
     def _matching(
-        self, op: ops.Join, port: int, files: Sequence[File], wanted: U64 | None,
-        keys: tuple[str, ...],
-    ) -> pa.Table | None:  # fmt: skip
-        """The earlier rows of a side of a join that may match new rows of the other side."""
-        if wanted is None:
-            return None
-        found = [self.engine.indexes.find(*file, keys, wanted) for file in files]
-        tables = [nullable(table) for table in found if table is not None]
-        return pa.concat_tables(tables) if tables else None
+        self, new: Sequence[pa.Table | None], files: Sequence[Sequence[File]],
+        wanted: Sequence[U64 | None], keys: tuple[str, ...],
+    ) -> list[pa.Table | None]:  # fmt: skip
+        """The earlier rows of each side of a join that may match new rows of the other side. Raise
+        MoreRows if the job is too large for one task."""
+        limits = self.engine.job_rows
+        found: list[list[Found]] = [[], []]
+        for port in (0, 1):
+            if (hashes := wanted[1 - port]) is not None:
+                found[port] = [
+                    self.engine.indexes.find(*file, keys, hashes) for file in files[port]
+                ]
+        rows = sum(each.rows for side in found for each in side)
+        rows += sum(table.num_rows for table in new if table is not None)
+        if sum(each.bytes_read for side in found for each in side) >= DECODED_BYTES_MAX:
+            rows = max(rows, limits.distributed)
+        self._reads(rows)
+        size = sum(table.nbytes for table in new if table is not None)
+        matching: list[pa.Table | None] = []
+        for side in found:
+            tables = []
+            for each in side:
+                if each.rows:
+                    tables.append(nullable(each.read()))
+                    size += tables[-1].nbytes
+                    if size >= ONE_TASK_BYTES_MAX:
+                        raise MoreRows(limits.distributed)
+            matching.append(pa.concat_tables(tables) if tables else None)
+        return matching
 
     def _broadcast_side(self, op: ops.Join, port: int) -> Literal["left", "right"] | None:
         """The side of the new rows, if a large job sends them to all tasks. Otherwise, all earlier

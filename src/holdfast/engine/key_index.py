@@ -39,9 +39,11 @@ I64 = npt.NDArray[np.int64]
 
 #: Rows of a row group of a file in the order of hashes.
 GROUP_ROWS = 2_048
-#: Most rows whose hashes are remembered, 8 or 16 bytes each. The files that were used longest ago
-#: are forgotten, and read again when they are needed.
-ROWS_MAX = 1 << 24
+#: Most bytes of hashes that are remembered, 8 or 16 bytes per row. The files that were used longest
+#: ago are forgotten, and read again when they are needed.
+BYTES_MAX = 1 << 28
+#: Bytes of an entry besides its hashes, and those of the metadata of a column of a row group.
+_ENTRY_BYTES, _COLUMN_BYTES = 1_024, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,18 @@ class _Index:
     #: The row of each hash; None if the rows of the file have the order of hashes.
     rows: I64 | None
     #: The row groups of a file in the order of hashes, which have `GROUP_ROWS` rows each; the last
-    #: one may have fewer.
+    #: one may have fewer. Empty for other files.
     groups: tuple[_Group, ...]
-    metadata: pq.FileMetaData
+    metadata: pq.FileMetaData | None
     file_bytes: int
+    #: Bytes of all rows without compression.
+    plain_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        columns = 0 if self.metadata is None else self.metadata.num_columns * len(self.groups)
+        rows = 0 if self.rows is None else self.rows.nbytes
+        return self.hashes.nbytes + rows + columns * _COLUMN_BYTES + _ENTRY_BYTES
 
     def places(self, wanted: U64) -> I64:
         """The places in `hashes` of the sorted hashes `wanted`."""
@@ -74,39 +84,59 @@ class _Index:
         return np.asarray(np.repeat(first, count) + within, np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of a file, before they are read."""
+
+    path: str
+    crc: int
+    index: _Index
+    #: Places in the hashes of the index, sorted.
+    places: I64
+
+    @property
+    def rows(self) -> int:
+        return len(self.places)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes without compression that are decoded to get the rows."""
+        if not len(self.places) or not self.index.groups:
+            return self.index.plain_bytes if len(self.places) else 0
+        return self.index.plain_bytes * len(self._groups()) // len(self.index.groups)
+
+    def _groups(self) -> I64:
+        of_row = self.places // GROUP_ROWS
+        return np.asarray(of_row[np.r_[True, of_row[1:] != of_row[:-1]][: len(of_row)]])
+
+    def read(self) -> pa.Table:
+        index = self.index
+        if index.rows is not None:
+            return read_table(self.path, self.crc).take(pa.array(index.rows[self.places]))
+        numbers = self._groups()
+        rows = _read_groups(self.path, index, numbers.tolist())
+        in_rows = np.searchsorted(numbers, self.places // GROUP_ROWS) * GROUP_ROWS
+        return rows.take(pa.array(in_rows + self.places % GROUP_ROWS))
+
+
 class KeyIndexes:
     """The hashes of the keys of files. Several threads may use them."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[str, int, tuple[str, ...]], _Index] = OrderedDict()
-        self._rows = 0
+        self._bytes = 0
         self._lock = threading.Lock()
 
-    def count(self, path: str, crc: int, keys: tuple[str, ...], wanted: U64) -> tuple[int, int]:
-        """How many rows of a file have a key with one of the sorted hashes `wanted`, and how many
-        bytes a row has in the file."""
-        index = self._index(path, crc, keys)
-        return len(index.places(wanted)), index.file_bytes // max(1, len(index.hashes))
-
-    def find(self, path: str, crc: int, keys: tuple[str, ...], wanted: U64) -> pa.Table | None:
+    def find(self, path: str, crc: int, keys: tuple[str, ...], wanted: U64) -> Found:
         """The rows of a file that have a key with one of the sorted hashes `wanted`."""
         index = self._index(path, crc, keys)
-        places = index.places(wanted)
-        if not len(places):
-            return None
-        if index.rows is not None:
-            return read_table(path, crc).take(pa.array(index.rows[places]))
-        of_row = places // GROUP_ROWS
-        numbers = of_row[np.r_[True, of_row[1:] != of_row[:-1]]]
-        rows = _read_groups(path, index, numbers.tolist())
-        in_rows = np.searchsorted(numbers, of_row) * GROUP_ROWS + places % GROUP_ROWS
-        return rows.take(pa.array(in_rows))
+        return Found(path, crc, index, index.places(wanted))
 
     def write(self, rows: pa.Table, keys: tuple[str, ...], path: str) -> int:
         """Write a file in the order of hashes; return its CRC-32."""
         hashes = key_hashes(rows, keys)
         order = np.argsort(hashes, kind="stable")
-        data = encoded(rows.take(pa.array(order)), GROUP_ROWS)
+        data = encoded(rows.take(pa.array(order)), GROUP_ROWS, plain=True)
         crc = write_encoded(data, path)
         self._add((path, crc, keys), _index(data, hashes[order]))
         return crc
@@ -127,23 +157,25 @@ class KeyIndexes:
             if key in self._held:
                 return
             self._held[key] = index
-            self._rows += len(index.hashes)
-            while self._rows > ROWS_MAX and len(self._held) > 1:
+            self._bytes += index.bytes
+            while self._bytes > BYTES_MAX and len(self._held) > 1:
                 _, oldest = self._held.popitem(last=False)
-                self._rows -= len(oldest.hashes)
+                self._bytes -= oldest.bytes
 
 
 def _index(data: bytes | memoryview, hashes: U64) -> _Index:
     metadata = pq.read_metadata(pa.BufferReader(data))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    plain_bytes = sum(group.total_byte_size for group in groups)
     in_order = bool(np.all(hashes[1:] >= hashes[:-1]))
     sizes = [group.num_rows for group in groups]
-    if in_order and sizes[:-1] == [GROUP_ROWS] * (len(sizes) - 1):
+    full = [GROUP_ROWS] * (len(sizes) - 1)
+    if in_order and sizes and sizes[:-1] == full and sizes[-1] <= GROUP_ROWS:
         spans = [_span(group) for group in groups]
         of_groups = tuple(_Group(at, end - at, crc32(data[at:end])) for at, end in spans)
-        return _Index(hashes, None, of_groups, metadata, len(data))
+        return _Index(hashes, None, of_groups, metadata, len(data), plain_bytes)
     order = np.argsort(hashes, kind="stable")
-    return _Index(hashes[order], order, (), metadata, len(data))
+    return _Index(hashes[order], order, (), None, len(data), plain_bytes)
 
 
 def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -158,7 +158,7 @@ class Builder:
             case Joined(name, left, right, broadcast):
                 op = self.network.named(name)
                 times = [self.compiled.time[up.name] for up in op.inputs]
-                sides = {"left": self.build(left), "right": self.build(right)}
+                sides = {"left": self._side(left), "right": self._side(right)}
                 if broadcast is not None:
                     sides[broadcast] = F.broadcast(sides[broadcast])
                 return join(sides["left"], sides["right"], op, times[0], times[1])
@@ -166,6 +166,20 @@ class Builder:
                 return self._window_function(recipe)
             case Sharded():
                 return self._sharded(recipe)
+
+    def _side(self, recipe: Recipe) -> DataFrame:
+        """A side of a join. Rows that were stored in between have no -0.0, so results of functions
+        must not have it either."""
+        rows = self.build(recipe)
+        if not any(isinstance(part, Applied) for part in parts_of(recipe)):
+            return rows
+        kinds = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+        floats = {name: kind for name, kind in kinds.items() if kind in ("double", "float")}
+        positive = {
+            name: F.expr(f"if({quoted(name)} = 0, CAST(0 AS {kind}), {quoted(name)})")
+            for name, kind in floats.items()
+        }
+        return rows.withColumns(positive) if positive else rows
 
     def _read(self, recipe: Read) -> DataFrame:
         schema: Any = self.compiled.schema.get(recipe.of)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from holdfast.engine import windows
@@ -25,6 +26,8 @@ FOLD_ROWS_MAX = 500_000
 #: The same for a history whose rows are selected by key. It has more files, because most of them
 #: need not be read.
 KEYED_ROWS_MAX = 1 << 18
+#: Most bytes of rows that are folded at once.
+FOLD_BYTES_MAX = 1 << 29
 #: Most files that one step writes for each side of a join.
 PIECES_MAX = 2
 
@@ -136,7 +139,7 @@ class Retained(History):
             rows = self._raw_counts(up, raw_from)
             hi = piece(rows, self.engine.pane_buckets, self.hi)
             table = None if hi is None else self._raw_rows(up, raw_from, hi)
-            if hi is None or table is None:
+            if hi is None or table is None or table.nbytes > FOLD_BYTES_MAX:
                 break
             chunks = (*chunks, replace(self._write(table, name, raw_from, hi, up, keys), level=1))
         return chunks
@@ -157,8 +160,13 @@ class Retained(History):
         if found is None:
             return chunks
         first, end = found
+        files = self._files(chunks[first:end])
+        sizes = np.cumsum([size_of([file.path]) for file in files])
+        end = first + int(np.searchsorted(sizes, ONE_TASK_BYTES_MAX))
+        if end - first < 2:
+            return chunks  # few rows, but large ones
         old = chunks[first:end]
-        table = together_of(self._files(old))
+        table = together_of(files[: end - first])
         new = self._write(table, name, old[0].lo, old[-1].hi, up, keys)
         return (*chunks[:first], replace(new, level=old[0].level + 1), *chunks[end:])
 

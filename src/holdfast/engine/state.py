@@ -215,11 +215,18 @@ def write_rows(table: pa.Table, path: str) -> int:
     return write_encoded(encoded(table, max(1, table.num_rows)), path)
 
 
-def encoded(table: pa.Table, group_rows: int) -> memoryview:
-    """The content of a state file with row groups of so many rows."""
+def encoded(table: pa.Table, group_rows: int, *, plain: bool = False) -> memoryview:
+    """The content of a state file with row groups of so many rows. `plain`: without dictionaries
+    and statistics, which small row groups do not need."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table, sink, compression="snappy", row_group_size=group_rows, write_page_checksum=True
+        table,
+        sink,
+        compression="snappy",
+        row_group_size=group_rows,
+        write_page_checksum=True,
+        use_dictionary=not plain,
+        write_statistics=not plain,
     )
     return memoryview(sink.getvalue())
 

@@ -85,6 +85,14 @@ def at_time(rows: pa.Table, time: str, at_us: int) -> pa.Table:
     return rows.set_column(place, rows.schema.field(place), pa.repeat(instant, rows.num_rows))
 
 
+class MoreRows(Exception):
+    """The step reads more rows than its jobs were planned for."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.rows = rows
+
+
 class Folded(NamedTuple):
     """New rows of a time window, as panes."""
 
@@ -152,6 +160,12 @@ class History:
         self.builder = Builder(engine.network, engine.compiled, spark)
         self.prepared = prepared
         self._read_already: dict[tuple[str, int, int, Range | None], Recipe | None] = {}
+
+    def _reads(self, rows: int) -> None:
+        """Raise MoreRows if the job is too small for so many rows."""
+        limits = self.engine.job_rows
+        if self.one_task and rows >= (limits.compiled if self.interpreted else limits.distributed):
+            raise MoreRows(rows)
 
     def _bytes(self, since: int) -> int:
         """Bytes of the files that a job may read."""

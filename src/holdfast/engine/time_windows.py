@@ -89,6 +89,7 @@ class TimeWindows(Joins):
         if op.name not in self.engine.wide and (due := self._due(op, oldest, ends)) is not None:
             read = Read(op.name, (self.prepared.write(due, op.name, "due"),), True, "due")
             return Query(windows.results(plan, op, select_from("due"), stamp_as), (("due", read),))
+        self._reads(sum(chunk.rows for chunk in chunks))
         frames: list[tuple[str, Recipe]] = []
         parts = []
         rows = self._history(op, 0, raw_from, newest)
@@ -151,7 +152,7 @@ class TimeWindows(Joins):
         """The panes of due windows, with new rows folded into panes. Folding and the rest are two
         jobs whose recipes recur. None if the panes are too large for the driver."""
         due = self._due_panes(op, since, ends)
-        if due is None:
+        if due is None and len(ends) == 1:
             self.engine.wide.add(op.name)
         return due
 
@@ -210,7 +211,7 @@ class TimeWindows(Joins):
         enough = len(self._new_buckets(op, since)) >= self.engine.pane_buckets
         folded = self._fold(op, since) if enough or op.name in self.folded else None
         if folded is not None and folded.buckets[-1] >= since:
-            chunks = (*chunks, *self._written_panes(op, folded))
+            chunks = (*chunks, *self._written_panes(op, folded, since))
         found = to_merge(op, chunks, self.width_us)
         merged = None if found is None else self._merge_panes(op, chunks[slice(*found)])
         if found is not None and merged is not None:
@@ -231,11 +232,13 @@ class TimeWindows(Joins):
         chunk = replace(chunk, buckets=tuple(buckets), level=chunks[0].level + 1)
         return self._with_total(op, chunk, merged) if has_totals(op) else chunk
 
-    def _written_panes(self, op: ops.TimeWindow, folded: Folded) -> list[Chunk]:
+    def _written_panes(self, op: ops.TimeWindow, folded: Folded, since: int) -> list[Chunk]:
         """Files of new panes. Those of many buckets are cut, so that a window contains most files
-        as a whole."""
+        as a whole. Those of closed windows, before bucket `since`, are not written."""
         span_us = piece_us(op, self.width_us)
-        pieces = sorted({bucket * self.width_us // span_us for bucket in folded.buckets})
+        pieces = sorted(
+            {bucket * self.width_us // span_us for bucket in folded.buckets if bucket >= since}
+        )
         if not has_totals(op) or len(folded.buckets) < PANE_FILES:
             chunk = self._write(folded.panes, op.name, folded.buckets[0], folded.buckets[-1])
             return [replace(chunk, buckets=folded.buckets)]
@@ -256,10 +259,11 @@ class TimeWindows(Joins):
         first_us, last_us = int(starts.min()), int(starts.max())
         place = panes.column_names.index("__p")
         alike = panes.set_column(place, "__p", pa.repeat(first_us, panes.num_rows))
-        file = self.prepared.write(nullable(alike), op.name, "panes")
-        read = Read(op.name, (file,), self.one_task, "panes")
         text = self.compiled.plans[op.name].merge(select_from("panes"), "__p")
-        total = self._if_it_fits(lambda: self._panes(Query(text, (("panes", read),))))
+        with self._reading_once():
+            file = self.prepared.write(nullable(alike), op.name, "panes")
+            read = Read(op.name, (file,), self.one_task, "panes")
+            total = self._if_it_fits(lambda: self._panes(Query(text, (("panes", read),))))
         if total is None:
             return chunk
         of_total = self._write(total, f"{op.name}.total", chunk.lo, chunk.hi)

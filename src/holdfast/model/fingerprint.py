@@ -239,6 +239,7 @@ class Fingerprints:
                 break
             if not hasattr(value, attribute):
                 break
+            self.modules.add(value.__name__)
             name, value = f"{name}.{attribute}", getattr(value, attribute)
         return {name: value}
 

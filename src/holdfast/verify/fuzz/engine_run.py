@@ -25,8 +25,8 @@ from holdfast.storage.segment import write_segment
 #: The kind of jobs in which a network runs, whatever its number of rows.
 Jobs = Literal["small", "medium", "large"]
 LIMITS: dict[Jobs, JobRows] = {
-    "small": JobRows(selected=0),
-    "medium": JobRows(compiled=0),
+    "small": JobRows(selected=100),
+    "medium": JobRows(compiled=0, selected=0),
     "large": JobRows(compiled=0, distributed=0),
 }
 

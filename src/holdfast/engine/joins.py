@@ -25,7 +25,6 @@ from holdfast.engine.step_inputs import (
     together_of,
 )
 from holdfast.model import operators as ops
-from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import key_hashes
 
 #: Most bytes of files with the new rows of a join that are sent to all tasks.
@@ -126,10 +125,7 @@ class Joins(Retained):
             files = self._files(chunk for chunk in chunks if chunk.lo >= self.lo)
         else:
             rows = self._stateless(up, self.lo, self.hi)
-            if rows is None:
-                return None
-            schema = arrow_schema(self.compiled.schema[up.name])
-            return self._execute(rows).select(schema.names).cast(schema)
+            return None if rows is None else self._arrow(rows, up.name)
         return together_of(files) if files else None
 
     def _earlier_files(self, op: ops.Join, port: int, since: int) -> list[File]:

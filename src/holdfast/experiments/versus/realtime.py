@@ -32,7 +32,7 @@ from holdfast.experiments.versus.spark_session import start_session
 KEYS = 100
 ROW_US = 1_000
 WINDOW_US = 1_000_000
-#: The shortest batch that real-time mode allows.
+#: The shortest batch that real-time mode allows by default.
 BATCH_S = 5
 #: In a value of the source, the number of its partition is stored above this bit.
 _PARTITION_BIT = 40

@@ -188,13 +188,14 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"windows {result['count_window_ratio']:.2f} of the fastest of three ways",
         f"rows/s, Holdfast over Structured Streaming: one bucket a step "
         f"{result['throughput_ratio']:.1f} of installed, {result['throughput_ratio_tuned']:.1f} of "
-        f"tuned; ten buckets {result['throughput_ratio_10']:.1f} and "
-        f"{result['throughput_ratio_10_tuned']:.1f}",
+        f"tuned; ten buckets {result['throughput_ratio_10']:.2f} and "
+        f"{result['throughput_ratio_10_tuned']:.2f}",
     ]
     if wait_ms := result["watermark_wait_ms"]:
         lines.append(
             f"not counted: Structured Streaming emits a window in the batch of a bucket that "
-            f"arrives {wait_ms:.0f} ms after the last bucket of the window"
+            f"arrives {wait_ms:.0f} ms after the last bucket of the window (without "
+            "`noDataMicroBatches`)"
         )
     ends = result["end_to_end"]
     lines.append(

@@ -52,16 +52,23 @@ class Chunk:
     panes_us: tuple[int, int] = (0, 0)
 
     def body(self) -> dict[str, Any]:
-        return {"file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
-                "buckets": list(self.buckets), "crc": self.crc, "level": self.level,
-                "total": self.total and self.total.body(), "panes_us": self.panes_us}  # fmt: skip
+        body: dict[str, Any] = {
+            "file": self.file, "lo": self.lo, "hi": self.hi, "rows": self.rows,
+            "buckets": list(self.buckets), "crc": self.crc,
+        }  # fmt: skip
+        if self.level:
+            body["level"] = self.level
+        if self.total is not None:
+            body |= {"total": self.total.body(), "panes_us": list(self.panes_us)}
+        return body
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Chunk:
-        first_us, last_us = body["panes_us"]
-        return Chunk(body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]),
-                     body["crc"], body["level"], body["total"] and Chunk.of(body["total"]),
-                     (first_us, last_us))  # fmt: skip
+        total, (first_us, last_us) = body.get("total"), body.get("panes_us", (0, 0))
+        return Chunk(
+            body["file"], body["lo"], body["hi"], body["rows"], tuple(body["buckets"]), body["crc"],
+            body.get("level", 0), None if total is None else Chunk.of(total), (first_us, last_us),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ BUGS = [
     Bug(
         "a pane of a small job misses the first window it belongs to",
         "engine/windows.py",
-        "-(-(start + pane_us) // slide) * slide",
-        "-(-(start + pane_us + 1) // slide) * slide",
+        "-(-(start + length) // slide) * slide",
+        "-(-(start + length + 1) // slide) * slide",
     ),
     Bug(
         "earlier rows of the left side of a join are not joined with new rows of the right side",

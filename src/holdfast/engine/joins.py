@@ -17,6 +17,7 @@ from holdfast.engine.key_index import U64, Found
 from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Joined, Read, Recipe
 from holdfast.engine.retained import Retained
+from holdfast.engine.state import Chunk
 from holdfast.engine.step_inputs import (
     ONE_TASK_BYTES_MAX,
     File,
@@ -29,8 +30,6 @@ from holdfast.storage.rows import key_hashes
 
 #: Most bytes of files with the new rows of a join that are sent to all tasks.
 BROADCAST_BYTES_MAX = 1 << 22
-
-
 #: Most bytes of files, without compression, from which rows are selected in the driver.
 DECODED_BYTES_MAX = 4 * ONE_TASK_BYTES_MAX
 #: Most earlier rows of a join whose keys are remembered. All joins of a node share
@@ -80,14 +79,17 @@ class Joins(Retained):
         rows = 0
         for port, up in enumerate(op.inputs):
             assert up is not None
-            chunks = [c for c in self.edges.get(f"{op.name}:{port}", ()) if c.lo < self.lo]
+            chunks, raw_from = self._earlier(op, port, since)
             rows += sum(chunk.rows for chunk in chunks)
             if self._by_reference(up):
-                raw_from = max(since, chunks[-1].hi + 1) if chunks else since
-                for stream in self._streams(up):
-                    files = self.inputs.files(stream, raw_from, self.lo - 1)
-                    rows += sum(file.rows for file in files)
+                rows += sum(self._raw_counts(up, raw_from, self.lo - 1).values())
         return rows
+
+    def _earlier(self, op: ops.Join, port: int, since: int) -> tuple[list[Chunk], int]:
+        """The chunks of a side of a join before this step, and the first bucket that is in none of
+        them."""
+        chunks = [c for c in self.edges.get(f"{op.name}:{port}", ()) if c.lo < self.lo]
+        return chunks, max(since, chunks[-1].hi + 1) if chunks else since
 
     def _join_by_key(self, op: ops.Join, since: int, keys: tuple[str, ...]) -> Recipe | None:
         """Of the earlier rows, only those are read whose key a new row of the other side has."""
@@ -132,10 +134,9 @@ class Joins(Retained):
         """The files with earlier rows of a side of a join, from which rows are selected."""
         up = op.inputs[port]
         assert up is not None
-        chunks = [c for c in self.edges.get(f"{op.name}:{port}", ()) if c.lo < self.lo]
+        chunks, raw_from = self._earlier(op, port, since)
         files = self._files(chunk for chunk in chunks if chunk.hi >= since)
         if self._is_input(up):
-            raw_from = max(since, chunks[-1].hi + 1) if chunks else since
             files += self._input_files(up, raw_from, self.lo - 1)
         return files
 
@@ -146,8 +147,7 @@ class Joins(Retained):
         assert up is not None
         if self._is_input(up) or not self._by_reference(up):
             return None
-        chunks = self.edges.get(f"{op.name}:{port}", ())
-        raw_from = max(since, chunks[-1].hi + 1) if chunks else since
+        _, raw_from = self._earlier(op, port, since)
         return self._stateless(up, raw_from, self.lo - 1) if raw_from < self.lo else None
 
     def _matching(

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.engine.nullable import nullable, nullable_schema
-from holdfast.engine.state import Layer, compare_crc, present
+from holdfast.engine.state import Layer, compare_crc, present, runs_of_levels
 from holdfast.errors import InputError
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import TIMESTAMP
@@ -92,14 +92,11 @@ def to_merge(
     `fixed`: so many of the oldest layers must stay. `most`: most entries to merge."""
     if not fixed and len(levels) > 1 and entries[0] <= sum(entries[1:]) <= most - entries[0]:
         return 0, len(levels)
-    least, end = max(fixed, 1), len(levels)  # the oldest layer holds most keys
-    while end > least:
-        first = end - 1
-        while first > least and levels[first - 1] == levels[end - 1]:
-            first -= 1
-        if end - first >= FANOUT and sum(entries[first : first + FANOUT]) <= most:
-            return first, first + FANOUT
-        end = first
+    least = max(fixed, 1)  # the oldest layer holds most keys
+    for first, end in runs_of_levels(levels[least:]):
+        start = least + first
+        if end - first >= FANOUT and sum(entries[start : start + FANOUT]) <= most:
+            return start, start + FANOUT
     return None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.engine import windows
-from holdfast.engine.state import Chunk
+from holdfast.engine.state import Chunk, runs_of_levels
 from holdfast.engine.step_inputs import (
     ONE_TASK_BYTES_MAX,
     PANE_FILES,
@@ -51,20 +51,16 @@ def to_merge(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
     """The consecutive chunks of one level that should become one: the number of the first one and
     the number after the last one. A level is merged when it has `PANE_FILES` chunks, as far as they
     have at most `KEYED_ROWS_MAX` rows together."""
-    end = len(chunks)
-    while end:
-        first = end - 1
-        while first and chunks[first - 1].level == chunks[first].level:
-            first -= 1
-        if end - first >= PANE_FILES:
-            for start in range(first, end - 1):
-                last, rows = start, chunks[start].rows
-                while last + 1 < end and rows + chunks[last + 1].rows <= KEYED_ROWS_MAX:
-                    last += 1
-                    rows += chunks[last].rows
-                if last > start:
-                    return start, last + 1
-        end = first
+    for first, end in runs_of_levels([chunk.level for chunk in chunks]):
+        if end - first < PANE_FILES:
+            continue
+        for start in range(first, end - 1):
+            last, rows = start, chunks[start].rows
+            while last + 1 < end and rows + chunks[last + 1].rows <= KEYED_ROWS_MAX:
+                last += 1
+                rows += chunks[last].rows
+            if last > start:
+                return start, last + 1
     return None
 
 
@@ -96,12 +92,8 @@ class Retained(History):
                     self.edges[edge] = chunks
                 if self._by_reference(up):
                     raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
-                    raw = self._raw_buckets(up, raw_from)
+                    raw = list(self._raw_counts(up, raw_from))
                     self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
-
-    def _raw_buckets(self, up: ops.Operator, since: int) -> list[int]:
-        streams = self._streams(up)
-        return sorted({f.bucket for s in streams for f in self.inputs.files(s, since, self.hi)})
 
     def _fold_rows(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
@@ -113,11 +105,9 @@ class Retained(History):
             return self._merge_by_level(f"{op.name}.{port}", up, chunks, keys)
         if self._by_reference(up):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
-            few = len(self._raw_buckets(up, raw_from)) < self.engine.pane_buckets
-            rows = sum(
-                f.rows for s in self._streams(up) for f in self.inputs.files(s, raw_from, self.hi)
-            )
-            if not few and rows <= FOLD_ROWS_MAX:
+            rows = self._raw_counts(up, raw_from)
+            enough = len(rows) >= self.engine.pane_buckets
+            if enough and sum(rows.values()) <= FOLD_ROWS_MAX:
                 span = raw_from, self.hi
                 table = self._raw_rows(up, *span)
                 if table is not None:
@@ -144,11 +134,11 @@ class Retained(History):
             chunks = (*chunks, replace(self._write(table, name, raw_from, hi, up, keys), level=1))
         return chunks
 
-    def _raw_counts(self, up: ops.Operator, since: int) -> dict[int, int]:
-        """The number of rows of each bucket of the inputs."""
+    def _raw_counts(self, up: ops.Operator, since: int, upto: int | None = None) -> dict[int, int]:
+        """The number of rows of each bucket of the inputs, up to the end of the step or `upto`."""
         rows: dict[int, int] = {}
         for stream in self._streams(up):
-            for file in self.inputs.files(stream, since, self.hi):
+            for file in self.inputs.files(stream, since, self.hi if upto is None else upto):
                 rows[file.bucket] = rows.get(file.bucket, 0) + file.rows
         return dict(sorted(rows.items()))
 

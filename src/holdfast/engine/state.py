@@ -71,6 +71,17 @@ class Chunk:
         )  # fmt: skip
 
 
+def runs_of_levels(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The runs of equal levels, the newest first: the number of the first and after the last."""
+    end = len(levels)
+    while end:
+        first = end - 1
+        while first and levels[first - 1] == levels[first]:
+            first -= 1
+        yield first, end
+        end = first
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A file with the state of some keys of a shard (`layers.py`)."""

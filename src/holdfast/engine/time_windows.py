@@ -14,7 +14,7 @@ from holdfast.engine.mergeable import AggregatePlan
 from holdfast.engine.nullable import nullable
 from holdfast.engine.recipe import Query, Read, Recipe, United, WindowFunction
 from holdfast.engine.sql import select_from
-from holdfast.engine.state import Chunk
+from holdfast.engine.state import Chunk, runs_of_levels
 from holdfast.engine.step_inputs import PANE_FILES, Folded, at_time, size_of, together_of
 from holdfast.model import operators as ops
 
@@ -44,17 +44,12 @@ def to_merge(op: ops.TimeWindow, chunks: Sequence[Chunk], width_us: int) -> tupl
     several of them: it reads all panes of its oldest chunk."""
     if not has_totals(op):
         return (0, len(chunks)) if len(chunks) > PANE_FILES else None
-    end = len(chunks)
-    while end:
-        first = end - 1
-        while first and chunks[first - 1].level == chunks[first].level:
-            first -= 1
+    for first, end in runs_of_levels([chunk.level for chunk in chunks]):
         if end - first >= PANE_FILES:
             last = first + PANE_FILES
             span_us = (chunks[last - 1].hi + 1 - chunks[first].lo) * width_us
             if chunks[first].level == 0 or span_us <= piece_us(op, width_us):
                 return first, last
-        end = first
     return None
 
 

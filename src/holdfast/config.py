@@ -15,7 +15,7 @@ _UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_00
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|m|h|d)\s*")
 
 FsyncPolicy = Literal["always", "never"]
-RecoveryPolicy = Literal["replay", "checkpoint"]
+RecoveryPolicy = Literal["replay", "checkpoint", "cec"]
 
 
 def duration_us(text: str, *, of: str = "duration") -> int:

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 from holdfast.engine import layers
+from holdfast.engine.count_windows import CountWindows
 from holdfast.engine.keyed import StepState, run_shard
-from holdfast.engine.keyed_operators import CountWindows, KeyedOperator, UserFunction, has_keys
+from holdfast.engine.keyed_operators import KeyedOperator, UserFunction, has_keys
 from holdfast.engine.state import Shard
 from holdfast.errors import InputError, LogCorrupted
 from holdfast.storage.rows import TIMESTAMP, sort_canonical
@@ -65,7 +66,7 @@ class Run:
         self.steps += 1
         step = StepState(self.folder, f"p/op.{self.steps}", upto, {0: self.shard}, {}, 1 << 18)
         assert StepState.of(step.text()) == step
-        out, self.shard = run_shard(self.operator, 0, rows, step)
+        out, self.shard, _ = run_shard(self.operator, 0, rows, step)
         return out
 
     def bytes(self) -> int:

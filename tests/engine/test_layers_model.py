@@ -129,7 +129,7 @@ class Layered:
         self._steps += 1
         folder = f"p/op.{self._steps}"
         step = StepState(self._folder, folder, upto, {0: shard}, {0: fixed}, self._step_max)
-        return run_shard(self._operator, 0, rows, StepState.of(step.text()))
+        return run_shard(self._operator, 0, rows, StepState.of(step.text()))[:2]
 
     def _start_merge(self) -> None:
         held = self.shard.layers

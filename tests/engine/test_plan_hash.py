@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import holdfast as hf
+from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
 from holdfast.model.fragments import fragments
 from holdfast.model.partitions import physical
@@ -21,7 +21,7 @@ def plan_hash(build: Build, *, bucket: str = "500ms") -> str:
     expanded = physical(net)
     engine = Engine.__new__(Engine)
     engine.network = expanded
-    engine.compiled = SimpleNamespace(schema={op.name: "same" for op in expanded.operators})  # type: ignore[assignment]
+    engine.compiled = Compiled(expanded, schema={op.name: "same" for op in expanded.operators})
     return engine.plan_hash(fragments(expanded)[-1].paths[0])
 
 
@@ -55,7 +55,7 @@ def test_other_keys_of_an_exchange_change_the_plan_hash() -> None:
         run = physical(net)
         engine = Engine.__new__(Engine)
         engine.network = run
-        engine.compiled = SimpleNamespace(schema={op.name: "same" for op in run.operators})  # type: ignore[assignment]
+        engine.compiled = Compiled(run, schema={op.name: "same" for op in run.operators})
         return [engine.plan_hash(path) for f in fragments(run) for path in f.paths]
 
     assert routing("src") == routing("src")

@@ -39,7 +39,27 @@ def network(name: str, partitions: int | None = None) -> hf.Network:
     return net
 
 
+def keyed(name: str) -> hf.Network:
+    """Only operators that can leave footprints."""
+    net = hf.Network(name, bucket="100ms")
+    taps = [
+        net.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
+        for i in range(3)
+    ]
+    both = net.union(*taps).filter("x >= 0")
+    net.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
+    net.output("sums", both.count_window(5, by="key").agg(n=hf.count(), x=hf.sum("x")))
+    net.output(
+        "totals",
+        both.stateful(totals, key="key", state="key string, total long",
+                      out="key string, total long, ts timestamp"),
+    )  # fmt: skip
+    net.protect("main", recovery="cec", recovery_rows=300)
+    return net
+
+
 net = network("kill")
+footprints = keyed("footprints")
 #: The same with two replicas, and as pairs of partitions.
 twins = network("twins")
 twins.protect("main", replicas=2)

@@ -20,9 +20,7 @@ from holdfast.runtime.running import Run
 from holdfast.verify.audit import audit
 from tests.processes import kill_app
 
-APP = str(Path(kill_app.__file__)) + ":net"
 LIMIT_S = 120.0
-KILLS = 6
 
 
 def push(run: Run, stop: threading.Event) -> None:
@@ -52,14 +50,18 @@ def wait_for(event: str, test: object, limit_s: float = LIMIT_S) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_kills_lose_duplicate_or_change_no_rows(tmp_path: Path, sessions: Sessions) -> None:
-    rng = random.Random(20)
+@pytest.mark.parametrize(("name", "kills", "wipes"), [("net", 6, True), ("footprints", 4, False)])
+def test_kills_lose_duplicate_or_change_no_rows(
+    name: str, kills: int, wipes: bool, tmp_path: Path, sessions: Sessions
+) -> None:
+    rng, net = random.Random(20), getattr(kill_app, name)
+    app = f"{Path(kill_app.__file__)}:{name}"
     storage = str(tmp_path / "storage")
     options = Options(memory="1g", checkpoint_buckets=10, java_options="-XX:TieredStopAtLevel=1")
-    run = Run(kill_app.net, storage=storage, deployment="processes", options=options, app=APP)
+    run = Run(net, storage=storage, deployment="processes", options=options, app=app)
     pids: set[int] = set()
     with run:
-        clients = [run.client(output.name) for output in kill_app.net.outputs]
+        clients = [run.client(output.name) for output in net.outputs]
         client_threads = [
             threading.Thread(target=client.foreach_bucket, args=(lambda table, info: None,))
             for client in clients
@@ -70,7 +72,7 @@ def test_kills_lose_duplicate_or_change_no_rows(tmp_path: Path, sessions: Sessio
         pusher = threading.Thread(target=push, args=(run, stop))
         pusher.start()
         process, folder = run.processes["main"], node_folder(storage, "main")
-        for kill in range(KILLS):
+        for kill in range(kills):
             run.raise_failure()
             before = max((client.position or -1) for client in clients)
             wait_for(
@@ -79,7 +81,7 @@ def test_kills_lose_duplicate_or_change_no_rows(tmp_path: Path, sessions: Sessio
             )
             time.sleep(rng.random())
             pids.add(process.pid or 0)
-            wipe = kill % 2 == 1
+            wipe = wipes and kill % 2 == 1
             process.kill(before_restart=partial(shutil.rmtree, folder) if wipe else None)
             wait_for("restart", lambda kill=kill: process.restarts == kill + 1)
         stop.set()
@@ -90,5 +92,5 @@ def test_kills_lose_duplicate_or_change_no_rows(tmp_path: Path, sessions: Sessio
         run.raise_failure()
         pids.add(process.pid or 0)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    report = audit(kill_app.net, storage, sessions.large)
+    report = audit(net, storage, sessions.large)
     assert report.ok, report.text()

@@ -33,7 +33,7 @@ from holdfast.engine.state import export_version, import_version
 from holdfast.model.fragments import fragments
 from holdfast.storage.rows import canonical, times_us
 from holdfast.storage.segment import write_segment
-from holdfast.verify.fuzz.engine_run import LIMITS, Jobs, digests
+from holdfast.verify.fuzz.engine_run import LIMITS, Jobs, digests, wide_windows
 from tests.spark import oracles
 
 Digests = dict[str, tuple[int, str]]
@@ -131,10 +131,12 @@ def run(
 def _engine(
     network: hf.Network, compiled: Any, sessions: Sessions, folder: str, name: str, trial: Trial
 ) -> Engine:
-    return Engine(
+    engine = Engine(
         network, sessions, os.path.join(folder, name), pane_buckets=trial.pane_buckets,
         job_rows=LIMITS[trial.jobs], compiled=compiled,
     )  # fmt: skip
+    engine.wide |= wide_windows(network, trial.jobs)
+    return engine
 
 
 def _moved(version: Any, source: Engine, target: Engine, path: Any, folder: str) -> Any:
@@ -190,6 +192,7 @@ def every_operator() -> hf.Network:
     inner = a.window("100ms").group_by("k").agg(s=hf.sum("x"))
     net.output("outer", inner.window("1s", slide="500ms").group_by("k").agg(s=hf.sum("s")))
     net.output("threes", a.count_window(3, slide=2, by="k").agg(s=hf.sum("x"), l=hf.last("w")))
+    net.output("fours", a.count_window(4, by="k").agg(s=hf.sum("x"), dev=hf.stddev("i")))
     quiet = [
         stream.stateful(
             largest_so_far, key="k", state="k string, top long, due timestamp",
@@ -281,6 +284,7 @@ one_by_one = (1,) * 11 + (40,)
 @given(rows=anything, trial=trials)
 @example(KNOWN, Trial(groups=one_by_one, partitions=3, pane_buckets=1, pane_files=2, order=5))
 @example(KNOWN, Trial(jobs="large", order=9))
+@example(KNOWN, Trial(jobs="wide", pane_buckets=1))
 def test_any_grouping_gives_the_same_bits(every: Every, rows: Rows, trial: Trial) -> None:
     assert every.run(rows.tables(), trial) == every.in_one_job(rows)
 

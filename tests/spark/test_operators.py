@@ -114,6 +114,7 @@ def one_stream() -> hf.Network:
     net.output(
         "threes", a.count_window(3, by="k").agg(n=hf.count(), s=hf.sum("i"), lw=hf.last("w"))
     )
+    net.output("fours", a.count_window(4, by="k").agg(s=hf.sum("i"), mw=hf.min("w")))
     net.output("fives", a.count_window(5, slide=2, by=["k"]).agg(s=hf.sum("i"), mx=hf.max("x")))
     total = a.stateful(
         keyed_total, key="k", state="k string, n long, total long",
@@ -365,6 +366,8 @@ def test_tumbling_count_windows_match_the_oracle(one: Found, a: pa.Table) -> Non
         a, 3, 3, {"n": "count(*)", "s": oracles.SUM_LONG, "lw": oracles.LAST_W}
     )
     assert oracles.differences(one["threes"], wanted) == []
+    wanted = oracles.count_windows(a, 4, 4, {"s": oracles.SUM_LONG, "mw": "min(w)"})
+    assert oracles.differences(one["fours"], wanted) == []
 
 
 def test_sliding_count_windows_match_the_oracle(one: Found, a: pa.Table) -> None:

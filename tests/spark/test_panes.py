@@ -82,3 +82,21 @@ def test_a_long_window_reads_totals(
     assert names == set(version.files())
     assert Version.of(version.path, version.bucket, version.body()) == version
     assert to_merge(net.named(next(iter(version.panes))), chunks, 100_000) is None  # type: ignore[arg-type]
+
+
+def test_many_rows_of_an_open_window_are_folded_at_once(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_windows, "FOLD_ROWS_MIN", 10)
+    net = hf.Network("panes", bucket="100ms")
+    rows = net.source("a", "ts timestamp, k long, x double", time="ts")
+    net.output("sums", rows.window("1s").group_by("k").agg(n=hf.count()))
+    files = Files(net, {"a": rows_of()}, str(tmp_path))
+    engine = Engine(net, sessions, str(tmp_path / "state"))
+    ((path,),) = [fragment.paths for fragment in fragments(net)]
+    version = engine.empty(path, -1)
+    folded = []
+    for bucket in range(6):  # four rows each
+        version = engine.run(path, version, bucket, bucket, files).version
+        folded.append(sum(len(c.buckets) for chunks in version.panes.values() for c in chunks))
+    assert folded == [0, 0, 3, 3, 3, 6]

@@ -7,6 +7,7 @@ of consumers. Pure. The log deletes what all its consumers have released.
               still need. Inputs are retained for the extent of the windows before the slowest
               consumer, or from the first bucket on if an operator is not convergent.
 `checkpoint`  The inputs after the newest durable state version suffice.
+`cec`         The same, after the oldest footprint that recovery needs.
 `pairs`       As `checkpoint`; without checkpoints a lost replica is rebuilt from its peer.
 
 **A pair** (Flux sections 3.2.2, 5.3.2). Each replica reports up to which bucket it has released a
@@ -49,7 +50,7 @@ def released_upto(
     durable_from = path.durable[1] if path.durable else path.origin
     if recovery == "pairs" and not (unpaired or checkpoints):
         return keep_from - 1
-    if recovery in ("checkpoint", "pairs"):
+    if recovery in ("checkpoint", "cec", "pairs"):
         return min(keep_from, durable_from) - 1
     if not path.plan.convergent:
         return path.origin - 1

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.engine import determinism, mergeable, windows
+from holdfast.engine.count_windows import can_fold
 from holdfast.engine.sql import query, quoted, select_from
 from holdfast.errors import HoldfastError, InputError, NetworkError
 from holdfast.model import operators as ops
@@ -51,6 +52,10 @@ class Compiled:
     plans: dict[str, mergeable.AggregatePlan] = field(default_factory=dict)
     #: Spark schema of the panes of each time window.
     panes: dict[str, Any] = field(default_factory=dict)
+    #: For each count window whose state is partial aggregates: the DDL of the rows with them.
+    totals: dict[str, str] = field(default_factory=dict)
+    #: Operators that leave footprints.
+    marked: set[str] = field(default_factory=set)
     #: Operators whose window function returns rows for an empty window (a count without groups).
     from_nothing: set[str] = field(default_factory=set)
 
@@ -105,7 +110,17 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
                 violations.append(str(err))
     if violations:
         raise NetworkError(violations)
+    compiled.marked = _marked(network)
     return compiled
+
+
+def _marked(network: Network) -> set[str]:
+    """The operators that leave footprints."""
+    return {
+        op.name for op in network.operators
+        if isinstance(op, ops.CountWindow | ops.Stateful)
+        and network.protection(op.fragment).recovery == "cec"
+    }  # fmt: skip
 
 
 def _partitioned(network: Network, logical: Compiled) -> Compiled:
@@ -131,8 +146,11 @@ def _partitioned(network: Network, logical: Compiled) -> Compiled:
             compiled.plans[op.name] = logical.plans[logical_name]
         if logical_name in logical.panes:
             compiled.panes[op.name] = logical.panes[logical_name]
+        if logical_name in logical.totals:
+            compiled.totals[op.name] = logical.totals[logical_name]
         if logical_name in logical.from_nothing:
             compiled.from_nothing.add(op.name)
+    compiled.marked = _marked(network)
     return compiled
 
 
@@ -210,6 +228,13 @@ def _compile(
             partial = query(plan.first(plan.prepare(select_from("rows"))), rows=df)
             _same_everywhere(partial, op.name)
             compiled.plans[op.name] = plan
+            text = plan.of_each_row(select_from("rows"), df.columns)
+            if op.slide == op.size and text is not None:
+                singles = query(text, rows=df).schema
+                each = to_arrow_schema(singles, timezone="UTC")
+                collated = any("collate" in f.dataType.simpleString() for f in singles.fields)
+                if not collated and can_fold(each, plan.dims, plan.merges):
+                    compiled.totals[op.name] = schema_ddl(each)
             rows = select_from("rows", "0L AS __seq", "0L AS __last")
             compiled.schema[op.name] = _ddl(
                 query(count_windows(plan, rows, time), rows=df), op.name
@@ -242,6 +267,11 @@ def count_windows(plan: mergeable.AggregatePlan, rows: str, time: str) -> str:
     """SQL from rows assigned to windows to results. `__seq`: number of the window; `__last`: time
     of the last row of the window."""
     partials = plan.first(plan.prepare(rows), __seq="__seq", __last="__last")
+    return count_results(plan, partials, time)
+
+
+def count_results(plan: mergeable.AggregatePlan, partials: str, time: str) -> str:
+    """SQL from partials of count windows to results."""
     return plan.finish(
         partials, ("__seq", "__last"), (f"timestamp_micros(__last) AS {quoted(time)}",)
     )

@@ -12,7 +12,8 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -20,8 +21,9 @@ from pyspark.errors import PySparkException
 
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
-from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
+from holdfast.engine.inputs import InputFile, Inputs, Leaving, OnResults, StepResult
 from holdfast.engine.key_index import KeyIndexes
+from holdfast.engine.keyed import FOOTPRINTS
 from holdfast.engine.keyed_operators import has_keys
 from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
@@ -141,10 +143,16 @@ class Engine:
     def plan_hash(self, path: Path) -> str:
         """Hash of everything that state depends on: bucket width, shards, and operators with the
         code of their functions."""
-        network, schema = self.network, self.compiled.schema
+        network, schema, plans = self.network, self.compiled.schema, self.compiled.plans
         text = [network.name, str(network.width_us), str(network.partitions)]
         for op in path.operators:
             text.append(f"{op.name} {schema[op.name]} {operator_digest(network, op)}")
+            if op.name in plans:
+                text.append(" ".join([*plans[op.name].merges, *plans[op.name].dims]))
+            if op.name in self.compiled.totals:
+                text.append(self.compiled.totals[op.name])
+            if op.name in self.compiled.marked:
+                text.append("footprints")
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
     def empty(self, path: Path, bucket: int) -> Version:
@@ -161,6 +169,7 @@ class Engine:
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
+        leaving: Leaving | None = None,
     ) -> StepResult:
         """Compute buckets lo..hi. The lines of a path may run at the same time, and a tentative
         line may begin before the last step of an abandoned one ends. `on_results` gets the results
@@ -169,23 +178,23 @@ class Engine:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
-            return self._run(path, version, lo, hi, inputs, line, on_results)
+            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
         except TooLarge:
             joins = {op.name for op in path.operators} & self.broadcast - self.no_broadcast
             if not joins:
                 raise
             self.no_broadcast |= joins
-            return self._run(path, version, lo, hi, inputs, line, on_results)
+            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
         except InputError as err:
             short = {op.name for op in path.operators} & self._with_short_plan
             if exact.TOO_WIDE not in str(err) or short <= general:
                 raise
             self.general |= short
-            return self._run(path, version, lo, hi, inputs, line, on_results)
+            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
 
     def _run(
         self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, line: Line,
-        on_results: OnResults | None,
+        on_results: OnResults | None, leaving: Leaving | None,
     ) -> StepResult:  # fmt: skip
         name = line_of(path.name, line)
         # Each line of each node has a pool: Spark shares the cores evenly among the pools, so that
@@ -199,7 +208,7 @@ class Engine:
             while True:
                 step = Step(
                     self, path, version, lo, hi, inputs,
-                    line=name, prepared=prepared, rows_min=rows_min,
+                    line=name, prepared=prepared, rows_min=rows_min, leaving=leaving,
                 )  # fmt: skip
                 try:
                     return step.run(on_results)
@@ -244,7 +253,9 @@ class Engine:
         self._made.setdefault(step.line, set()).difference_update(step.made)
         release(self.folder, (), step.made)
         failed = self._failed.setdefault(step.line, [])
-        failed += [os.path.join(self.folder, folder) for _, folder, _ in step.folders]
+        for _, folder, _ in step.folders:
+            failed.append(os.path.join(self.folder, folder))
+            failed.append(os.path.join(self.folder, FOOTPRINTS, folder))
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:
@@ -275,7 +286,8 @@ class Engine:
 
     def recovered(self, versions: Sequence[Version]) -> None:
         """Start from these versions. Delete all other state files, left by a killed process."""
-        release(self.folder, versions, files_below(self.folder))
+        files = {f for f in files_below(self.folder) if not f.startswith(f"{FOOTPRINTS}/")}
+        release(self.folder, versions, files)
         for version in versions:
             self._made.setdefault(version.path, set()).update(version.files())
 
@@ -286,6 +298,21 @@ class Engine:
         release(self.folder, kept, self._made.setdefault(name, set()))
         self._sweep(name)
         self._failed.pop(name, None)
+
+    def keep_footprints(self, kept: Collection[str]) -> None:
+        """Delete all footprints except these files."""
+        folder = os.path.join(self.folder, FOOTPRINTS)
+        for file in files_below(folder):
+            if f"{FOOTPRINTS}/{file}" not in kept:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, file))
+
+    def drop_footprints(self, files: Iterable[str]) -> None:
+        for file in files:
+            path = os.path.join(self.folder, file)
+            with suppress(OSError):
+                os.unlink(path)
+                os.rmdir(os.path.dirname(path))  # fails unless empty
 
     def made(self, line: str, file: str) -> None:
         self._made.setdefault(line, set()).add(file)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from holdfast.engine.footprints import Footprints, Wanted
 from holdfast.engine.state import Version
 from holdfast.frozen import dataclass
 
@@ -30,6 +31,16 @@ class Inputs(Protocol):
 Results = dict[str, list[tuple[int, pa.Table]]]
 #: Logs the results of a step before the step prepares the state for later ones.
 OnResults = Callable[[Results], None]
+
+
+class Leaving:
+    """What a step should leave as footprints, and what it left, which is known when `on_results` is
+    called."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        #: By operator and number of the shard.
+        self.left: dict[str, dict[int, Footprints]] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,30 +16,35 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from holdfast.engine.footprints import Footprints, Marked, Wanted, leave, restored, unseen
 from holdfast.engine.keyed_operators import Change, KeyedOperator, KeyedState
 from holdfast.engine.layers import (
     Entries,
     LayerName,
     distinct,
     due_timers,
-    in_order,
+    earliest_timer,
     is_in,
     merge_layers,
     next_timer,
+    oldest_marks,
     state_of,
-    timers_in,
     to_merge,
     write_layer,
 )
 from holdfast.engine.state import Layer, Shard
 from holdfast.errors import LogCorrupted
 from holdfast.storage.files import put_file, storage
+from holdfast.storage.rows import sort_canonical
 
+#: Folder of the footprints, in the folder of all state.
+FOOTPRINTS = "footprints+"  # no name of an output has a plus
 #: The column with the shard of a row, if one task processes all shards.
 SHARD = "__shard"
 
@@ -59,17 +64,38 @@ class StepState:
     fixed: Mapping[int, int]
     #: Most entries of layers that a step merges.
     merge_max: int
+    #: The footprints that the step writes; None: the operator leaves none.
+    wanted: Wanted | None = None
+    #: Footprints from which shards are restored first, with their buckets, from the oldest to the
+    #: newest, by number of the shard.
+    found: Mapping[int, Sequence[tuple[int, Footprints]]] = field(default_factory=dict)
+    #: The step replays buckets: rows of a key up to its mark are ignored.
+    replays: bool = False
 
     def text(self) -> str:
         shards = [(number, shard.body()) for number, shard in self.shards.items()]
-        fixed = list(self.fixed.items())
-        return json.dumps([self.root, self.folder, self.upto, shards, fixed, self.merge_max])
+        found = [
+            (number, [(bucket, one.body()) for bucket, one in held])
+            for number, held in self.found.items()
+        ]
+        wanted = None if self.wanted is None else astuple(self.wanted)
+        return json.dumps(
+            [self.root, self.folder, self.upto, shards, list(self.fixed.items()), self.merge_max,
+             wanted, found, self.replays]
+        )  # fmt: skip
 
     @staticmethod
     def of(text: str) -> StepState:
-        root, folder, upto, bodies, fixed, merge_max = json.loads(text)
+        root, folder, upto, bodies, fixed, merge_max, wanted, found, replays = json.loads(text)
         shards = {number: Shard.of(body) for number, body in bodies}
-        return StepState(root, folder, upto, shards, dict(fixed), merge_max)
+        footprints = {
+            number: [(bucket, Footprints.of(body)) for bucket, body in held]
+            for number, held in found
+        }
+        return StepState(
+            root, folder, upto, shards, dict(fixed), merge_max,
+            None if wanted is None else Wanted(*wanted), footprints, replays,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +119,12 @@ class ShardTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         state = self._state()
         received = list(batches)
-        shards: dict[int, Shard] = {}
-        outs: list[pa.Table] = []
-        for number, rows in self._rows(received):
-            out, shards[number] = run_shard(self.operator, number, rows, state)
-            outs.append(out)
-        write_note(shards, state, min(shards))
-        for out in outs:
+        results = {
+            number: run_shard(self.operator, number, rows, state)
+            for number, rows in self._rows(received)
+        }
+        write_note(results, state, min(results))
+        for out, _, _ in results.values():
             yield from out.cast(self.out).combine_chunks().to_batches()
 
     def _state(self) -> StepState:
@@ -135,28 +160,52 @@ def name_of(op: str) -> str:
     return f"shards_of_{op}"
 
 
-def run_shard(
-    operator: KeyedOperator, number: int, rows: pa.Table, step: StepState
-) -> tuple[pa.Table, Shard]:
-    """Run an operator over the new rows of a shard. Returns results and the new shard."""
+class ShardResult(NamedTuple):
+    out: pa.Table
+    shard: Shard
+    #: None if the operator leaves no footprints.
+    footprints: Footprints | None = None
+
+
+def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepState) -> ShardResult:
+    """Run an operator over the new rows of a shard."""
     shard = step.shards.get(number, Shard())
+    windows: dict[int, int] = {}
+    name = LayerName(step.root, step.folder, f"shard-{number}")
+    if number in step.found:
+        assert isinstance(operator, Marked)
+        shard, windows = restored(operator, step.found[number], name)
     root, schema = step.root, operator.state
-    wanted = distinct(operator.hashes(rows))
+    rows = sort_canonical(rows, operator.time)
+    hashes = operator.hashes(rows)
+    needed = distinct(hashes)
     if shard.timer is not None:
         end_us = operator.end_us(step.upto)
-        due = due_timers(root, shard.layers, schema, shard.timer[0], end_us)
-        wanted = distinct(wanted, due)
-    before = KeyedState(*state_of(root, shard.layers, schema, wanted))
-    change = operator(before, rows, step.upto)
+        needed = distinct(needed, due_timers(root, shard.layers, schema, shard.timer[0], end_us))
+    checked = None
+    if step.wanted is not None:
+        marks = step.wanted.since, step.wanted.upto, step.wanted.most
+        checked = oldest_marks(root, shard.layers, schema, *marks)
+        needed = distinct(needed, checked)
+    before = KeyedState(*state_of(root, shard.layers, schema, needed))
+    if step.replays:
+        assert isinstance(operator, Marked)
+        new = unseen(before, hashes, operator.buckets(rows))
+        rows, hashes = rows.filter(pa.array(new)), hashes[new]
+    change, footprints = operator(before, rows, hashes, step.upto), None
+    if step.wanted is not None and checked is not None:
+        durable = None if step.replays else replace(name, folder=f"{FOOTPRINTS}/{step.folder}")
+        change, footprints = leave(before, change, checked, step.wanted, step.upto, durable)
+        footprints = footprints.plus(windows)
     if not len(change.touched):
-        return change.out, shard
+        return ShardResult(change.out, shard, footprints)
     replaced = len(before.of(change.touched).hashes)
     state = change.state
     entries = Entries.of(state.rows, state.hashes, change.touched)
-    name = LayerName(root, step.folder, f"shard-{number}")
     layers = with_layer(shard.layers, entries, operator, name, step, step.fixed.get(number, 0))
     count = shard.rows - replaced + len(state.hashes)
-    return change.out, Shard(layers, count, _earliest(operator, shard, change, root))
+    earliest = _earliest(operator, shard, change, root)
+    return ShardResult(change.out, Shard(layers, count, earliest), footprints)
 
 
 def _earliest(
@@ -165,14 +214,13 @@ def _earliest(
     """The earliest timer after a step, and the hash of its key."""
     if operator.timer is None:
         return None
-    timers = in_order(timers_in(change.state.rows, change.state.hashes, operator.timer))
-    found = [(int(timers["us"][0]), int(timers["hash"][0]))] if len(timers) else []
+    found = earliest_timer(change.state.rows, change.state.hashes, operator.timer)
     earliest = before.timer
     if earliest is not None and is_in(np.array([earliest[1]]), change.touched)[0]:
         earliest = next_timer(
             root, before.layers, operator.state, operator.timer, earliest[0], change.touched
         )
-    return min([*found, *([] if earliest is None else [earliest])], default=None)
+    return min((timer for timer in (found, earliest) if timer is not None), default=None)
 
 
 def with_layer(
@@ -207,9 +255,14 @@ def with_layer(
     return (*layers[:first], *merged(None), *layers[end:], *top)
 
 
-def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:
+def write_note(results: Mapping[int, ShardResult], step: StepState, task: int) -> None:
     folder = os.path.join(step.root, step.folder)
-    note = json.dumps([(number, shard.body()) for number, shard in shards.items()])
+    note = json.dumps(
+        [
+            (number, shard.body(), None if footprints is None else footprints.body())
+            for number, (_, shard, footprints) in results.items()
+        ]
+    )
     with storage(folder):
         os.makedirs(folder, exist_ok=True)
         own = os.path.join(folder, f"{uuid.uuid4().hex[:8]}.json")  # the task may run twice at once
@@ -217,15 +270,20 @@ def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:
         os.replace(own, _note(folder, task))
 
 
-def read_notes(folder: str, tasks: int) -> dict[int, Shard] | None:
-    """The shards that the tasks of a step described in `folder`. None if no task ran."""
+def read_notes(folder: str, tasks: int) -> tuple[dict[int, Shard], dict[int, Footprints]] | None:
+    """The shards and footprints that the tasks of a step described in `folder`. None if no task
+    ran."""
     shards: dict[int, Shard] = {}
+    footprints: dict[int, Footprints] = {}
     missing = []
     for task in range(tasks):
         try:
             with open(_note(folder, task), "rb") as file:
                 note = json.load(file)
-            shards |= {number: Shard.of(body) for number, body in note}
+            for number, shard, left in note:
+                shards[number] = Shard.of(shard)
+                if left is not None:
+                    footprints[number] = Footprints.of(left)
         except FileNotFoundError:
             missing.append(task)
         except (ValueError, KeyError, TypeError) as err:
@@ -234,7 +292,7 @@ def read_notes(folder: str, tasks: int) -> dict[int, Shard] | None:
         return None
     if missing:
         raise lost_note(folder, missing[0])
-    return shards
+    return shards, footprints
 
 
 def lost_note(folder: str, task: int) -> LogCorrupted:

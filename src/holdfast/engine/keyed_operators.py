@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from holdfast.engine.layers import I64, distinct, is_in, timers_in
 from holdfast.errors import InputError
-from holdfast.storage.rows import key_hashes, runs, sort_canonical, times_us
+from holdfast.storage.rows import key_hashes, runs, times_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ class KeyedOperator(Protocol):
     def state(self) -> pa.Schema: ...
 
     @property
+    def time(self) -> str:
+        """The time column of the rows."""
+        ...
+
+    @property
     def timer(self) -> str | None:
         """The column of the state with the times of timers."""
         ...
@@ -77,67 +82,10 @@ class KeyedOperator(Protocol):
         """The end of a bucket."""
         ...
 
-    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
+    def __call__(self, before: KeyedState, rows: pa.Table, hashes: I64, upto: int) -> Change:
         """`before`: the state of all keys in `rows`, and of all keys that have a timer until the
-        end of bucket `upto`."""
+        end of bucket `upto`. `rows`: in canonical order. `hashes`: of the keys of the rows."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class CountWindows:
-    """Assigns rows to count windows. Returns the rows of full windows; retains the rest as state.
-
-    The state of a key is the rows since the start of its first window that is not full, in order.
-    No positions are stored.
-    """
-
-    keys: tuple[str, ...]
-    time: str
-    size: int
-    slide: int
-    #: The schema of the rows.
-    state: pa.Schema
-
-    @property
-    def timer(self) -> None:
-        return None
-
-    @property
-    def is_whole(self) -> bool:
-        return False
-
-    def hashes(self, table: pa.Table) -> I64:
-        return key_hashes(table, self.keys).view(np.int64)
-
-    def end_us(self, upto: int) -> int:
-        raise AssertionError("count windows have no timers")
-
-    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
-        rows = sort_canonical(rows, self.time)
-        new = self.hashes(rows)
-        hashes = np.r_[before.hashes, new]
-        rows = pa.concat_tables([before.rows.cast(rows.schema), rows]).combine_chunks()
-        count = rows.num_rows
-        group = group_ids(rows, self.keys)
-        order = np.argsort(group, kind="stable")
-        starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if count else np.array([0])
-        sizes = np.diff(np.r_[starts, count]) if count else np.array([0])
-        full = np.maximum(0, (sizes - self.size) // self.slide + 1)
-        # One entry per full window: its number within the key, and its start in `order`.
-        first = np.repeat(np.cumsum(full) - full, full)
-        number = np.arange(int(full.sum())) - first
-        window_start = np.repeat(starts, full) + number * self.slide
-        members = (window_start[:, None] + np.arange(self.size)).reshape(-1)
-        position = np.arange(count) - np.repeat(starts, sizes) if count else np.array([], int)
-        stays = position >= np.repeat(full * self.slide, sizes) if count else np.array([], bool)
-        out = rows.take(pa.array(order[members]))
-        times = times_us(rows, self.time)
-        last = times[order[window_start + self.size - 1]]
-        out = out.append_column("__seq", pa.array(np.repeat(number, self.size), pa.int64()))
-        out = out.append_column("__last", pa.array(np.repeat(last, self.size), pa.int64()))
-        left = np.sort(order[stays])
-        retained = rows.take(pa.array(left)).cast(self.state)
-        return Change(out, distinct(new), KeyedState(retained, hashes[left]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +124,8 @@ class UserFunction:
     def end_us(self, upto: int) -> int:
         return (upto + 1) * self.width_us
 
-    def __call__(self, before: KeyedState, rows: pa.Table, upto: int) -> Change:
-        state, rows = before, sort_canonical(rows, self.time)
-        of_rows = self.hashes(rows)
+    def __call__(self, before: KeyedState, rows: pa.Table, hashes: I64, upto: int) -> Change:
+        state = before
         present = runs(times_us(rows, self.time) // self.width_us)
         outs: list[pa.Table] = [self.out.empty_table()]
         touched = [np.array([], np.int64)]
@@ -200,7 +147,7 @@ class UserFunction:
             keys = distinct(timers["hash"][due])
             if bucket == by_rows:
                 _, lo, hi = present[at]
-                chunk, keys = rows.slice(lo, hi - lo), distinct(keys, of_rows[lo:hi])
+                chunk, keys = rows.slice(lo, hi - lo), distinct(keys, hashes[lo:hi])
                 at += 1
             out, after = self._call(state.of(keys).rows, chunk, bucket)
             outs.append(out)
@@ -250,23 +197,6 @@ def _fit(table: Any, schema: pa.Schema, of: str) -> pa.Table:
         return table.select(schema.names).cast(schema).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
         raise InputError(f"{of}: {err}") from None
-
-
-def group_ids(rows: pa.Table, keys: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A group number for every row: equal if and only if all keys are equal; nulls are equal."""
-    ids = np.zeros(rows.num_rows, np.int64)
-    for key in keys:
-        column = rows[key].combine_chunks()
-        encoded = column.dictionary_encode(null_encoding="encode")
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if key == keys[0]:
-            ids = codes  # already without gaps
-            continue
-        ids = ids * (len(encoded.dictionary) + 1) + codes
-        _, ids = np.unique(ids, return_inverse=True)
-    return ids.astype(np.int64)
 
 
 def has_keys(state: pa.Schema, rows: pa.Schema, keys: tuple[str, ...]) -> bool:

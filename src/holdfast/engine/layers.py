@@ -48,6 +48,11 @@ FANOUT = 16
 #: Timers of each layer that are looked at to find the earliest one.
 NEXT_TIMERS = 64
 
+#: The column with the mark of a key (`footprints.py`), and the one that is true if it has closed.
+MARK, CLOSED = "__mark", "__closed"
+#: Marks are among the timers, at times before all others.
+_MARKS_US = -(1 << 61)
+
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
 #: The time of a timer and the hash of its key.
 _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
@@ -102,7 +107,8 @@ def to_merge(
 
 def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
     """Write a layer to a new file. `timer`: the column with the times of timers."""
-    timers = in_order(timers_in(entries.rows, entries.hashes, timer))
+    timers = timers_in(entries.rows, entries.hashes, timer)
+    timers = in_order(np.concatenate([timers, _marks_in(entries.rows, entries.hashes)]))
     blocks, timer_blocks = list(_blocks(entries)), list(_timer_blocks(timers))
     index = np.zeros(len(blocks) + len(timer_blocks), _INDEX)
     at, crc = 0, 0
@@ -167,6 +173,23 @@ def timers_in(rows: pa.Table, hashes: I64, timer: str | None) -> Timers:
     timers["us"] = column.drop_null().cast(pa.int64()).to_numpy()
     timers["hash"] = hashes[valid]
     return timers
+
+
+def earliest_timer(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[int, int] | None:
+    """The earliest timer of state, and the hash of its key."""
+    timers = in_order(timers_in(rows, hashes, timer))
+    return (int(timers["us"][0]), int(timers["hash"][0])) if len(timers) else None
+
+
+def _marks_in(rows: pa.Table, hashes: I64) -> Timers:
+    """The marks of open keys, in the form of timers."""
+    if MARK not in rows.column_names:
+        return np.zeros(0, _TIMER)
+    is_open = rows[CLOSED].combine_chunks().fill_null(True).to_numpy(zero_copy_only=False) == 0
+    marks = np.zeros(int(is_open.sum()), _TIMER)
+    marks["us"] = rows[MARK].filter(pa.array(is_open)).to_numpy() + _MARKS_US
+    marks["hash"] = hashes[is_open]
+    return np.unique(marks)
 
 
 def in_order(timers: Timers) -> Timers:
@@ -277,6 +300,27 @@ def due_timers(
     """Hashes of the keys that may have a timer from `from_us` to before `to_us`, sorted. In newer
     layers, these keys may have other timers or none."""
     return distinct(_timers(folder, layers, schema, from_us, to_us, math.inf)["hash"])
+
+
+def oldest_marks(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int, most: int
+) -> I64:
+    """Hashes of open keys whose marks are from `since` to `upto`, sorted. At least `most` with the
+    oldest marks, if there are so many."""
+    found, count = [np.array([], np.int64)], 0
+    from_us = since + _MARKS_US
+    while count < most and from_us <= upto + _MARKS_US:
+        once = in_order(_timers(folder, layers, schema, from_us, upto + 1 + _MARKS_US, most))
+        if not len(once):
+            break
+        last_us = int(once["us"][min(most, len(once)) - 1])
+        once = _timers(folder, layers, schema, from_us, last_us + 1, math.inf)
+        rows, hashes = state_of(folder, layers, schema, distinct(once["hash"]))
+        still = np.intersect1d(once, _marks_in(rows, hashes))
+        found.append(still["hash"])
+        count += len(still)
+        from_us = last_us + 1
+    return distinct(*found)
 
 
 def next_timer(

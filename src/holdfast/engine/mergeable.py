@@ -24,6 +24,8 @@ from holdfast.errors import InputError
 from holdfast.model.aggregates import Aggregate
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
+#: The value of an aggregate function over a single row.
+_OF_ONE_ROW = {"count": "if(({}) is null, 0L, 1L)", "sum": "{}", "min": "{}", "max": "{}"}
 
 
 @dataclass(slots=True)
@@ -54,6 +56,10 @@ class AggregatePlan:
     dims: tuple[str, ...]
     _first: tuple[str, ...]
     _merge: tuple[str, ...]
+    #: The partials of a single row. None if an aggregate has no such expression.
+    _single: tuple[str, ...] | None
+    #: The merge function of each partial, by name.
+    merges: Mapping[str, str]
     #: Levels that remove the dimensions: (dimensions that remain grouped, columns).
     _folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     _finish: tuple[str, ...]
@@ -71,6 +77,14 @@ class AggregatePlan:
         keys = quoted(*self.keys, *self.dims)
         columns = listed(named, keys, *self._first)
         return f"SELECT {columns} FROM ({rows}) GROUP BY {listed(*by.values(), keys)}"
+
+    def of_each_row(self, rows: str, columns: Sequence[str]) -> str | None:
+        """Rows to rows with dimensions and partials of their own. None if there are no expressions
+        for them."""
+        if self._single is None:
+            return None
+        chosen = listed(quoted(*columns), quoted(*self.dims), *self._single)
+        return f"SELECT {chosen} FROM ({self.prepare(rows)})"
 
     def merge(self, partials: str, *by: str) -> str:
         """Merge partials to partials with a coarser `by`."""
@@ -137,11 +151,14 @@ def _assemble(
         layers.append(
             tuple(f"{sql} AS {name}" for part in parts.values() for name, sql in part.dims.items())
         )
-    first, merge = [], []
+    first, merge, single, merges = [], [], [], {}
     for part in parts.values():
         for name, (fn, merging, sql) in part.partials.items():
             first.append(f"{fn}({sql}) AS {name}")
             merge.append(f"{merging}({name}) AS {name}")
+            merges[name] = merging
+            if fn in _OF_ONE_ROW:
+                single.append(f"{_OF_ONE_ROW[fn].format(sql)} AS {name}")
     unique = [label for label, part in parts.items() if part.unique_items]
     if len(unique) > 1:
         raise InputError(f"{of}: at most one top_k per window; compute others in another window")
@@ -153,7 +170,8 @@ def _assemble(
     elif dims:
         folds.append(((), _fold(parts, others + unique, flatten=())))
     general = AggregatePlan(
-        keys, tuple(layers), tuple(dims), tuple(first), tuple(merge), tuple(folds),
+        keys, tuple(layers), tuple(dims), tuple(first), tuple(merge),
+        tuple(single) if len(single) == len(first) else None, merges, tuple(folds),
         _results(finishes, {label: part.finish for label, part in parts.items()}),
     )  # fmt: skip
     # Dimensions other than blocks split the items of a sum, which the shorter expression refuses.
@@ -246,7 +264,9 @@ def _part(df: DataFrame, a: str, aggregate: Aggregate, time: str, of: str) -> _P
 
 
 def _sum(part: _Part, a: str, x: str, kind: str, wanted: str, of: str) -> None:
-    part.partials = {f"{a}_n": ("count", "sum", x)}
+    whole = kind in _WHOLE or kind.startswith("decimal")
+    if not (whole and wanted == "sum"):  # a sum of nulls is null without a count, too
+        part.partials = {f"{a}_n": ("count", "sum", x)}
     if kind in _WHOLE:
         part.partials[f"{a}_h"] = ("sum", "sum", f"shiftright(cast({x} as bigint), 32)")
         part.partials[f"{a}_l"] = ("sum", "sum", f"cast({x} as bigint) & 4294967295L")

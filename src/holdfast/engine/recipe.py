@@ -14,13 +14,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
-from holdfast.engine import determinism, keyed, keyed_operators
+from holdfast.engine import count_windows, determinism, keyed, keyed_operators
 from holdfast.engine.compiled import Compiled, join, stamp
+from holdfast.engine.footprints import Marked
 from holdfast.engine.sql import query, quoted, read_parquet
 from holdfast.frozen import dataclass
 from holdfast.model import operators as ops
 from holdfast.model.network import Network
-from holdfast.model.schema import arrow_schema
+from holdfast.model.schema import arrow_schema, schema_ddl
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,8 @@ class Builder:
 
     def _sharded(self, recipe: Sharded) -> DataFrame:
         op: Any = self.network.named(recipe.op)
-        ddl = self.compiled.schema[op.inputs[0].name]
+        operator, out, out_ddl = self.operator(op)
+        ddl = self.compiled.totals.get(op.name, self.compiled.schema[op.inputs[0].name])
         schema, shards = arrow_schema(ddl), self.network.partitions
         rows = (
             self.spark.createDataFrame([], ddl) if recipe.rows is None else self.build(recipe.rows)
@@ -219,7 +221,6 @@ class Builder:
             # `mapInArrow` takes a dot in a name for the field of a struct.
             names = [f"c{place}" for place in range(len(schema))]
             rows = rows.toDF(*names, *([keyed.SHARD] if recipe.one_task else []))
-        operator, out, out_ddl = self.operator(op)
         task = keyed.ShardTask(
             op.name, operator, recipe.state, schema, out, shards if recipe.one_task else None
         )
@@ -229,13 +230,30 @@ class Builder:
         self, op: ops.CountWindow | ops.Stateful
     ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
         """An operator with keyed state, and the schema of its results."""
+        operator, out, ddl = self._operator(op)
+        if op.name in self.compiled.marked:
+            return Marked(operator, self.network.width_us), out, ddl
+        return operator, out, ddl
+
+    def _operator(
+        self, op: ops.CountWindow | ops.Stateful
+    ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
         up = op.inputs[0]
         assert up is not None
         ddl, time = self.compiled.schema[up.name], self.compiled.time[up.name]
         rows = arrow_schema(ddl)
         if isinstance(op, ops.CountWindow):
+            if op.name in self.compiled.totals:
+                each = arrow_schema(self.compiled.totals[op.name])
+                plan = self.compiled.plans[op.name]
+                fields = [each.field(name) for name in (*op.keys, *plan.dims, *plan.merges)]
+                totals = count_windows.CountTotals(
+                    op.keys, time, op.size, plan.dims, plan.merges,
+                    pa.schema([*fields, ("__n", pa.int64())]),
+                )  # fmt: skip
+                return totals, totals.out, schema_ddl(totals.out)
             assigned = f"{ddl}, __seq bigint, __last bigint"
-            windows = keyed_operators.CountWindows(op.keys, time, op.size, op.slide, rows)
+            windows = count_windows.CountWindows(op.keys, time, op.size, op.slide, rows)
             return windows, arrow_schema(assigned), assigned
         out, state = arrow_schema(op.out), arrow_schema(op.state)
         by_key = keyed_operators.has_keys(state, rows, op.keys)

@@ -148,6 +148,11 @@ class Version:
     needs_from: int = 0
     #: Hash of network, operators and schemas (`Engine.plan_hash`); another query refuses the state.
     plan: str = ""
+    #: The version is the state before a crash (`footprints.py`): footprints from which the next
+    #: step restores it, by operator and number of the shard, each with its bucket, from the oldest
+    #: to the newest; and the last bucket whose results are logged already.
+    found: Mapping[str, Mapping[int, Sequence[tuple[int, Any]]]] = field(default_factory=dict)
+    replays_upto: int | None = None
 
     def _chunks(self) -> Iterator[Chunk]:
         for group in (self.panes, self.edges):

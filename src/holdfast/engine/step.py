@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from holdfast.engine import keyed
-from holdfast.engine.compiled import count_windows
+from holdfast.engine.compiled import count_results, count_windows
+from holdfast.engine.footprints import Footprints
 from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.recipe import Query, Read, Recipe, Sharded
 from holdfast.engine.sql import contains, select_from
@@ -56,9 +58,12 @@ class Step(TimeWindows):
             for name, end in end_operators.items()
         }
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
+        if self.leaving is not None:
+            self._take_shards()  # the footprints are logged with the results
         if on_results is not None:
             on_results(outputs)  # folding does not delay the results
-        self._take_shards()
+        if self.leaving is None:
+            self._take_shards()
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
                 self._fold_panes(op)
@@ -66,9 +71,19 @@ class Step(TimeWindows):
         version = Version(
             self.path.name, self.hi, self.panes, self.edges, self.shards,
             min(self.needs_from, self.hi + 1), self.before.plan,
+            found=self._still_found(), replays_upto=self._replays_upto(),
         )  # fmt: skip
         self._merge_layers()
         return StepResult(outputs, version, self.jobs)
+
+    def _still_found(self) -> Mapping[str, Any]:
+        """Footprints that no job of this step has read."""
+        read = {name for name, _, _ in self.folders}
+        return {op: found for op, found in self.before.found.items() if op not in read}
+
+    def _replays_upto(self) -> int | None:
+        upto = self.before.replays_upto
+        return upto if upto is not None and upto > self.hi else None
 
     def _end(self, output: str) -> ops.Operator:
         """The operator whose rows an output stream contains, all rows or one partition's part."""
@@ -112,7 +127,7 @@ class Step(TimeWindows):
         up = op.inputs[0]
         assert up is not None
         folder = f"{self.path.name}/{op.name}.{self.hi}.{uuid.uuid4().hex[:8]}"
-        tasks = 1 if self.interpreted else self.engine.network.partitions
+        tasks = 1 if self.one_task else self.engine.network.partitions
         self.folders.append((op.name, folder, tasks))
         merging, shards, fixed = self.engine.merging, dict(self.shards.get(op.name, {})), {}
         merge_max = UNLIMITED
@@ -120,25 +135,45 @@ class Step(TimeWindows):
             merge_max = merging.step_max // (self.engine.network.partitions if tasks == 1 else 1)
             for number, shard in shards.items():
                 shards[number], fixed[number] = merging.begin(op.name, number, shard)
-        state = keyed.StepState(self.engine.folder, folder, self.hi, shards, fixed, merge_max)
-        if not self.interpreted:  # shards are processed in parallel
+        found = {
+            number: [(bucket, Footprints.of(body)) for bucket, body in held]
+            for number, held in self.before.found.get(op.name, {}).items()
+        }
+        state = keyed.StepState(
+            self.engine.folder, folder, self.hi, shards, fixed, merge_max,
+            None if self.leaving is None else self.leaving.wanted, found,
+            self.before.replays_upto is not None,
+        )  # fmt: skip
+        if not self.one_task:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
         if rows is None:
-            none = arrow_schema(self.compiled.schema[up.name]).empty_table()
-            rows = Read(up.name, (self.prepared.write(none, up.name),), one_task=True)
+            rows = self._nothing(up)
         if self.engine.sessions.is_local:
             file = self.prepared.write_text(state.text(), op.name)
             return Sharded(op.name, rows, file, one_task=True)
         return Sharded(op.name, rows, state, one_task=True)
 
+    def _nothing(self, op: ops.Operator) -> Recipe:
+        """No rows of an operator."""
+        none = arrow_schema(self.compiled.schema[op.name]).empty_table()
+        return Read(op.name, (self.prepared.write(none, op.name),), one_task=self.one_task)
+
     def _count_window(self, op: ops.CountWindow) -> Recipe | None:
         up = op.inputs[0]
         assert up is not None
         rows = self._stateless(up, self.lo, self.hi)
+        if rows is None and op.name in self.before.found:
+            rows = self._nothing(up)  # restores the state
         if rows is None:
             return None
-        # All rows of a key are in one task already, so the groups are complete there.
-        text = count_windows(self._plan(op), select_from("rows"), self.compiled.time[op.name])
+        plan, time = self._plan(op), self.compiled.time[op.name]
+        if op.name in self.compiled.totals:
+            columns = arrow_schema(self.compiled.schema[up.name]).names
+            each = plan.of_each_row(select_from("rows"), columns)
+            assert each is not None
+            rows = self._keyed(op, Query(each, (("rows", rows),)))
+            return Query(count_results(plan, select_from("rows"), time), (("rows", rows),))
+        text = count_windows(plan, select_from("rows"), time)
         return Query(text, (("rows", self._keyed(op, rows)),))
 
     def _stateful(self, op: ops.Stateful) -> Recipe | None:
@@ -147,7 +182,9 @@ class Step(TimeWindows):
         rows = self._stateless(up, self.lo, self.hi)
         end_us = (self.hi + 1) * self.width_us
         shards = self.shards.get(op.name, {}).values()
-        due = any(shard.timer is not None and shard.timer[0] < end_us for shard in shards)
+        due = op.name in self.before.found or any(
+            shard.timer is not None and shard.timer[0] < end_us for shard in shards
+        )
         return None if rows is None and not due else self._keyed(op, rows)
 
     def _take_shards(self) -> None:
@@ -160,12 +197,19 @@ class Step(TimeWindows):
                 if any(contains(frame, keyed.name_of(name)) for frame in frames):
                     raise keyed.lost_note(path, 0)
                 continue
-            layers = (layer for shard in written.values() for layer in shard.layers)
+            shards, footprints = written
+            if self.leaving is not None:
+                self.leaving.left[name] = footprints
+                left = {file for one in footprints.values() for file in one.files()}
+                durable = os.path.join(self.engine.folder, keyed.FOOTPRINTS, folder)
+                if os.path.isdir(durable):
+                    keyed.clean_up(durable, {os.path.basename(file) for file in left})
+            layers = (layer for shard in shards.values() for layer in shard.layers)
             made = {layer.file for layer in layers if os.path.dirname(layer.file) == folder}
             keyed.clean_up(path, {os.path.basename(file) for file in made})
             for file in made:
                 self._made(file)
-            self.shards[name] = {**self.shards.get(name, {}), **written}
+            self.shards[name] = {**self.shards.get(name, {}), **shards}
 
     def _merge_layers(self) -> None:
         """Use complete merges of layers, and start others. The last act of a step, which cannot

@@ -19,7 +19,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from holdfast.engine.inputs import Inputs
+from holdfast.engine.inputs import Inputs, Leaving
 from holdfast.engine.nullable import nullable
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.recipe import (
@@ -116,10 +116,12 @@ class History:
         line: str,
         prepared: Prepared,
         rows_min: int = 0,
+        leaving: Leaving | None = None,
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
         self.is_stable = line == path.name
+        self.leaving = leaving
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us
@@ -153,7 +155,7 @@ class History:
         self.one_task = self.interpreted or (
             rows < engine.job_rows.distributed
             and engine.sessions.is_local
-            and not any(isinstance(op, ops.CountWindow | ops.Stateful) for op in path.operators)
+            and not any(isinstance(op, ops.Stateful) for op in path.operators)
             and self._bytes(since) < ONE_TASK_BYTES_MAX
         )
         spark = engine.sessions.small if self.interpreted else engine.sessions.large

@@ -20,6 +20,8 @@ from holdfast.model import operators as ops
 
 #: Most bytes of panes that the driver assigns to windows.
 DUE_BYTES_MAX = 1 << 26
+#: So many rows of open windows are folded at once; few buckets with fewer rows when a window ends.
+FOLD_ROWS_MIN = 100_000
 #: A window has at least so many chunks of panes with totals.
 CHUNKS_MIN = 8
 
@@ -178,6 +180,15 @@ class TimeWindows(Joins):
         chunks = self.panes.get(op.name, ())
         return self._buckets(op, 0, max(since, chunks[-1].hi + 1) if chunks else since, self.hi)
 
+    def _rows_to_fold(self, op: ops.TimeWindow, since: int) -> int:
+        """Rows from bucket `since` on that are not in panes; perhaps some before it."""
+        up, chunks = op.inputs[0], self.panes.get(op.name, ())
+        assert up is not None
+        since = max(since, chunks[-1].hi + 1) if chunks else since
+        if self._by_reference(up):
+            return sum(self._raw_counts(up, since).values())
+        return sum(c.rows for c in self.edges.get(f"{op.name}:0", ()) if c.hi >= since)
+
     def _fold(self, op: ops.TimeWindow, since: int) -> Folded | None:
         """Fold rows that are not in panes, once in a step. None without rows, or if the panes are
         too large."""
@@ -197,13 +208,16 @@ class TimeWindows(Joins):
         return nullable(self._execute(recipe))
 
     def _fold_panes(self, op: ops.TimeWindow) -> None:
-        """Fold the rows of open windows into panes once enough buckets have gathered, unless they
-        were folded for results already. Forget panes of closed windows."""
+        """Fold the rows of open windows into panes once enough buckets or rows have gathered; or
+        write panes that were folded for results already. Forget panes of closed windows."""
         since = windows.needed_from(op, self.hi, self.width_us)
         chunks = tuple(
             c for c in self.panes.get(op.name, ()) if c.buckets and c.buckets[-1] >= since
         )
-        enough = len(self._new_buckets(op, since)) >= self.engine.pane_buckets
+        enough = (
+            len(self._new_buckets(op, since)) >= self.engine.pane_buckets
+            or self._rows_to_fold(op, since) >= FOLD_ROWS_MIN
+        )
         folded = self._fold(op, since) if enough or op.name in self.folded else None
         if folded is not None and folded.buckets[-1] >= since:
             chunks = (*chunks, *self._written_panes(op, folded, since))

@@ -4,7 +4,7 @@ Both sides process the same Parquet buckets with the same number of buckets per 
 side and repeat, and write Parquet without fsync. Five repeats of the sides alternate. The latency
 of a result runs from the start of the step in which it is due to the moment at which a consumer can
 read it. Holdfast is `eager`: it folds every bucket into its state at once, as Structured Streaming
-does. Its default, `lazy`, does less work and is reported under names of its own.
+does. Its default, `lazy`, does less work with small buckets and is reported under names of its own.
 
 `end_to_end` adds what the steps leave out: source log, fsync, transport and client, against files
 that arrive, an fsynced sink and a polling reader. `realtime` compares with the real-time mode of

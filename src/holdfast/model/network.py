@@ -113,8 +113,8 @@ class Network:
                 feed=feed,
                 late=late,
                 ahead_us=duration_us(ahead, of=f"source {name!r} ahead"),
-                grace_us=ops.GRACE_US[clock] if grace is None else _grace_us(grace, name),
-                idle_us=_idle_us(idle, name) if clock == "data" else None,
+                grace_us=ops.GRACE_US[clock] if grace is None else ops.grace_us(grace, name),
+                idle_us=ops.idle_us(idle, name) if clock == "data" else None,
                 clock=clock,
             )
         )
@@ -167,6 +167,8 @@ class Network:
         wait_share: float = 0.9,
         reconcile: Reconcile = "checkpoint",
         recovery: RecoveryPolicy | None = None,
+        recovery_entries: int | None = None,
+        recovery_rows: int | None = None,
     ) -> None:
         """Replicate a fragment, and choose what it does while inputs are missing (`Protection`).
 
@@ -175,6 +177,9 @@ class Network:
             after holding every bucket (`"delay"`) or the first (`"process"`) for `max_delay`.
         while_correcting: the same for new buckets while tentative results are corrected.
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
+        recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`, for large keyed
+            state: windows are checkpointed one by one, so that recovery reads at most about
+            `recovery_entries` of them and replays about `recovery_rows` rows.
         """
         if fragment in self.protections:
             raise InputError(
@@ -183,7 +188,8 @@ class Network:
         self.protections[fragment] = Protection(
             replicas=replicas, replication=replication, on_failure=on_failure,
             while_correcting=while_correcting, max_delay=max_delay, wait_share=wait_share,
-            reconcile=reconcile, recovery=recovery,
+            reconcile=reconcile, recovery=recovery, recovery_entries=recovery_entries,
+            recovery_rows=recovery_rows,
         )  # fmt: skip
 
     def protection(self, fragment: str) -> Protection:
@@ -477,16 +483,6 @@ class CountWindowed:
                 aggregates=dict(aggregates),
             )
         )
-
-
-def _grace_us(grace: str, source: str) -> int:
-    return 0 if grace in ("0", "0s", "0ms") else duration_us(grace, of=f"source {source!r} grace")
-
-
-def _idle_us(idle: str | None, source: str) -> int | None:
-    if idle == "never":
-        return None
-    return ops.IDLE_US if idle is None else duration_us(idle, of=f"source {source!r} idle")
 
 
 def _same(df: Any) -> Any:

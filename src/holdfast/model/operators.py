@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.config import duration_us
 from holdfast.errors import InputError
 from holdfast.model.contract import Contract
 
@@ -199,3 +200,13 @@ def sources_of(op: Operator) -> list[Source]:
     if isinstance(op, Source):
         return [op]
     return list(dict.fromkeys(source for up in op.inputs if up for source in sources_of(up)))
+
+
+def grace_us(grace: str, source: str) -> int:
+    return 0 if grace in ("0", "0s", "0ms") else duration_us(grace, of=f"source {source!r} grace")
+
+
+def idle_us(idle: str | None, source: str) -> int | None:
+    if idle == "never":
+        return None
+    return IDLE_US if idle is None else duration_us(idle, of=f"source {source!r} idle")

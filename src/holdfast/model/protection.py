@@ -50,8 +50,15 @@ class Protection:
     reconcile: Reconcile = "checkpoint"
     #: What upstream logs retain for a replica. `replay`: everything that a replica without state
     #: needs, so that a replica survives the loss of its storage. `checkpoint`: what the newest
-    #: checkpoint needs. None: `Options.recovery`. For a pair: everything after a checkpoint.
+    #: checkpoint needs. `cec`: what the footprints of open windows need, which the output log has
+    #: (docs/design/0017-eventual-checkpoints.md). None: `Options.recovery`. For a pair: everything
+    #: after a checkpoint.
     recovery: RecoveryPolicy | None = None
+    #: With `cec`, windows leave new footprints if recovery would have to read more entries of the
+    #: output log, or replay more input rows (Q and U of the paper, section III.A). None: no limit
+    #: of entries, and 1,000,000 rows.
+    recovery_entries: int | None = None
+    recovery_rows: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or self.replicas < 1:
@@ -69,6 +76,17 @@ class Protection:
             raise InputError(
                 f"protect: replication={self.replication!r} gives no tentative results, found "
                 f"on_failure={self.on_failure!r}; for tentative results use replication='switch'"
+            )
+        for option in ("recovery_entries", "recovery_rows"):
+            limit = getattr(self, option)
+            if limit is not None and self.recovery != "cec":
+                raise InputError(f"protect: {option} needs recovery='cec'")
+            if limit is not None and (not isinstance(limit, int) or limit < 1):
+                raise InputError(f"protect: {option}={limit!r}: expected an integer >= 1")
+        if self.recovery == "cec" and self.replication != "switch":
+            raise InputError(
+                f"protect: recovery='cec' expects replication='switch', found "
+                f"{self.replication!r}: a lost replica of a pair is rebuilt from its peer"
             )
         if not 0.0 < self.wait_share <= 1.0:
             raise InputError(

@@ -16,7 +16,6 @@ from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.connection import check_source
 from holdfast.core.job_size import JobLimits
-from holdfast.core.policy import policy_of
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.engine.inputs import Results
@@ -29,10 +28,10 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
-from holdfast.model.trees import tree_of
 from holdfast.node import correction_requests
 from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.comparison import Comparison, digest_of
+from holdfast.node.eventual_checkpoints import EventualCheckpoints
 from holdfast.node.input_index import Best, InputIndex
 from holdfast.node.node_events import (
     Again,
@@ -55,8 +54,9 @@ from holdfast.node.node_events import (
     Work,
 )
 from holdfast.node.pieces import run_stable
+from holdfast.node.plans import horizon, plan_of
 from holdfast.node.state_lending import Lender
-from holdfast.storage import Ended, Log
+from holdfast.storage import Ended, Log, Record
 from holdfast.streams.calls import Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
@@ -89,7 +89,6 @@ class Performer:
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
         self.inputs = inputs
         self._carrier, self._clock = carrier, clock
-        self.width_us = engine.width_us
         self.paths = {path.name: path for path in fragment.paths}
         self._service = service
         self.versions: dict[str, Version] = {}
@@ -122,7 +121,15 @@ class Performer:
         self._tickets = itertools.count(1)
         self.jobs = 0
         self.step_seconds: deque[float] = deque(maxlen=1_000)
-        self._plans = {path.name: self._plan(path) for path in fragment.paths}
+        self._plans = {
+            p.name: plan_of(p, engine.network, fragment.name, peers) for p in fragment.paths
+        }
+        recovery = recovery_of(engine.network, fragment.name, options)
+        #: Set if the fragment recovers from footprints.
+        self.eventual: EventualCheckpoints | None = None
+        if recovery == "cec":
+            protection = engine.network.protection(fragment.name)
+            self.eventual = EventualCheckpoints(name, log, engine, inputs, clock, protection)
         resumed = self._recover()
         # A node without peers is not part of a pair.
         pair = bool(peers) and is_pair(engine.network, fragment.name)
@@ -130,8 +137,8 @@ class Performer:
             self._plans.values(),
             me=name,
             resumed=resumed,
-            recovery="pairs" if pair else recovery_of(engine.network, fragment.name, options),
-            checkpoint_buckets=options.checkpoint_buckets,
+            recovery="pairs" if pair else recovery,
+            checkpoint_buckets=0 if recovery == "cec" else options.checkpoint_buckets,
             limits=JobLimits(
                 options.group_buckets_max, options.group_rows_max, options.group_bytes_max
             ),
@@ -152,26 +159,19 @@ class Performer:
 
     # -- recovery -------------------------------------------------------------------------------
 
-    def _plan(self, path: Path) -> core.PathPlan:
-        stateful = sum(op.stateful for op in path.operators)
-        extent = -(-path.extent_us() // self.width_us) + stateful
-        network = self.engine.network
-        trees = {output: tree_of(path, output, network) for output in path.outputs}
-        policy = policy_of(network, self.fragment.name, self._peers)
-        return core.PathPlan(
-            path.name, path.inputs, path.outputs, path.convergent, extent, policy, trees
-        )
-
     def _recover(self) -> dict[str, tuple[int, int, int]]:
         """For each path, the newest durable version whose files are usable: its bucket, the first
         bucket of the inputs that it needs, and the first bucket of the outputs."""
         resumed: dict[str, tuple[int, int, int]] = {}
+        recover = self.checkpoints.recover if self.eventual is None else self.eventual.recover
         for path in self.fragment.paths:
-            if (version := self.checkpoints.recover(path)) is not None:
+            if (version := recover(path)) is not None:
                 self.versions[path.name] = version
                 origin = min(self.log.info(output).starts_at for output in path.outputs)
                 resumed[path.name] = (version.bucket, self._needs_from(version), origin)
         self.engine.recovered(list(self.versions.values()))
+        if self.eventual is not None:
+            self.eventual.recovered()
         return resumed
 
     def wanted(self, stream: str) -> int | None:
@@ -229,12 +229,15 @@ class Performer:
             self.jobs += result.jobs
             return result.version
 
-        def on_results(results: Results) -> None:
+        def on_results(results: Results, *more: Record) -> None:
             self._service.spent_us.update(dict.fromkeys(path.outputs, work.spent_us))
-            self.soutput.stable(work, path, results)
+            self.soutput.stable(work, path, results, *more)
 
         try:
-            result = run_stable(self.engine, path, version, work, self.inputs, on_results)
+            if self.eventual is not None:
+                result = self.eventual.run(path, version, work, on_results)
+            else:
+                result = run_stable(self.engine, path, version, work, self.inputs, on_results)
         except Exception as err:
             self.inputs.check(path.inputs, version.needs_from, work.hi, self.name, err)
             raise
@@ -326,10 +329,14 @@ class Performer:
         self.versions[run.path] = version
         self._forgotten.discard(run.path)
         self._release(path)
-        return self.core.handle(
-            core.StepDone(at, run.path, version.bucket, self._needs_from(version),
-                          self._horizon(path, version))
-        )  # fmt: skip
+        extent = self._plans[run.path].extent
+        upto = horizon(path, version, self.inputs, extent, self.engine.width_us)
+        needs_from = self._needs_from(version)
+        done = self.core.handle(core.StepDone(at, run.path, version.bucket, needs_from, upto))
+        if self.eventual is not None:
+            oldest = self.eventual.oldest(run.path)
+            done += self.core.handle(core.CheckpointDone(at, run.path, oldest, oldest + 1))
+        return done
 
     def _finished_tentative(
         self, run: core.RunTentative, event: Finished, at: int
@@ -403,21 +410,14 @@ class Performer:
             _log.warning("node %s waits for disk space: %s", self.name, err)
         self.trouble = str(err)
 
-    def _horizon(self, path: Path, version: Version) -> int:
-        """Last bucket that may have results without further input, from open windows or timers."""
-        extent = self.core.paths[path.name].plan.extent
-        held = [self.inputs.last(stream) for stream in path.inputs]
-        chunks = [c.hi for held in (*version.panes.values(), *version.edges.values()) for c in held]
-        last = max([*(bucket for bucket in held if bucket is not None), *chunks], default=None)
-        horizon = version.bucket if last is None else max(version.bucket, last + extent)
-        timers = version.timers_us()
-        return max([horizon, *([min(timers) // self.width_us + extent] if timers else [])])
-
     def _perform(self, action: core.Action) -> None:
         match action:
             case core.Start():
                 path = self.paths[action.path]
                 self.soutput.valid_from[path.name] = action.valid_from
+                if self.eventual is not None:  # buckets are replayed without their results
+                    replayed = self.eventual.replayed_upto(path)
+                    self.soutput.valid_from[path.name] = max(action.valid_from, replayed + 1)
                 if path.name not in self.versions:
                     self.versions[path.name] = self.engine.empty(path, action.bucket)
                 for output in path.outputs:

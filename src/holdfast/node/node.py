@@ -189,6 +189,7 @@ class Node:
                         performer.versions[name].rows() if name in performer.versions else 0
                     ),
                     "checkpoint": state.durable[0] if state.durable else None,
+                    "footprints": performer.eventual and performer.eventual.status(name),
                     "convergent": state.plan.convergent,
                 }
                 for name, state in performer.core.paths.items()

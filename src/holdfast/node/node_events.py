@@ -4,13 +4,13 @@ carrier uses threads in production and virtual time in the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import BeganEmpty, NotReady
 from holdfast.core.divergence import Window
-from holdfast.engine.inputs import OnResults, StepResult
+from holdfast.engine.inputs import Leaving, OnResults, StepResult
 from holdfast.engine.state import Line, Version
 from holdfast.errors import HoldfastError
 from holdfast.frozen import dataclass
@@ -178,6 +178,7 @@ class StepEngine(Protocol):
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
+        leaving: Leaving | None = None,
     ) -> StepResult: ...
 
     def check(self, version: Version) -> None: ...
@@ -187,6 +188,10 @@ class StepEngine(Protocol):
     def release(self, path: Path, kept: list[Version], *, line: Line = "stable") -> None: ...
 
     def digest(self, table: Any) -> str: ...
+
+    def keep_footprints(self, kept: Collection[str]) -> None: ...
+
+    def drop_footprints(self, files: Iterable[str]) -> None: ...
 
 
 class Carrier(Protocol):

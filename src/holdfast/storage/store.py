@@ -403,8 +403,7 @@ class Log:
         instance; the epoch is 0 if the consumer has never acknowledged."""
         with self.changed:
             state = self._stream(stream)
-            before = state.starts_at - 1
-            last = state.acks.get(consumer)
+            before, last = state.starts_at - 1, state.acks.get(consumer)
             return (before, before, 0) if last is None else (last.received, last.needed, last.epoch)
 
     def trimmable(self, stream: str) -> int:
@@ -434,13 +433,15 @@ class Log:
 
     def save_state(self, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
         """Syncs and records a state version; `files` are its files and folders below the root."""
-        if self._fsync:
-            for name in files:
-                file = f"{self._base}/{name}"
-                with storage(file):
-                    self._disk.sync_tree(file, self._base)
+        self.sync(files)
         # The round trip through JSON gives memory exactly what recovery would read.
         self.append(State(path, bucket, json.loads(json.dumps(body))))
+
+    def sync(self, files: Sequence[str]) -> None:
+        """Syncs files and folders below the root, if the log syncs its writes."""
+        for file in [f"{self._base}/{name}" for name in files] if self._fsync else ():
+            with storage(file):
+                self._disk.sync_tree(file, self._base)
 
     def drop_states(self, path: str, upto: int) -> None:
         """Drops the records of versions before `upto`. The engine deletes their files."""
@@ -464,8 +465,7 @@ class Log:
             return dict(self._state.counters)
 
     def counter(self, name: str) -> int:
-        with self.changed:
-            return self._state.counters.get(name, 0)
+        return self.counters().get(name, 0)
 
     # Internals
 
@@ -497,4 +497,4 @@ class Log:
             # The preceding append is durable: an error would make its caller repeat it.
             self._compact_at = 2 * self._grown
             return
-        self._grown, self._compact_at = 0, 0
+        self._grown = self._compact_at = 0

@@ -102,9 +102,15 @@ BUGS = [
     ),
     Bug(
         "a count window forgets the order of its rows",
-        "engine/keyed_operators.py",
+        "engine/count_windows.py",
         "np.sort(order[stays])",
         "np.sort(order[stays])[::-1].copy()",
+    ),
+    Bug(
+        "a count window forgets how many rows it has",
+        "engine/count_windows.py",
+        "rows[first] += open_n",
+        "rows[first] += np.minimum(open_n, 1)",
     ),
     Bug(
         "timers never fire",
@@ -115,8 +121,8 @@ BUGS = [
     Bug(
         "timers of earlier steps are not read",
         "engine/keyed.py",
-        "wanted = distinct(wanted, due)",
-        "wanted = distinct(wanted)",
+        "needed = distinct(needed, due_timers(root, shard.layers, schema, shard.timer[0], end_us))",
+        "needed = distinct(needed)",
     ),
     Bug(
         "an older layer is taken for the newest",

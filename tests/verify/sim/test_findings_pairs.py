@@ -4,13 +4,13 @@ and B5 are in tests/node/test_state_lending.py."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.config import Options
 from holdfast.core.membership import InstanceStatus
+from holdfast.engine.compiled import Compiled
 from holdfast.engine.engine import Engine
 from holdfast.model.fragments import fragments
 from holdfast.model.network import Network
@@ -91,7 +91,7 @@ def test_b6_another_function_gives_another_plan_hash() -> None:
         engine = Engine.__new__(Engine)
         engine.network = net
         schema = {op.name: "the same" for op in net.operators}
-        engine.compiled = SimpleNamespace(schema=schema)  # type: ignore[assignment]
+        engine.compiled = Compiled(net, schema=schema)
         return engine.plan_hash(fragments(net)[0].paths[0])
 
     one = plan("n > 0", lambda state, rows, info: (rows, state))

@@ -2,8 +2,8 @@
 
 Source log, transport, client and fsync are not part of a step; `live_holdfast` measures them.
 `eager` folds every bucket into panes at once, the work that Structured Streaming does in every
-batch. `lazy` is the default: the rows of an open window are folded when it closes, or every 16
-buckets.
+batch. `lazy` is the default: the rows of an open window are folded when it closes, or when 16
+buckets or 100,000 rows have gathered.
 """
 
 from __future__ import annotations

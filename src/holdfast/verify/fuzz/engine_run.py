@@ -15,6 +15,7 @@ from holdfast.engine.compiled import compile_network
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import InputFile
 from holdfast.engine.session import JobRows, Sessions
+from holdfast.model import operators as ops
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.model.partitions import physical
@@ -22,13 +23,22 @@ from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import canonical, digest, times_us
 from holdfast.storage.segment import write_segment
 
-#: The kind of jobs in which a network runs, whatever its number of rows.
-Jobs = Literal["small", "medium", "large"]
+#: The kind of jobs in which a network runs, whatever its number of rows. `wide`: large ones, with
+#: panes that are too large for the driver.
+Jobs = Literal["small", "medium", "large", "wide"]
 LIMITS: dict[Jobs, JobRows] = {
     "small": JobRows(selected=100),
     "medium": JobRows(compiled=0, selected=0),
     "large": JobRows(compiled=0, distributed=0),
+    "wide": JobRows(compiled=0, distributed=0),
 }
+
+
+def wide_windows(network: Network, jobs: Jobs) -> set[str]:
+    """The time windows whose panes are too large for the driver (`Engine.wide`)."""
+    if jobs != "wide":
+        return set()
+    return {op.name for op in network.operators if isinstance(op, ops.TimeWindow)}
 
 
 class Files:
@@ -94,6 +104,7 @@ def run_network(
                 network, sessions, os.path.join(folder, "state", fragment, path.name),
                 pane_buckets=pane_buckets, job_rows=LIMITS[jobs], compiled=compiled,
             )  # fmt: skip
+            engine.wide |= wide_windows(network, jobs)
             extent = -(-path.extent_us() // network.width_us) + len(path.operators)
             end = max(ends[stream] for stream in path.inputs)
             end += extent if extra_buckets is None else extra_buckets

@@ -120,7 +120,7 @@ def variants(case: Case) -> list[Variant]:
     def groups() -> tuple[int, ...]:
         return tuple(rng.choice((1, 1, 2, 3, 5, 8)) for _ in range(3))
 
-    jobs: tuple[Jobs, ...] = ("small", "small", "medium", "large")
+    jobs: tuple[Jobs, ...] = ("small", "small", "medium", "large", "wide")
     return [
         Variant(),
         Variant(Layout(rng.randint(1, 4)), groups(), rng.choice((1, 2, 16)), rng.choice(jobs)),

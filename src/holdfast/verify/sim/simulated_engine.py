@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import marshal
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from holdfast.engine.inputs import InputFile, OnResults, StepResult
+from holdfast.engine.inputs import InputFile, Leaving, OnResults, StepResult
 from holdfast.engine.state import Chunk, Layer, Line, Shard, Version, line_of
 from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
@@ -108,7 +108,9 @@ class EngineTwin:
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
+        leaving: Leaving | None = None,
     ) -> StepResult:
+        assert leaving is None, "footprints are not simulated"
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         if self.buckets_max is not None and hi - lo >= self.buckets_max:
             raise TooLarge(f"path {path.name}, buckets {lo} to {hi}: too large")
@@ -126,6 +128,12 @@ class EngineTwin:
         if on_results is not None:
             on_results(outputs)
         return StepResult(outputs, step.after(), 1)
+
+    def keep_footprints(self, kept: Collection[str]) -> None:
+        pass
+
+    def drop_footprints(self, files: Iterable[str]) -> None:
+        pass
 
     def reach(self, path: Path) -> int:
         """How many buckets of its inputs a result of the path may depend on."""

@@ -17,9 +17,11 @@ from holdfast.core.contract_monitor import Monitor
 from holdfast.core.subscription import Subscription
 from holdfast.core.sunion import SUnion
 from holdfast.edge.client import Client
+from holdfast.node import executor
 from holdfast.node.executor import Performer
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import Again
+from holdfast.node.plans import plan_of
 from holdfast.storage import Log
 from holdfast.storage.records import State
 from holdfast.streams.serving import Service
@@ -113,9 +115,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("ignore how far windows reach back", "alive", "lost", "wrong", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._plan
-
-    patch.setattr(Performer, "_plan", lambda self, path: replace(original(self, path), extent=0))
+    patch.setattr(executor, "plan_of", lambda *args: replace(plan_of(*args), extent=0))
 
 
 @mutation("release all inputs that were processed", "alive", "lost", "wrong", scene="undoing")
@@ -171,7 +171,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("end the stream before the last windows are published", "lost", scene="silent")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Performer, "_horizon", lambda self, path, version: version.bucket)
+    patch.setattr(executor, "horizon", lambda path, version, *args: version.bucket)
 
 
 # -- clients and the controller -------------------------------------------------------------------

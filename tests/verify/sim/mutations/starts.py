@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast.node.executor
+import holdfast.node.plans
 from holdfast.core import correction_leases, hosts, progress, progress_events, quarantine, sunion
 from holdfast.core.consistency import Consistency
 from holdfast.core.correction_leases import Promises
@@ -311,7 +312,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def blocking(*args: Any) -> Policy:
         return replace(original(*args), on_failure="block")
 
-    patch.setattr(holdfast.node.executor, "policy_of", blocking)
+    patch.setattr(holdfast.node.plans, "policy_of", blocking)
 
 
 @mutation(

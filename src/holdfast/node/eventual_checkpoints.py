@@ -1,0 +1,206 @@
+"""Continuous eventual checkpoints of a node: steps leave footprints, which are logged together with
+their results, and from which a restarted node recovers (`core/eventual_checkpoint.py`).
+
+The footprints of a step are files, which the tasks of the step wrote. The append that makes the
+results visible also names these files, and T, the bucket from which recovery would have to replay
+the inputs. So the log always has the results and the footprints of the same steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from holdfast.core.eventual_checkpoint import Committed, EventualCheckpoint
+from holdfast.core.progress_events import Run
+from holdfast.engine.footprints import Footprints, Wanted
+from holdfast.engine.inputs import Leaving, Results, StepResult
+from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError, LogCorrupted
+from holdfast.model.fragments import Path
+from holdfast.model.protection import Protection
+from holdfast.node.input_index import InputIndex
+from holdfast.node.node_events import StepEngine
+from holdfast.storage import DropState, Log, Record, State
+
+
+class Logged(Protocol):
+    """Logs results, together with further records."""
+
+    def __call__(self, results: Results, *more: Record) -> None: ...
+
+
+class EventualCheckpoints:
+    def __init__(
+        self,
+        node: str,
+        log: Log,
+        engine: StepEngine,
+        inputs: InputIndex,
+        clock: Callable[[], int],
+        protection: Protection,
+    ) -> None:
+        self._node, self._log, self._engine, self._inputs = node, log, engine, inputs
+        self._clock = clock
+        self._limits = (protection.recovery_entries, protection.recovery_rows)
+        self.controls: dict[str, EventualCheckpoint] = {}
+        #: The state after a step, until the step is committed.
+        self._next: dict[str, EventualCheckpoint] = {}
+        #: The files of footprints that the log names, with their buckets, oldest first.
+        self._files: dict[str, deque[tuple[int, list[str]]]] = {}
+
+    def recover(self, path: Path) -> Version | None:
+        """The state at T, which the following steps restore from footprints, and the rows after
+        it. None if the path has never been committed."""
+        records = self._log.states(path.name)
+        if not records:
+            return None
+        upto = min(self._log.info(output).complete_upto for output in path.outputs)
+        newest = records[-1][1]
+        plan, oldest = newest.get("plan"), newest.get("oldest")
+        if plan != self._engine.plan_hash(path) or oldest is None:
+            raise HoldfastError(
+                f"node {self._node!r}: its storage holds the state of another query (path "
+                f"{path.name!r}), or of another form of recovery; use another storage (storage=, "
+                "--storage)"
+            )
+        found: dict[str, dict[int, list[tuple[int, Any]]]] = {}
+        entries: dict[int, int] = {}
+        for bucket, body in records:
+            if bucket < oldest:
+                continue
+            for op, shards in body["footprints"].items():
+                for number, left in shards.items():
+                    found.setdefault(op, {}).setdefault(int(number), []).append((bucket, left))
+                    entries[bucket] = entries.get(bucket, 0) + Footprints.of(left).entries
+        self._files[path.name] = deque(self._present(path, records))
+        control = self.controls[path.name] = EventualCheckpoint.began(oldest, *self._limits)
+        control.recover(entries, upto)
+        version = self._engine.empty(path, oldest)
+        return replace(version, found=found, replays_upto=upto if control.replays else None)
+
+    def _present(
+        self, path: Path, records: Iterable[tuple[int, dict[str, Any]]]
+    ) -> Iterator[tuple[int, list[str]]]:
+        """The files of each record. Raises LogCorrupted if one is missing; the content is verified
+        when it is read."""
+        for bucket, body in records:
+            files = _files(body["footprints"])
+            yield bucket, files
+            for file in files:
+                name = os.path.join(self._engine.folder, file)
+                if not os.path.exists(name):
+                    raise LogCorrupted(
+                        f"{name} is missing, a footprint of path {path.name!r} after bucket "
+                        f"{bucket}"
+                    )
+
+    def recovered(self) -> None:
+        """Delete footprints of steps that were not committed."""
+        files = {file for held in self._files.values() for _, files in held for file in files}
+        self._engine.keep_footprints(files)
+
+    def replayed_upto(self, path: Path) -> int:
+        control = self.controls.get(path.name)
+        return -(2**62) if control is None else control.replays_upto
+
+    def run(self, path: Path, version: Version, run: Run, on_results: Logged) -> StepResult:
+        """Compute the buckets of a stable step. Buckets whose results are logged are replayed by a
+        step of their own."""
+        new = EventualCheckpoint.began(version.bucket, *self._limits)
+        before = self.controls.setdefault(path.name, new)
+        try:
+            while True:
+                result = self._step(path, version, run.hi, on_results)
+                self._committed(path)
+                version = result.version
+                if version.bucket == run.hi:
+                    return result
+        except BaseException:  # the run is repeated from its beginning
+            self.controls[path.name] = before
+            raise
+
+    def _step(self, path: Path, version: Version, upto: int, on_results: Logged) -> StepResult:
+        control = self.controls[path.name]
+        lo, hi = version.bucket + 1, control.last(upto)
+        checks = control.checks(self._clock())
+        each = -(-checks.most // self._engine.network.partitions)
+        leaving = Leaving(Wanted(control.oldest, checks.upto, each, control.opened))
+
+        def with_footprints(results: Results) -> None:
+            records = self._records(path, lo, hi, leaving)
+            if not control.replays:
+                on_results(results, *records)
+
+        return self._engine.run(
+            path, version, lo, hi, self._inputs, on_results=with_footprints, leaving=leaving
+        )
+
+    def status(self, path: str) -> dict[str, int] | None:
+        """What recovery would have to do now."""
+        control = self.controls.get(path)
+        if control is None:
+            return None
+        return {
+            "open": control.open, "oldest": control.oldest, "entries_to_read": control.extent,
+            "rows_to_replay": control.replayed,
+        }  # fmt: skip
+
+    def _records(self, path: Path, lo: int, hi: int, leaving: Leaving) -> list[Record]:
+        """The records to be appended with the results of a step over buckets lo..hi."""
+        control = copy.deepcopy(self.controls[path.name])
+        replays = control.replays
+        left = [one for shards in leaving.left.values() for one in shards.values()]
+        windows: Counter[int] = Counter()
+        for one in left:
+            windows.update(one.windows)
+        rows: Counter[int] = Counter()
+        for stream in path.inputs:
+            for file in self._inputs.files(stream, lo, hi):
+                rows[file.bucket] += file.rows
+        control.committed(
+            Committed(
+                hi, rows, {} if replays else {hi: sum(one.entries for one in left)}, windows,
+                sum(one.checks for one in left), sum(one.took_us for one in left),
+            )
+        )  # fmt: skip
+        self._next[path.name] = control
+        footprints = {
+            op: {str(number): one.body() for number, one in shards.items() if one.files()}
+            for op, shards in leaving.left.items()
+        }
+        files = _files(footprints)
+        if replays or not control.must_log(bool(files)):
+            return []
+        control.logged = control.oldest
+        self._log.sync([os.path.join("state", file) for file in files])
+        self._files.setdefault(path.name, deque()).append((hi, files))
+        plan = self._engine.plan_hash(path)
+        body = {"footprints": footprints, "oldest": control.oldest, "plan": plan}
+        return [State(path.name, hi, body), DropState(path.name, control.oldest)]
+
+    def oldest(self, path: str) -> int:
+        """T in the log: earlier inputs are not needed."""
+        logged = self.controls[path].logged
+        assert logged is not None, "a step was committed, or the path was recovered"
+        return logged
+
+    def _committed(self, path: Path) -> None:
+        """The step was committed. Deletes footprints that are no longer needed."""
+        self.controls[path.name] = self._next.pop(path.name)
+        waiting, oldest = self._files.setdefault(path.name, deque()), self.oldest(path.name)
+        while waiting and waiting[0][0] < oldest:
+            self._engine.drop_footprints(waiting.popleft()[1])
+
+
+def _files(footprints: Mapping[str, Mapping[Any, Any]]) -> list[str]:
+    return [
+        file
+        for shards in footprints.values()
+        for left in shards.values()
+        for file in Footprints.of(left).files()
+    ]

@@ -1,0 +1,115 @@
+"""Complete runs in one process that recover from footprints (CEC)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.engine.session import Sessions
+from holdfast.errors import InputError, NetworkError
+from holdfast.storage.rows import digest
+from tests.processes.kill_app import totals
+from tests.spark.test_running import WIDTH_US, rows, wait_for
+
+#: The run is stopped before each of these buckets, and ends with the last one.
+ENDS = (4, 9, 10, 17, 30)
+#: Buckets without rows, some of them the first ones after a stop.
+QUIET = (9, 16, 17, 18)
+
+
+def push(run: hf.Run, lo: int, hi: int) -> None:
+    for bucket in range(lo, hi):
+        if bucket not in QUIET:
+            run.source("s").push(rows(bucket))
+        run.source("s").advance((bucket + 1) * WIDTH_US)
+
+
+def network(recovery: Any = "cec", **limits: int) -> hf.Network:
+    net = hf.Network("footprints", bucket="100ms")
+    source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
+    net.output("counts", source.filter("x > 0.1").count_window(7, by="key").agg(x=hf.sum("x")))
+    net.output(
+        "totals",
+        source.stateful(totals, key="key", state="key string, total long",
+                        out="key string, total long, ts timestamp"),
+    )  # fmt: skip
+    net.protect("main", recovery=recovery, **limits)
+    return net
+
+
+def results(net: hf.Network, storage: Path) -> tuple[dict[str, tuple[int, str]], list[Any]]:
+    """The results of all outputs of a run that is stopped several times, and the status of its node
+    before each stop."""
+    tables: dict[str, list[pa.Table]] = {"counts": [], "totals": []}
+    statuses, lo = [], 0
+    for hi in ENDS:
+        with hf.run(net, storage=str(storage)) as run:
+            push(run, lo, hi)
+            lo = hi
+            clients = {name: run.client(name) for name in tables}
+            if hi == ENDS[-1]:
+                run.source("s").end()
+            readers = [
+                threading.Thread(
+                    target=client.foreach_bucket,
+                    args=(lambda table, info, name=name: tables[name].append(table),),
+                )
+                for name, client in clients.items()
+            ]
+            for reader in readers:
+                reader.start()
+            for client in clients.values():
+                wait_for(lambda client=client, hi=hi: (client.position or -1) >= hi - 1)
+            statuses.append(run.nodes["main"].status())
+            for client in clients.values():
+                client.close()
+            for reader in readers:
+                reader.join()
+    found = {name: pa.concat_tables(parts) for name, parts in tables.items()}
+    return {name: (table.num_rows, digest(table)) for name, table in found.items()}, statuses
+
+
+@pytest.fixture(scope="module")
+def expected(
+    sessions: Sessions, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, str]]:
+    return results(network("checkpoint"), tmp_path_factory.mktemp("expected"))[0]
+
+
+@pytest.mark.parametrize("limits", [{}, {"recovery_rows": 60}, {"recovery_entries": 8}])
+def test_restarts_from_footprints_give_the_same_bits(
+    expected: dict[str, tuple[int, str]], tmp_path: Path, limits: dict[str, int]
+) -> None:
+    found, _ = results(network(**limits), tmp_path)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recovery": "checkpoint", "recovery_rows": 5}, "needs recovery='cec'"),
+        ({"recovery": "cec", "recovery_rows": 0}, "an integer >= 1"),
+        ({"recovery": "cec", "replicas": 2, "replication": "pairs"}, "rebuilt from its peer"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hf.Network("n").protect("main", **options)
+
+
+def test_no_stateful_operator_is_behind_another_one() -> None:
+    net = hf.Network("n")
+    source = net.source("s", "ts timestamp, key string, x double", time="ts")
+    twice = source.count_window(2, by="key").agg(x=hf.sum("x")).count_window(2, by="key")
+    net.output("twice", twice.agg(x=hf.sum("x")))
+    net.output("sums", source.window("1s").group_by("key").agg(x=hf.sum("x")))
+    net.protect("main", recovery="cec")
+    with pytest.raises(NetworkError) as refused:
+        net.check()
+    assert "count_window-2 must not be behind another stateful operator" in str(refused.value)
+    assert "is for count windows and stateful operators, found window-4" in str(refused.value)

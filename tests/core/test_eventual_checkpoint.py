@@ -13,9 +13,19 @@ from holdfast.core.eventual_checkpoint import (
     Committed,
     EventualCheckpoint,
     Pace,
+    Settings,
     Targets,
 )
+from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.errors import ProtocolViolation
+
+
+def path_of(
+    targets: Targets, pace: Pace | None = None, check_us: float = 1.0, bucket: int = -(2**62)
+) -> EventualCheckpoint:
+    state = EventualCheckpoint(Settings(targets, pace), bucket)
+    state.check_us = check_us
+    return state
 
 
 def opened(bucket: int, windows: int, rows: int | None = None) -> Committed:
@@ -25,7 +35,7 @@ def opened(bucket: int, windows: int, rows: int | None = None) -> Committed:
 
 def test_ii_b_recovery_begins_at_the_oldest_footprint_of_an_open_window() -> None:
     """As in Figure 2: a window that closes no longer holds T back."""
-    state = EventualCheckpoint(Targets())
+    state = path_of(Targets())
     state.committed(opened(1, 1))
     state.committed(opened(2, 1))
     state.committed(opened(3, 1))
@@ -35,7 +45,7 @@ def test_ii_b_recovery_begins_at_the_oldest_footprint_of_an_open_window() -> Non
 
 
 def test_ii_b_a_footprint_of_the_slowest_window_advances_t() -> None:
-    state = EventualCheckpoint(Targets())
+    state = path_of(Targets())
     for bucket in (1, 2, 3):
         state.committed(opened(bucket, 1, rows=10))
     state.committed(Committed(4, {4: 10}, {4: 1}, {1: -1, 4: 1}))  # a Gcheck
@@ -43,7 +53,7 @@ def test_ii_b_a_footprint_of_the_slowest_window_advances_t() -> None:
 
 
 def test_without_open_windows_nothing_is_replayed() -> None:
-    state = EventualCheckpoint(Targets())
+    state = path_of(Targets())
     state.committed(opened(1, 4))
     state.committed(Committed(2, {2: 4}, {2: 4}, {1: -4}))
     assert (state.oldest, state.open, state.replayed) == (2, 0, 0)
@@ -51,20 +61,20 @@ def test_without_open_windows_nothing_is_replayed() -> None:
 
 def test_a_window_without_a_footprint_is_opened_again_by_its_rows() -> None:
     """A window that opened in bucket 5 counts as if it had a footprint in bucket 4."""
-    state = EventualCheckpoint(Targets())
+    state = path_of(Targets())
     state.committed(Committed(5, {5: 7}, {}, {4: 2}))
     assert (state.oldest, state.extent, state.replayed) == (4, 0, 7)
 
 
 def test_iii_a_no_footprints_while_both_targets_are_met() -> None:
-    state = EventualCheckpoint(Targets(entries=6, rows=30))
+    state = path_of(Targets(entries=6, rows=30))
     for bucket in range(1, 4):
         state.committed(opened(bucket, 2, rows=10))
         assert state.checks(0) == NOTHING
 
 
 def test_iii_a_beyond_q_the_oldest_footprints_are_replaced_first() -> None:
-    state = EventualCheckpoint(Targets(entries=8))
+    state = path_of(Targets(entries=8))
     state.committed(opened(1, 1))
     state.committed(opened(2, 1))
     state.committed(Committed(3, {3: 6}, {3: 6}, {3: 1}))  # five windows opened and closed
@@ -75,7 +85,7 @@ def test_iii_a_beyond_q_the_oldest_footprints_are_replaced_first() -> None:
 
 
 def test_iii_a_as_few_footprints_as_possible_beyond_u() -> None:
-    state = EventualCheckpoint(Targets(rows=25))
+    state = path_of(Targets(rows=25))
     for bucket in range(1, 5):
         state.committed(opened(bucket, 3, rows=10))
     assert state.replayed == 30
@@ -84,14 +94,14 @@ def test_iii_a_as_few_footprints_as_possible_beyond_u() -> None:
 
 def test_iii_a_an_unattainable_target_checks_all_windows() -> None:
     """Section IV.B: Q below the number of open windows is an unattainable target."""
-    state = EventualCheckpoint(Targets(entries=1))
+    state = path_of(Targets(entries=1))
     for bucket in range(1, 4):
         state.committed(opened(bucket, 3))
     assert state.checks(0) == Checks(3, EVERYTHING)
 
 
 def test_iii_time_for_footprints_is_limited() -> None:
-    state = EventualCheckpoint(Targets(rows=0), Pace(interval_us=5_000, period_us=100_000), 50.0)
+    state = path_of(Targets(rows=0), Pace(interval_us=5_000, period_us=100_000), 50.0)
     state.committed(opened(1, 1_000))
     state.committed(opened(2, 1_000))
     assert state.checks(1_000_000) == Checks(1, 100), "5 ms for footprints of 50 us"
@@ -100,7 +110,7 @@ def test_iii_time_for_footprints_is_limited() -> None:
 
 
 def test_iii_the_duration_of_footprints_is_measured() -> None:
-    state = EventualCheckpoint(Targets(rows=0), Pace(5_000, 100_000), 50.0)
+    state = path_of(Targets(rows=0), Pace(5_000, 100_000), 50.0)
     for bucket in range(1, 60):
         moved = {bucket - 1: -1} if bucket > 1 else {}
         step = Committed(bucket, {bucket: 1}, {bucket: 1}, {**moved, bucket: 1}, 1, 10)
@@ -110,7 +120,8 @@ def test_iii_the_duration_of_footprints_is_measured() -> None:
 
 
 def test_windows_that_open_during_a_replay_hold_t_where_recovery_began() -> None:
-    state = EventualCheckpoint(Targets(), bucket=3, replays_upto=8, restored_at=3)
+    state = path_of(Targets(), bucket=3)
+    state.recover({}, 8)
     assert (state.replays, state.opened, state.last(20)) == (True, 3, 8)
     state.committed(Committed(5, {4: 1, 5: 1}, {}, {3: 2, 7: 1}))
     assert (state.replays, state.opened, state.last(6)) == (True, 3, 6)
@@ -119,19 +130,58 @@ def test_windows_that_open_during_a_replay_hold_t_where_recovery_began() -> None
 
 
 def test_a_step_is_logged_if_it_left_footprints_or_moved_t() -> None:
-    state = EventualCheckpoint(Targets(), bucket=3)
-    state.committed(Committed(4, {4: 1}, {}, {3: 1}))
-    assert state.must_log(footprints=False), "T was never logged"
-    state.logged = state.oldest
-    assert not state.must_log(footprints=False)
-    assert state.must_log(footprints=True)
-    state.committed(Committed(5, {}, {}, {3: -1}))
-    assert state.must_log(footprints=False), "T has moved"
+    state, step = path_of(Targets(), bucket=3), Committed(4, {4: 1}, {}, {3: 1})
+    assert state.must_log(step, footprints=False), "T was never logged"
+    state.logged = state.oldest_after(step)
+    assert not state.must_log(step, footprints=False)
+    assert state.must_log(step, footprints=True)
+    state.committed(step)
+    assert state.must_log(Committed(5, {}, {}, {3: -1}), footprints=False), "T will move"
+
+
+def test_t_after_a_step_is_known_before_the_step_is_committed() -> None:
+    state = path_of(Targets(), bucket=0)
+    for step, oldest in (
+        (Committed(1, {}, {}, {0: 2, 1: 1}), 0),
+        (Committed(2, {}, {}, {0: -2, 2: 1}), 1),
+        (Committed(3, {}, {}, {1: -1, 2: -1}), 3),
+        (Committed(4, {}, {}, {}), 4),
+    ):
+        assert state.oldest_after(step) == oldest
+        state.committed(step)
+        assert state.oldest == oldest
+
+
+def test_iii_a_a_recovery_time_chooses_between_reading_and_replaying() -> None:
+    """Each footprint adds an entry to be read, and saves the rows since the one that it replaces.
+    The cost-benefit method that the paper leaves open."""
+    state = path_of(Targets(recovery_us=1_000_000), bucket=0)
+    state.costs = RecoveryCosts(entry_us=100.0, row_us=1.0, fixed_us=100_000.0)
+    for bucket in range(1, 8):
+        state.committed(opened(bucket, 100, rows=100_000))
+        if state.predicted_us <= 700_000:
+            assert state.checks(0) == NOTHING
+    # 700 entries and 600,000 rows: 770 ms, of which 700 ms are allowed.
+    assert state.predicted_us == 770_000
+    assert state.checks(0) == Checks(1, EVERYTHING), "one bucket later, 680 ms"
+
+
+def test_iii_a_an_unattainable_recovery_time_is_approached_as_far_as_it_pays() -> None:
+    state = path_of(Targets(recovery_us=10_000), bucket=0)
+    state.costs = RecoveryCosts(entry_us=100.0, row_us=1.0, fixed_us=100_000.0)
+    state.committed(opened(1, 10, rows=100_000))
+    state.committed(opened(2, 10, rows=100_000))
+    state.committed(opened(3, 5_000, rows=1_000))
+    assert state.checks(0) == Checks(2, EVERYTHING), "not the 5,000 windows with 1,000 rows"
+    state = path_of(Targets(recovery_us=10_000), bucket=0)
+    state.costs = RecoveryCosts(entry_us=1_000.0, row_us=1.0, fixed_us=100_000.0)
+    state.committed(Committed(1, {1: 10}, {}, {0: 50}))
+    assert state.checks(0) == NOTHING, "50 entries cost more than 10 rows"
 
 
 @pytest.mark.parametrize("windows", [{1: -1}, {9: 1}])
 def test_impossible_counts_are_refused(windows: dict[int, int]) -> None:
-    state = EventualCheckpoint(Targets())
+    state = path_of(Targets())
     with pytest.raises(ProtocolViolation):
         state.committed(Committed(5, {}, {}, windows))
 
@@ -141,7 +191,7 @@ def test_counts_agree_with_a_log_that_is_read_backwards(seed: int) -> None:
     """Random windows open, close and are checked. Reading the log backwards until N windows are
     found gives T, and what recovery reads and replays (section II.B)."""
     rng = Random(seed)
-    state = EventualCheckpoint(Targets(entries=rng.choice([None, 20, 60]), rows=rng.choice([50])))
+    state = path_of(Targets(entries=rng.choice([None, 20, 60]), rows=rng.choice([50])))
     footprints: dict[int, int] = {}
     log: list[tuple[int, int | None]] = []
     rows: list[tuple[int, int]] = []

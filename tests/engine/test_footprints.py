@@ -11,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.core.eventual_checkpoint import Committed, EventualCheckpoint, Pace, Targets
+from holdfast.core.eventual_checkpoint import (
+    Committed,
+    EventualCheckpoint,
+    Pace,
+    Settings,
+    Targets,
+)
 from holdfast.engine.count_windows import CountTotals, CountWindows
 from holdfast.engine.footprints import Footprints, Marked, Wanted
 from holdfast.engine.keyed import StepState, run_shard
@@ -42,7 +48,11 @@ def rows_of(rng: np.random.Generator, bucket: int, keys: int) -> pa.Table:
 class Operator:
     """Steps of one shard, with its log of footprints."""
 
-    def __init__(self, operator: KeyedOperator, folder: Path, targets: Targets, pace: Any) -> None:
+    def __init__(
+        self, operator: KeyedOperator, folder: Path, targets: Targets, pace: Any,
+        literal: bool = False,
+    ) -> None:  # fmt: skip
+        self.literal = literal
         self.operator, self.folder = Marked(operator, WIDTH_US), folder
         self.log: list[tuple[int, int, Footprints]] = []
         self.results: dict[int, list[str]] = {}
@@ -53,17 +63,18 @@ class Operator:
         self.shard, self.bucket = Shard(), bucket
         self.committed_upto = self.log[-1][0] if self.log else -1
         self.found = [(at, left) for at, _, left in self.log if at >= bucket]
-        self.control = EventualCheckpoint(
-            self.targets, self.pace, entries={at: left.entries for at, left in self.found},
-            bucket=bucket, replays_upto=self.committed_upto, restored_at=bucket,
-        )  # fmt: skip
+        self.control = EventualCheckpoint(Settings(self.targets, self.pace), bucket)
+        entries = {at: left.entries for at, left in self.found}
+        self.control.recover(entries, self.committed_upto)
 
     def step(self, tables: list[pa.Table]) -> None:
         upto = self.bucket + len(tables)
         replays = self.control.replays
         assert upto == self.control.last(upto)
         checks = self.control.checks(upto * WIDTH_US)
-        wanted = Wanted(self.control.oldest, checks.upto, checks.most, self.control.opened)
+        wanted = Wanted(
+            self.control.oldest, checks.upto, checks.most, self.control.opened, self.literal
+        )
         step = StepState(
             str(self.folder), f"p/op.{upto}.{len(self.log)}", upto, {0: self.shard}, {}, 1 << 18,
             wanted, {0: self.found} if self.found else {}, replays,
@@ -109,7 +120,7 @@ def test_ii_b_recovery_regains_the_state_before_the_crash(
     targets = Targets(*[(None, 150), (40, None), (None, None), (80, 300)][seed % 4])
     pace = None if seed % 3 else Pace(10, 2 * WIDTH_US)
     plain = Operator(OPERATORS[kind], tmp_path / "plain", Targets(), None)
-    crashing = Operator(OPERATORS[kind], tmp_path / "crashing", targets, pace)
+    crashing = Operator(OPERATORS[kind], tmp_path / "crashing", targets, pace, seed % 5 == 0)
     crashes = 0
     while crashing.bucket < 79:
         left = crashing.committed_upto - crashing.bucket

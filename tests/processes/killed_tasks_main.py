@@ -27,7 +27,7 @@ from holdfast.storage.rows import TIMESTAMP
 from holdfast.verify.fuzz.engine_run import digests, run_network
 from tests.processes.kill_app import totals
 
-BUCKETS, ROWS, KEYS = 6, 300, 40
+BUCKETS, ROWS, KEYS = 4, 300, 40
 
 
 def slow(state: pa.Table, rows: pa.Table, info: Any, *, calls: str) -> tuple[pa.Table, pa.Table]:
@@ -114,7 +114,7 @@ def main(master: str, folder: str, runs: str, *conf: str) -> None:
     killer = Killer(sessions.small.sparkContext.applicationId)
     differences = []
     for number in range(int(runs)):
-        groups = (1 + number % 3,)
+        groups = (1 + number % 4,)
         found = digests(run_network(net, tables, sessions, groups=groups, jobs="large"))
         if found != expected:
             differences.append([number, found])

@@ -15,6 +15,7 @@ u   the more rows the input has since T, which have to be replayed.
 Windows that stay open for long hold T back. They leave a new footprint when q exceeds Q or u
 exceeds U, the oldest footprint first (section III.A). Time for this is limited to an interval CI in
 every period CP (section III). Neither limit matters for correctness, only for the time of recovery.
+Instead of Q and U, the user may state how long recovery may take (`recovery_costs.py`).
 
 Time is a bucket; a footprint contains the rows up to the end of its bucket. The windows themselves
 are in files of the engine. Here they are only counted, by the bucket of the newest footprint.
@@ -25,10 +26,14 @@ closes within a step is replayed as a whole, or not at all, and leaves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from holdfast.config import duration_us
+from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.errors import ProtocolViolation
+from holdfast.model.protection import Protection
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +44,17 @@ class Targets:
     entries: int | None = None
     #: U: input rows.
     rows: int | None = None
-
-    def met(self, entries: int, rows: int) -> bool:
-        return (self.entries is None or entries <= self.entries) and (
-            self.rows is None or rows <= self.rows
-        )
+    #: How long recovery may take.
+    recovery_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """At most `interval_us` of every `period_us` are spent on footprints of open windows."""
+    """At most `interval_us` (CI) of every `period_us` (CP) are spent on footprints of open
+    windows."""
 
-    interval_us: int
-    period_us: int
+    interval_us: int = 5_000
+    period_us: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,33 @@ class Checks:
     most: int
 
 
-#: Most rows that recovery replays, unless the user states another number.
+#: Most rows that recovery replays, unless the user states another limit.
 _ROWS_MAX = 1_000_000
-#: CI and CP.
-_PACE = Pace(5_000, 100_000)
+_PACE = Pace()
+#: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
+_AIM = 0.7
 #: Shortest duration of a footprint that is assumed.
 CHECK_US_MIN = 0.1
 NOTHING = Checks(-(2**62), 0)
 EVERYTHING = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the operators of a path are checkpointed."""
+
+    targets: Targets
+    pace: Pace | None = _PACE
+    #: Every window that opens leaves a footprint (Gopen), as in the paper; for comparison.
+    literal: bool = False
+
+    @staticmethod
+    def of(protection: Protection) -> Settings:
+        entries, rows = protection.recovery_entries, protection.recovery_rows
+        if protection.recovery_time is not None:
+            stated_us = duration_us(protection.recovery_time, of="recovery_time")
+            return Settings(Targets(entries, rows, stated_us), pace=None)
+        return Settings(Targets(entries, _ROWS_MAX if rows is None else rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,70 +101,106 @@ class Committed:
     recovery, replayed."""
 
     bucket: int
-    #: Input rows and new entries of the log, by bucket.
+    #: Input rows and new entries of the log, by bucket, in ascending order.
     rows: Mapping[int, int]
     entries: Mapping[int, int]
     #: How the number of open windows changed, by the bucket of the newest footprint.
     windows: Mapping[int, int]
-    #: Footprints of open windows that were asked for, and the time that they took.
+    #: Footprints of open windows that were asked for, and the time that all footprints took.
     checks: int = 0
     took_us: int = 0
 
 
-@dataclass(slots=True)
+class _Counts:
+    """Counts by bucket, in ascending order, with their sum."""
+
+    def __init__(self, counts: Mapping[int, int]) -> None:
+        self.sum = 0
+        self._counts: dict[int, int] = {}
+        self.add(counts)
+
+    def add(self, counts: Mapping[int, int]) -> None:
+        for bucket, count in counts.items():
+            if count:
+                self._counts[bucket] = self._counts.get(bucket, 0) + count
+                self.sum += count
+
+    def forget_before(self, first: int) -> None:
+        for bucket, count in self._up_to(first - 1):
+            del self._counts[bucket]
+            self.sum -= count
+
+    def since(self, first: int) -> int:
+        """The sum of the counts from bucket `first` on, which is one of the oldest."""
+        return self.sum - sum(count for _, count in self._up_to(first - 1))
+
+    def _up_to(self, last: int) -> list[tuple[int, int]]:
+        found = []
+        for bucket, count in self._counts.items():
+            if bucket > last:
+                break
+            found.append((bucket, count))
+        return found
+
+    def decreasing(self) -> Iterator[tuple[int, int]]:
+        """Each bucket with the sum of the counts after it."""
+        left = self.sum
+        for bucket, count in self._counts.items():
+            left -= count
+            yield bucket, left
+
+
 class EventualCheckpoint:
-    """Counts of one operator."""
+    """Counts of one path."""
 
-    targets: Targets
-    pace: Pace | None = None
-    #: Duration of a footprint, measured.
-    check_us: float = 1.0
-    #: Open windows by the bucket of the newest footprint, and what recovery would have to process.
-    windows: dict[int, int] = field(default_factory=dict)
-    entries: dict[int, int] = field(default_factory=dict)
-    rows: dict[int, int] = field(default_factory=dict)
-    #: Last bucket that was processed.
-    bucket: int = -(2**62)
-    #: After recovery: the last bucket that was committed before. Until then buckets are replayed,
-    #: footprints of later buckets are known, and windows that open later are not.
-    replays_upto: int = -(2**62)
-    #: The bucket that recovery began with.
-    restored_at: int = -(2**62)
-    #: T in the log.
-    logged: int | None = None
-    _next_us: int = -(2**62)
-
-    @staticmethod
-    def began(bucket: int, entries_max: int | None, rows_max: int | None) -> EventualCheckpoint:
-        """Of a path without windows, whose first bucket follows. Limits: those of the user."""
-        targets = Targets(entries_max, _ROWS_MAX if rows_max is None else rows_max)
-        return EventualCheckpoint(targets, _PACE, bucket=bucket)
+    def __init__(self, settings: Settings, bucket: int) -> None:
+        self.targets, self.pace = settings.targets, settings.pace
+        self.costs = RecoveryCosts()
+        #: Duration of a footprint, measured.
+        self.check_us = 1.0
+        #: Open windows by the bucket of the newest footprint, and these buckets in order.
+        self._windows: dict[int, int] = {}
+        self._order: list[int] = []
+        #: N: the number of open windows.
+        self.open = 0
+        #: What recovery would have to process, since T.
+        self._entries, self._rows = _Counts({}), _Counts({})
+        #: Last bucket that was processed.
+        self.bucket = bucket
+        #: After recovery: the last bucket that was committed before. Until then buckets are
+        #: replayed, footprints of later buckets are known, and windows that open later are not.
+        self.replays_upto = -(2**62)
+        #: The bucket that recovery began with.
+        self.restored_at = -(2**62)
+        #: T in the log.
+        self.logged: int | None = None
+        self._next_us = -(2**62)
 
     def recover(self, entries: Mapping[int, int], replays_upto: int) -> None:
         """Begin at the bucket of the oldest footprint. `entries`: of the log since then, by
         bucket; `replays_upto`: the last bucket that was committed."""
-        self.entries, self.replays_upto = dict(entries), replays_upto
+        self._entries, self.replays_upto = _Counts(entries), replays_upto
         self.restored_at = self.logged = self.bucket
 
     @property
     def oldest(self) -> int:
         """T: the bucket of the oldest footprint that recovery needs. Rows after it are replayed."""
-        return min(self.windows, default=self.bucket)
-
-    @property
-    def open(self) -> int:
-        """N: the number of open windows."""
-        return sum(self.windows.values())
+        return self._order[0] if self._order else self.bucket
 
     @property
     def extent(self) -> int:
         """q: entries of the log that recovery reads."""
-        return self._entries_from(self.oldest)
+        return self._entries.sum
 
     @property
     def replayed(self) -> int:
         """u: input rows that recovery replays."""
-        return self._rows_after(self.oldest)
+        return self._rows.since(self.oldest + 1)
+
+    @property
+    def predicted_us(self) -> float:
+        """How long recovery would take."""
+        return self.costs.predicted_us(self.extent, self.replayed)
 
     @property
     def replays(self) -> bool:
@@ -160,75 +218,99 @@ class EventualCheckpoint:
         become the bucket between."""
         return min(hi, self.replays_upto) if self.replays else hi
 
-    def must_log(self, footprints: bool) -> bool:
-        """Whether the log needs a record of the step that was just counted: not if it left no
-        footprints, and T is the same."""
-        return footprints or self.logged != self.oldest
+    def must_log(self, step: Committed, footprints: bool) -> bool:
+        """Whether the log needs a record of a step: not if it left no footprints, and T stays the
+        same. A replay is not logged."""
+        return not self.replays and (footprints or self.logged != self.oldest_after(step))
 
-    def _entries_from(self, bucket: int) -> int:
-        return sum(count for at, count in self.entries.items() if at >= bucket)
-
-    def _rows_after(self, bucket: int) -> int:
-        return sum(count for at, count in self.rows.items() if at > bucket)
+    def oldest_after(self, step: Committed) -> int:
+        """T after a step."""
+        counts = {
+            bucket: self._windows.get(bucket, 0) + change for bucket, change in step.windows.items()
+        }
+        known = (bucket for bucket in self._order if counts.get(bucket, 1) > 0)
+        new = [bucket for bucket, count in counts.items() if count > 0]
+        return min([*new, next(known, step.bucket)], default=step.bucket)
 
     def checks(self, at_us: int) -> Checks:
         """The windows that should leave a footprint in the next step."""
-        if not self.windows or self.replays or at_us < self._next_us:
+        if not self._order or self.replays or at_us < self._next_us:
             return NOTHING
-        if self.targets.met(self.extent, self.replayed):
+        if self._met(self.extent, self.replayed):
             return NOTHING
         most = EVERYTHING
         if self.pace is not None:
             most = max(1, int(self.pace.interval_us / self.check_us))
             self._next_us = at_us + self.pace.period_us
-        return Checks(self._upto(most), most)
+        upto = self._upto(most)
+        return NOTHING if upto is None else Checks(upto, most)
 
-    def _upto(self, most: int) -> int:
+    def _met(self, entries: int, rows: int) -> bool:
+        targets = self.targets
+        if targets.entries is not None and entries > targets.entries:
+            return False
+        if targets.rows is not None and rows > targets.rows:
+            return False
+        limit_us = targets.recovery_us
+        return limit_us is None or self.costs.predicted_us(entries, rows) <= _AIM * limit_us
+
+    def _upto(self, most: int) -> int | None:
         """Windows whose newest footprint is in this bucket or earlier leave another one. Recovery
-        then begins at the next bucket that windows still have their newest footprint in."""
-        entries, rows = _Sums(self.entries), _Sums(self.rows)
-        buckets, checked = sorted(self.windows), 0
-        for bucket, following in zip(buckets, [*buckets[1:], self.bucket], strict=True):
-            checked += self.windows[bucket]
-            left = entries.since(following) + checked
-            if checked >= most or self.targets.met(left, rows.since(following + 1)):
+        then begins at the next bucket that windows still have their newest footprint in. If no
+        number of footprints is enough, all windows leave one; for a recovery time, as many as
+        shorten it most (None: none)."""
+        entries, rows = _Left(self._entries), _Left(self._rows)
+        checked, shortest_us, best = 0, self.predicted_us, None
+        for number, bucket in enumerate(self._order):
+            last = number + 1 == len(self._order)
+            following = self.bucket if last else self._order[number + 1]
+            checked += self._windows[bucket]
+            left = entries.after(following - 1) + checked, rows.after(following)
+            if checked >= most or self._met(*left):
                 return bucket
-        return buckets[-1]
+            if (left_us := self.costs.predicted_us(*left)) < shortest_us:
+                shortest_us, best = left_us, bucket
+        return self._order[-1] if self.targets.recovery_us is None else best
 
     def committed(self, step: Committed) -> None:
         if step.bucket < self.bucket:
             raise ProtocolViolation(f"bucket {step.bucket} was committed after {self.bucket}")
         self.bucket = step.bucket
         for bucket, change in step.windows.items():
-            count = self.windows.pop(bucket, 0) + change
+            before = self._windows.pop(bucket, 0)
+            count = before + change
             if count < 0 or bucket > max(step.bucket, self.replays_upto):
                 raise ProtocolViolation(
                     f"{count} windows have their newest footprint in bucket {bucket}, after a step "
                     f"up to bucket {step.bucket}"
                 )
+            self.open += change
             if count:
-                self.windows[bucket] = count
-        for held, new in ((self.entries, step.entries), (self.rows, step.rows)):
-            for bucket, count in new.items():
-                if count:
-                    held[bucket] = held.get(bucket, 0) + count
+                self._windows[bucket] = count
+            if count and not before:
+                insort(self._order, bucket)
+            elif before and not count:
+                self._order.remove(bucket)
+        self._entries.add(step.entries)
+        self._rows.add(step.rows)
         if step.checks:
-            measured = max(CHECK_US_MIN, step.took_us / step.checks)
+            footprints = max(step.checks, sum(step.entries.values()))
+            measured = max(CHECK_US_MIN, step.took_us / footprints)
             self.check_us += 0.2 * (measured - self.check_us)
-        oldest = self.oldest
-        for held in (self.entries, self.rows):
-            for bucket in [at for at in held if at < oldest]:
-                del held[bucket]
+        for held in (self._entries, self._rows):
+            held.forget_before(self.oldest)
 
 
-class _Sums:
-    """Sums of counts from a bucket on, for buckets in ascending order."""
+class _Left:
+    """Sums of counts after a bucket, for buckets in ascending order."""
 
-    def __init__(self, counts: Mapping[int, int]) -> None:
-        self._left = sorted(counts.items(), reverse=True)
-        self._sum = sum(counts.values())
+    def __init__(self, counts: _Counts) -> None:
+        self._following = counts.decreasing()
+        self._sum = counts.sum
+        self._next = next(self._following, None)
 
-    def since(self, bucket: int) -> int:
-        while self._left and self._left[-1][0] < bucket:
-            self._sum -= self._left.pop()[1]
+    def after(self, bucket: int) -> int:
+        while self._next is not None and self._next[0] <= bucket:
+            self._sum = self._next[1]
+            self._next = next(self._following, None)
         return self._sum

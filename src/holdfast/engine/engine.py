@@ -23,7 +23,7 @@ from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
 from holdfast.engine.inputs import InputFile, Inputs, Leaving, OnResults, StepResult
 from holdfast.engine.key_index import KeyIndexes
-from holdfast.engine.keyed import FOOTPRINTS
+from holdfast.engine.keyed import FOOTPRINTS, footprints_of
 from holdfast.engine.keyed_operators import has_keys
 from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
@@ -255,7 +255,8 @@ class Engine:
         failed = self._failed.setdefault(step.line, [])
         for _, folder, _ in step.folders:
             failed.append(os.path.join(self.folder, folder))
-            failed.append(os.path.join(self.folder, FOOTPRINTS, folder))
+            if not step.is_logged:
+                failed.append(os.path.join(self.folder, footprints_of(folder)))
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:

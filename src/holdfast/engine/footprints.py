@@ -5,8 +5,8 @@ state of a key has its *mark*: the bucket up to whose end its newest footprint c
 the bucket before the step in which it opened, if it has none. The marks are part of the index of a
 layer (`layers.py`), so that the oldest are found without reading all state.
 
-A file of footprints is a layer with the state of some keys. Another layer, without columns, has the
-keys that closed. The tasks that process the shards write both.
+A file of footprints is a layer with the state of some keys. Instead of timers, it has the hashes of
+the keys that closed. The tasks that process the shards write these files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,11 @@ from holdfast.engine.layers import (
     Entries,
     LayerFile,
     LayerName,
+    Timers,
     distinct,
     earliest_timer,
     is_in,
+    marks_of,
     merged,
     write_layer,
 )
@@ -37,41 +39,45 @@ from holdfast.engine.nullable import nullable_schema
 from holdfast.engine.state import Layer, Shard
 from holdfast.storage.rows import times_us
 
-NO_COLUMNS = pa.schema([])
-
 
 @dataclass(frozen=True, slots=True)
 class Footprints:
     """The footprints of a step, of one shard."""
 
-    #: State of open keys, and hashes of closed ones.
-    open: Layer | None
-    closed: Layer | None
+    #: State of open keys, and hashes of closed ones; None if there are neither.
+    layer: Layer | None
+    #: How many keys closed.
+    closed: int
     #: How the number of open keys changed, by mark.
     windows: Mapping[int, int]
-    #: Footprints that were asked for, and the time that they took.
+    #: Footprints that were asked for (Gcheck), and the time that all footprints took.
     checks: int
     took_us: int = 0
+    #: The time to restore the shard from earlier footprints.
+    loaded_us: int = 0
 
     @property
     def entries(self) -> int:
-        return sum(layer.entries for layer in (self.open, self.closed) if layer is not None)
+        return self.closed + (0 if self.layer is None else self.layer.entries)
 
-    def plus(self, windows: Mapping[int, int]) -> Footprints:
+    def plus(self, windows: Mapping[int, int], loaded_us: int) -> Footprints:
         """With keys that were restored."""
-        return replace(self, windows=_added(self.windows, windows))
+        return replace(self, windows=_added(self.windows, windows), loaded_us=loaded_us)
 
     def files(self) -> list[str]:
-        return [layer.file for layer in (self.open, self.closed) if layer is not None]
+        return [] if self.layer is None else [self.layer.file]
 
     def body(self) -> list[Any]:
-        layers = [None if layer is None else layer.body() for layer in (self.open, self.closed)]
-        return [*layers, sorted(self.windows.items()), self.checks, self.took_us]
+        layer = None if self.layer is None else self.layer.body()
+        return [layer, self.closed, sorted(self.windows.items()), self.checks, self.took_us,
+                self.loaded_us]  # fmt: skip
 
     @staticmethod
     def of(body: Sequence[Any]) -> Footprints:
-        open_, closed = (None if layer is None else Layer.of(layer) for layer in body[:2])
-        return Footprints(open_, closed, dict(body[2]), *body[3:])
+        layer, closed, windows, *others = body
+        return Footprints(
+            None if layer is None else Layer.of(layer), closed, dict(windows), *others
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class Wanted:
     #: The mark of keys that open in this step: the bucket before the step; or, if it replays
     #: buckets, before all of them.
     opened: int
+    #: Every window that opens leaves a footprint (Gopen), as in the paper; for comparison.
+    literal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,10 @@ class Marked:
         inner = self._inner(before)
         change = self.inner(inner, rows, hashes, upto)
         state = change.state.of(change.touched)  # not of keys that only leave a footprint
-        mark = _looked_up(state.hashes, *_marks_of(before, inner.hashes), default=upto)
+        keys = _Keys.of(before)
+        mark = _looked_up(state.hashes, keys.hashes, keys.marks, default=upto)
+        if inner.rows.num_rows < before.rows.num_rows:  # some keys have closed and open again
+            mark[~is_in(state.hashes, inner.hashes)] = upto
         return replace(change, state=self._with(state, mark))
 
     def _inner(self, before: KeyedState) -> KeyedState:
@@ -148,12 +159,26 @@ def _open_only(state: KeyedState) -> KeyedState:
     return KeyedState(state.rows.filter(pa.array(~closed)), state.hashes[~closed])
 
 
-def _marks_of(state: KeyedState, hashes: I64) -> tuple[I64, I64]:
-    """The hashes, sorted and without repetition, and their marks."""
-    keys = distinct(hashes)
+class _Keys(NamedTuple):
+    """The keys of a state that is in the order of hashes."""
+
+    #: Without repetition, with the mark and the number of rows of each key.
+    hashes: I64
+    marks: I64
+    rows: I64
+
+    @staticmethod
+    def of(state: KeyedState) -> _Keys:
+        first = np.flatnonzero(np.r_[True, np.diff(state.hashes) != 0][: len(state.hashes)])
+        rows = np.diff(np.r_[first, len(state.hashes)])
+        return _Keys(state.hashes[first], state.rows[MARK].to_numpy()[first], rows)
+
+
+def _sorted(state: KeyedState) -> KeyedState:
+    if bool((state.hashes[1:] >= state.hashes[:-1]).all()):
+        return state
     order = np.argsort(state.hashes, kind="stable")
-    place = np.searchsorted(state.hashes[order], keys)
-    return keys, state.rows[MARK].to_numpy()[order][place]
+    return KeyedState(state.rows.take(pa.array(order)).combine_chunks(), state.hashes[order])
 
 
 def _looked_up(hashes: I64, keys: I64, values: I64, default: int) -> I64:
@@ -167,45 +192,54 @@ def _looked_up(hashes: I64, keys: I64, values: I64, default: int) -> I64:
 
 def unseen(before: KeyedState, hashes: I64, buckets: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows are not in the footprints of their keys. `hashes`, `buckets`: of the rows."""
-    keys, marks = _marks_of(before, before.hashes)
-    return np.asarray(buckets > _looked_up(hashes, keys, marks, default=-(2**62)))
+    keys = _Keys.of(before)
+    return np.asarray(buckets > _looked_up(hashes, keys.hashes, keys.marks, default=-(2**62)))
 
 
 def leave(
     before: KeyedState, change: Change, checked: I64, wanted: Wanted, upto: int,
     name: LayerName | None,
-) -> tuple[Change, Footprints]:  # fmt: skip
+) -> tuple[Change, Footprints, Timers]:  # fmt: skip
     """Write the footprints of a step, unless it replays buckets (no name): only the marks change.
-    `checked`: hashes of keys that should leave one (`oldest_marks`)."""
+    Also returns the marks that were set. `checked`: hashes of keys that should leave a footprint,
+    among others (`marked`)."""
     began_s = time.perf_counter()
-    old = _open_only(before)
-    old_keys, old_marks = _marks_of(old, old.hashes)
-    untouched = old.of(checked).without(change.touched)
-    state = change.state.plus(untouched)
-    keys, marks = _marks_of(state, state.hashes)
-    marks = np.where(is_in(keys, old_keys), marks, wanted.opened)
-    candidates = is_in(keys, checked) & (marks <= wanted.upto)
-    oldest = np.flatnonzero(candidates)[np.argsort(marks[candidates], kind="stable")]
-    chosen = np.sort(keys[oldest[: wanted.most]])
-    mark = _looked_up(state.hashes, keys, np.where(is_in(keys, chosen), upto, marks), upto)
+    old, state = _open_only(before), _sorted(change.state)
+    if len(checked):
+        untouched = old.of(checked).without(change.touched)
+        state = state.plus(untouched) if len(untouched.hashes) else state
+    old_keys, keys = _Keys.of(old), _Keys.of(state)
+    is_new = ~is_in(keys.hashes, old_keys.hashes)
+    marks = np.where(is_new, wanted.opened, keys.marks)
+    is_chosen = np.zeros(len(marks), bool)
+    candidates = np.flatnonzero((marks <= wanted.upto) & is_in(keys.hashes, checked))
+    oldest = candidates[np.argsort(marks[candidates], kind="stable")]
+    is_chosen[oldest[: wanted.most]] = True
+    closed = change.touched[
+        is_in(change.touched, old_keys.hashes) & ~is_in(change.touched, keys.hashes)
+    ]
+    gone, checks = closed, int(is_chosen.sum())
+    if wanted.literal and change.closed is not None:
+        is_chosen |= is_new | is_in(keys.hashes, distinct(change.closed))
+        closed = np.sort(change.closed)
+    chosen = keys.hashes[is_chosen]
+    marks[is_chosen] = upto
     place = state.rows.column_names.index(MARK)
-    state = KeyedState(state.rows.set_column(place, MARK, pa.array(mark)), state.hashes)
-    touched = distinct(change.touched, chosen)
-    footprints = state.of(chosen)
-    closed = change.touched[is_in(change.touched, old_keys) & ~is_in(change.touched, keys)]
-    open_layer = closed_layer = None
-    if len(chosen) and name is not None:
+    rows = state.rows.set_column(place, MARK, pa.array(np.repeat(marks, keys.rows)))
+    state = KeyedState(rows, state.hashes)
+    layer = None
+    if name is not None and len(chosen) + len(closed):
+        footprints = state.of(chosen)
         entries = Entries.of(footprints.rows, footprints.hashes, chosen)
-        open_layer = write_layer(entries, None, 0, replace(name, name=f"{name.name}.open"))
-    if len(closed) and name is not None:
-        nothing = Entries(closed, np.ones(len(closed), bool), NO_COLUMNS.empty_table())
-        closed_layer = write_layer(nothing, None, 0, replace(name, name=f"{name.name}.closed"))
-    windows = _counts(old_marks[is_in(old_keys, touched)], -1)
-    kept = state.of(touched)
-    windows = _added(windows, _counts(_marks_of(kept, kept.hashes)[1], 1))
-    after = replace(change, touched=touched, state=kept)
+        layer = write_layer(entries, None, 0, name, marks_of(closed, np.full(len(closed), upto)))
+    is_set = is_new | is_chosen
+    moved = is_in(old_keys.hashes, distinct(chosen, gone))
+    windows = _added(_counts(old_keys.marks[moved], -1), _counts(marks[is_set], 1))
+    touched = distinct(change.touched, chosen)
+    after = replace(change, touched=touched, state=state.of(touched))
     took_us = int(1e6 * (time.perf_counter() - began_s))
-    return after, Footprints(open_layer, closed_layer, windows, len(chosen), took_us)
+    left = Footprints(layer, len(closed), windows, checks, took_us)
+    return after, left, marks_of(keys.hashes[is_set], marks[is_set])
 
 
 def _counts(marks: I64, sign: int) -> dict[int, int]:
@@ -225,26 +259,23 @@ def restored(
     bucket; and the number of open keys by mark."""
     stack = []
     for bucket, footprints in found:
-        for layer, schema in ((footprints.open, operator.state), (footprints.closed, NO_COLUMNS)):
-            if layer is not None:
-                with LayerFile(name.root, layer, schema) as file:
-                    entries = file.all()
-                is_open = schema is not NO_COLUMNS
-                stack.append(entries if is_open else _gone(entries, operator, bucket))
+        if footprints.layer is not None:
+            with LayerFile(name.root, footprints.layer, operator.state) as file:
+                stack.append(_gone(file.marked(), operator, bucket))
+                stack.append(file.all())
     if not stack:
         return Shard(), {}
     entries = merged(stack, oldest=True)
     state = _open_only(KeyedState(entries.rows, entries.hashes))
-    windows = _counts(_marks_of(state, state.hashes)[1], 1)
+    keys = _Keys.of(state)
     earliest = earliest_timer(state.rows, state.hashes, operator.timer)
-    layer = write_layer(entries, operator.timer, 0, name)
-    return Shard((layer,), len(entries), earliest), windows
+    layer = write_layer(entries, operator.timer, 0, name, marks_of(keys.hashes, keys.marks))
+    return Shard((layer,), len(entries), earliest), _counts(keys.marks, 1)
 
 
-def _gone(entries: Entries, operator: Marked, bucket: int) -> Entries:
+def _gone(closed: I64, operator: Marked, bucket: int) -> Entries:
     """Entries of keys that closed in `bucket`, as rows of the state."""
-    count = len(entries)
-    columns = [pa.nulls(count, field.type) for field in operator.state]
-    columns[-2:] = [pa.repeat(bucket, count).cast(pa.int64()), pa.repeat(True, count)]
+    columns = [pa.nulls(len(closed), field.type) for field in operator.state]
+    columns[-2:] = [pa.array(np.full(len(closed), bucket)), pa.array(np.ones(len(closed), bool))]
     rows = pa.Table.from_arrays(columns, schema=operator.state)
-    return Entries(entries.hashes, np.zeros(count, bool), rows)
+    return Entries(np.sort(closed), np.zeros(len(closed), bool), rows)

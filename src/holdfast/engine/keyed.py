@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,15 +26,17 @@ import pyarrow as pa
 from holdfast.engine.footprints import Footprints, Marked, Wanted, leave, restored, unseen
 from holdfast.engine.keyed_operators import Change, KeyedOperator, KeyedState
 from holdfast.engine.layers import (
+    NO_TIMERS,
     Entries,
     LayerName,
+    Timers,
     distinct,
     due_timers,
     earliest_timer,
     is_in,
+    marked,
     merge_layers,
     next_timer,
-    oldest_marks,
     state_of,
     to_merge,
     write_layer,
@@ -47,6 +50,11 @@ from holdfast.storage.rows import sort_canonical
 FOOTPRINTS = "footprints+"  # no name of an output has a plus
 #: The column with the shard of a row, if one task processes all shards.
 SHARD = "__shard"
+
+
+def footprints_of(step: str) -> str:
+    """The folder for the footprints of the step with this folder."""
+    return f"{FOOTPRINTS}/{os.path.basename(step)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +178,12 @@ class ShardResult(NamedTuple):
 def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepState) -> ShardResult:
     """Run an operator over the new rows of a shard."""
     shard = step.shards.get(number, Shard())
-    windows: dict[int, int] = {}
+    windows, began_s, loaded_s = dict[int, int](), time.perf_counter(), 0.0
     name = LayerName(step.root, step.folder, f"shard-{number}")
     if number in step.found:
         assert isinstance(operator, Marked)
         shard, windows = restored(operator, step.found[number], name)
+        loaded_s = time.perf_counter() - began_s
     root, schema = step.root, operator.state
     rows = sort_canonical(rows, operator.time)
     hashes = operator.hashes(rows)
@@ -184,25 +193,25 @@ def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepSt
         needed = distinct(needed, due_timers(root, shard.layers, schema, shard.timer[0], end_us))
     checked = None
     if step.wanted is not None:
-        marks = step.wanted.since, step.wanted.upto, step.wanted.most
-        checked = oldest_marks(root, shard.layers, schema, *marks)
+        checked = marked(root, shard.layers, schema, step.wanted.since, step.wanted.upto)
         needed = distinct(needed, checked)
     before = KeyedState(*state_of(root, shard.layers, schema, needed))
     if step.replays:
         assert isinstance(operator, Marked)
         new = unseen(before, hashes, operator.buckets(rows))
         rows, hashes = rows.filter(pa.array(new)), hashes[new]
-    change, footprints = operator(before, rows, hashes, step.upto), None
+    change, footprints, marks = operator(before, rows, hashes, step.upto), None, NO_TIMERS
     if step.wanted is not None and checked is not None:
-        durable = None if step.replays else replace(name, folder=f"{FOOTPRINTS}/{step.folder}")
-        change, footprints = leave(before, change, checked, step.wanted, step.upto, durable)
-        footprints = footprints.plus(windows)
+        folder = footprints_of(step.folder)
+        durable = None if step.replays else replace(name, folder=folder)
+        change, footprints, marks = leave(before, change, checked, step.wanted, step.upto, durable)
+        footprints = footprints.plus(windows, int(1e6 * loaded_s))
     if not len(change.touched):
         return ShardResult(change.out, shard, footprints)
     replaced = len(before.of(change.touched).hashes)
     state = change.state
-    entries = Entries.of(state.rows, state.hashes, change.touched)
-    layers = with_layer(shard.layers, entries, operator, name, step, step.fixed.get(number, 0))
+    top = NewLayer(Entries.of(state.rows, state.hashes, change.touched), marks)
+    layers = with_layer(shard.layers, top, operator, name, step, step.fixed.get(number, 0))
     count = shard.rows - replaced + len(state.hashes)
     earliest = _earliest(operator, shard, change, root)
     return ShardResult(change.out, Shard(layers, count, earliest), footprints)
@@ -223,15 +232,22 @@ def _earliest(
     return min((timer for timer in (found, earliest) if timer is not None), default=None)
 
 
+class NewLayer(NamedTuple):
+    entries: Entries
+    #: Marks that were set.
+    marks: Timers
+
+
 def with_layer(
     layers: Sequence[Layer],
-    entries: Entries,
+    new: NewLayer,
     operator: KeyedOperator,
     name: LayerName,
     step: StepState,
     fixed: int,
 ) -> tuple[Layer, ...]:
-    """The layers with a new one of these entries on top. Some are merged if there are many."""
+    """The layers with a new one on top. Some are merged if there are many."""
+    entries = new.entries
     if operator.is_whole:  # the new state replaces everything
         layers = ()
     levels = [*(layer.level for layer in layers), 0]
@@ -239,17 +255,19 @@ def with_layer(
     merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max)
     first, end = merge or (len(layers), len(layers))
 
-    def merged(newer: Entries | None) -> list[Layer]:
+    def merged(newer: NewLayer | None) -> list[Layer]:
+        top, marks = (None, NO_TIMERS) if newer is None else newer
         one = merge_layers(
-            layers[first:end], newer, operator.state, operator.timer, name, oldest=first == 0
-        )
+            layers[first:end], top, operator.state, operator.timer, name, oldest=first == 0,
+            marks=marks,
+        )  # fmt: skip
         return [] if one is None else [one]
 
     if end > len(layers):
-        return (*layers[:first], *merged(entries))
+        return (*layers[:first], *merged(new))
     if not layers:  # the oldest layer needs no entries for removed keys
         entries = entries.selected(~entries.removed)
-    top = [write_layer(entries, operator.timer, 0, name)] if len(entries) else []
+    top = [write_layer(entries, operator.timer, 0, name, new.marks)] if len(entries) else []
     if merge is None:
         return (*layers, *top)
     return (*layers[:first], *merged(None), *layers[end:], *top)

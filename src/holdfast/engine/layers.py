@@ -52,10 +52,12 @@ NEXT_TIMERS = 64
 MARK, CLOSED = "__mark", "__closed"
 #: Marks are among the timers, at times before all others.
 _MARKS_US = -(1 << 61)
+_MARKS_END_US = -(1 << 60)
 
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
 #: The time of a timer and the hash of its key.
 _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
+NO_TIMERS: Timers = np.zeros(0, _TIMER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,13 @@ def to_merge(
     return None
 
 
-def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
-    """Write a layer to a new file. `timer`: the column with the times of timers."""
+def write_layer(
+    entries: Entries, timer: str | None, level: int, file: LayerName, more: Timers = NO_TIMERS
+) -> Layer:
+    """Write a layer to a new file. `timer`: the column with the times of timers. `more`: records
+    among the timers, such as marks (`marks_of`)."""
     timers = timers_in(entries.rows, entries.hashes, timer)
-    timers = in_order(np.concatenate([timers, _marks_in(entries.rows, entries.hashes)]))
+    timers = in_order(np.concatenate([timers, more]))
     blocks, timer_blocks = list(_blocks(entries)), list(_timer_blocks(timers))
     index = np.zeros(len(blocks) + len(timer_blocks), _INDEX)
     at, crc = 0, 0
@@ -166,7 +171,7 @@ def _schema(schema: pa.Schema) -> pa.Schema:
 def timers_in(rows: pa.Table, hashes: I64, timer: str | None) -> Timers:
     """The timers of state, in the order of the rows. `hashes`: of the keys of the rows."""
     if timer is None or not rows.num_rows:
-        return np.zeros(0, _TIMER)
+        return NO_TIMERS
     column = rows[timer].combine_chunks().cast(TIMESTAMP)
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     timers = np.zeros(int(valid.sum()), _TIMER)
@@ -181,15 +186,26 @@ def earliest_timer(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[int,
     return (int(timers["us"][0]), int(timers["hash"][0])) if len(timers) else None
 
 
-def _marks_in(rows: pa.Table, hashes: I64) -> Timers:
-    """The marks of open keys, in the form of timers."""
-    if MARK not in rows.column_names:
-        return np.zeros(0, _TIMER)
-    is_open = rows[CLOSED].combine_chunks().fill_null(True).to_numpy(zero_copy_only=False) == 0
-    marks = np.zeros(int(is_open.sum()), _TIMER)
-    marks["us"] = rows[MARK].filter(pa.array(is_open)).to_numpy() + _MARKS_US
-    marks["hash"] = hashes[is_open]
-    return np.unique(marks)
+def marks_of(hashes: I64, marks: I64) -> Timers:
+    """The marks of keys, as records among the timers of a layer. Only the layer of the step that
+    has set a mark has its record; the state of the key tells whether the mark is still valid."""
+    records = np.empty(len(hashes), _TIMER)
+    records["us"], records["hash"] = marks + _MARKS_US, hashes
+    return records
+
+
+def _valid_marks(records: Timers, entries: Entries) -> Timers:
+    """Without the records of keys that have another mark in these entries, or are closed."""
+    if MARK not in entries.rows.column_names or not len(records):
+        return records
+    marks = entries.rows[MARK].combine_chunks().fill_null(0).to_numpy()
+    closed = entries.rows[CLOSED].combine_chunks().fill_null(True).to_numpy(zero_copy_only=False)
+    place = np.searchsorted(entries.hashes, records["hash"])
+    place = np.minimum(place, max(0, len(entries) - 1))
+    elsewhere = entries.hashes[place] != records["hash"]
+    is_valid = (marks[place] + _MARKS_US == records["us"]) & ~closed[place]
+    kept: Timers = records[elsewhere | is_valid]
+    return kept
 
 
 def in_order(timers: Timers) -> Timers:
@@ -237,10 +253,9 @@ class LayerFile:
         return data
 
     def find(self, wanted: I64) -> Entries:
-        """The entries of keys with these hashes, which are sorted."""
+        """The entries of keys with these hashes, which are sorted, and of some others."""
         numbers = np.searchsorted(self._blocks["first"], wanted, side="right") - 1
-        entries = self._entries(distinct(numbers[numbers >= 0]))
-        return entries.selected(is_in(entries.hashes, wanted))
+        return self._entries(distinct(numbers[numbers >= 0]))
 
     def all(self) -> Entries:
         return self._entries(np.arange(len(self._blocks)))
@@ -261,7 +276,7 @@ class LayerFile:
         """Timers from `from_us` to before `to_us` that were set when the layer was written, in
         order. At least `most`, if there are so many."""
         begin = max(int(np.searchsorted(self._timers["first"], from_us, side="left")) - 1, 0)
-        found, count = [np.zeros(0, _TIMER)], 0
+        found, count = [NO_TIMERS], 0
         for first, at, size, crc in self._timers[begin:].tolist():
             if first >= to_us or count >= most:
                 break
@@ -271,6 +286,11 @@ class LayerFile:
             count += int(hi - lo)
         return np.concatenate(found)
 
+    def marked(self) -> I64:
+        """The hashes of all marks."""
+        hashes: I64 = self.timers(-(1 << 62), _MARKS_END_US, math.inf)["hash"]
+        return hashes
+
 
 def state_of(
     folder: str, layers: Sequence[Layer], schema: pa.Schema, wanted: I64
@@ -278,20 +298,26 @@ def state_of(
     """The state of the keys with these hashes, which are sorted, and the hashes of its rows, in the
     order of hashes."""
     tables, hashes = [nullable(schema.empty_table())], [np.array([], np.int64)]
+    places, rows_before = [np.array([], np.int64)], 0
     for layer in reversed(layers):
         if not len(wanted):
             break
         with LayerFile(folder, layer, schema) as file:
-            found = file.find(wanted)
-        if len(found):
-            wanted = wanted[~is_in(wanted, found.hashes)]
-            found = found.selected(~found.removed)
-            tables.append(found.rows)
-            hashes.append(found.hashes)
-    found_hashes = np.concatenate(hashes)
-    order = np.argsort(found_hashes, kind="stable")  # whatever the layers
-    rows = pa.concat_tables(tables).take(pa.array(order)).combine_chunks()
-    return rows.cast(schema), found_hashes[order]
+            entries = file.find(wanted)
+        begin = np.searchsorted(entries.hashes, wanted, side="left")
+        counts = np.searchsorted(entries.hashes, wanted, side="right") - begin
+        wanted = wanted[counts == 0]
+        place = np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        place = place[~entries.removed[place]]
+        hashes.append(entries.hashes[place])
+        places.append(place + rows_before)
+        tables.append(entries.rows)
+        rows_before += len(entries)
+    found = np.concatenate(hashes)
+    order = np.argsort(found, kind="stable")  # whatever the layers
+    together = pa.concat_tables(tables).combine_chunks()
+    rows = together.take(pa.array(np.concatenate(places)[order]))
+    return rows.cast(schema), found[order]
 
 
 def due_timers(
@@ -302,25 +328,11 @@ def due_timers(
     return distinct(_timers(folder, layers, schema, from_us, to_us, math.inf)["hash"])
 
 
-def oldest_marks(
-    folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int, most: int
-) -> I64:
-    """Hashes of open keys whose marks are from `since` to `upto`, sorted. At least `most` with the
-    oldest marks, if there are so many."""
-    found, count = [np.array([], np.int64)], 0
-    from_us = since + _MARKS_US
-    while count < most and from_us <= upto + _MARKS_US:
-        once = in_order(_timers(folder, layers, schema, from_us, upto + 1 + _MARKS_US, most))
-        if not len(once):
-            break
-        last_us = int(once["us"][min(most, len(once)) - 1])
-        once = _timers(folder, layers, schema, from_us, last_us + 1, math.inf)
-        rows, hashes = state_of(folder, layers, schema, distinct(once["hash"]))
-        still = np.intersect1d(once, _marks_in(rows, hashes))
-        found.append(still["hash"])
-        count += len(still)
-        from_us = last_us + 1
-    return distinct(*found)
+def marked(folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int) -> I64:
+    """Hashes of the keys that may have a mark from `since` to `upto`, sorted. In newer layers,
+    these keys may have other marks, or be closed."""
+    span = since + _MARKS_US, upto + 1 + _MARKS_US
+    return distinct(_timers(folder, layers, schema, *span, math.inf)["hash"])
 
 
 def next_timer(
@@ -345,7 +357,7 @@ def next_timer(
 def _timers(
     folder: str, layers: Iterable[Layer], schema: pa.Schema, from_us: int, to_us: int, most: float
 ) -> Timers:
-    found = [np.zeros(0, _TIMER)]
+    found = [NO_TIMERS]
     for layer in layers:
         first, last = layer.timers_us or (to_us, from_us)
         if first < to_us and last >= from_us:
@@ -372,18 +384,20 @@ def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
 
 def merge_layers(
     layers: Sequence[Layer], newer: Entries | None, schema: pa.Schema, timer: str | None,
-    file: LayerName, *, oldest: bool,
+    file: LayerName, *, oldest: bool, marks: Timers = NO_TIMERS,
 ) -> Layer | None:  # fmt: skip
-    """Write layers, from the oldest to the newest, as one, with the newer entries if there are any.
-    None if no entries are left. `oldest`: there are no older layers."""
-    stack = []
+    """Write layers, from the oldest to the newest, as one, with the newer entries and marks if
+    there are any. None if no entries are left. `oldest`: there are no older layers."""
+    stack, records = [], [marks]
     for layer in layers:
         with LayerFile(file.root, layer, schema) as read:
             stack.append(read.all())
+            records.append(read.timers(-(1 << 62), _MARKS_END_US, math.inf))
     entries = merged(stack if newer is None else [*stack, newer], oldest=oldest)
     if not len(entries):
         return None
-    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file)
+    records = [_valid_marks(np.concatenate(records), entries)]
+    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file, *records)
 
 
 def distinct(*hashes: I64) -> I64:

@@ -62,6 +62,7 @@ class Step(TimeWindows):
             self._take_shards()  # the footprints are logged with the results
         if on_results is not None:
             on_results(outputs)  # folding does not delay the results
+            self.is_logged = True
         if self.leaving is None:
             self._take_shards()
         for op in self.path.operators:
@@ -162,8 +163,8 @@ class Step(TimeWindows):
         up = op.inputs[0]
         assert up is not None
         rows = self._stateless(up, self.lo, self.hi)
-        if rows is None and op.name in self.before.found:
-            rows = self._nothing(up)  # restores the state
+        if rows is None and self._without_rows(op):
+            rows = self._nothing(up)
         if rows is None:
             return None
         plan, time = self._plan(op), self.compiled.time[op.name]
@@ -182,10 +183,16 @@ class Step(TimeWindows):
         rows = self._stateless(up, self.lo, self.hi)
         end_us = (self.hi + 1) * self.width_us
         shards = self.shards.get(op.name, {}).values()
-        due = op.name in self.before.found or any(
-            shard.timer is not None and shard.timer[0] < end_us for shard in shards
-        )
-        return None if rows is None and not due else self._keyed(op, rows)
+        due = any(shard.timer is not None and shard.timer[0] < end_us for shard in shards)
+        if rows is None and not due and not self._without_rows(op):
+            return None
+        return self._keyed(op, rows)
+
+    def _without_rows(self, op: ops.Operator) -> bool:
+        """Whether an operator runs without new rows: to restore its state, or because its keys may
+        have to leave footprints. Otherwise they would hold back T."""
+        checks = self.leaving is not None and self.leaving.wanted.most > 0
+        return op.name in self.before.found or (checks and op.name in self.shards)
 
     def _take_shards(self) -> None:
         for name, folder, tasks in self.folders:
@@ -201,7 +208,7 @@ class Step(TimeWindows):
             if self.leaving is not None:
                 self.leaving.left[name] = footprints
                 left = {file for one in footprints.values() for file in one.files()}
-                durable = os.path.join(self.engine.folder, keyed.FOOTPRINTS, folder)
+                durable = os.path.join(self.engine.folder, keyed.footprints_of(folder))
                 if os.path.isdir(durable):
                     keyed.clean_up(durable, {os.path.basename(file) for file in left})
             layers = (layer for shard in shards.values() for layer in shard.layers)

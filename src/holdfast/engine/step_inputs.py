@@ -122,6 +122,8 @@ class History:
         self.line = line
         self.is_stable = line == path.name
         self.leaving = leaving
+        #: The results are in the log.
+        self.is_logged = False
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us

@@ -169,6 +169,7 @@ class Network:
         recovery: RecoveryPolicy | None = None,
         recovery_entries: int | None = None,
         recovery_rows: int | None = None,
+        recovery_time: str | None = None,
     ) -> None:
         """Replicate a fragment, and choose what it does while inputs are missing (`Protection`).
 
@@ -178,8 +179,9 @@ class Network:
         while_correcting: the same for new buckets while tentative results are corrected.
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
         recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`, for large keyed
-            state: windows are checkpointed one by one, so that recovery reads at most about
-            `recovery_entries` of them and replays about `recovery_rows` rows.
+            state: windows are checkpointed one by one, so that recovery takes at most
+            `recovery_time`; or reads at most about `recovery_entries` of them and replays about
+            `recovery_rows` rows.
         """
         if fragment in self.protections:
             raise InputError(
@@ -189,7 +191,7 @@ class Network:
             replicas=replicas, replication=replication, on_failure=on_failure,
             while_correcting=while_correcting, max_delay=max_delay, wait_share=wait_share,
             reconcile=reconcile, recovery=recovery, recovery_entries=recovery_entries,
-            recovery_rows=recovery_rows,
+            recovery_rows=recovery_rows, recovery_time=recovery_time,
         )  # fmt: skip
 
     def protection(self, fragment: str) -> Protection:

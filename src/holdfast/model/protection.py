@@ -59,6 +59,9 @@ class Protection:
     #: of entries, and 1,000,000 rows.
     recovery_entries: int | None = None
     recovery_rows: int | None = None
+    #: With `cec`, how long recovery may take after the process has started: windows leave as many
+    #: footprints as this needs, from costs that the node measures. Instead of the other limits.
+    recovery_time: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.replicas, int) or self.replicas < 1:
@@ -77,12 +80,21 @@ class Protection:
                 f"protect: replication={self.replication!r} gives no tentative results, found "
                 f"on_failure={self.on_failure!r}; for tentative results use replication='switch'"
             )
-        for option in ("recovery_entries", "recovery_rows"):
+        for option in ("recovery_entries", "recovery_rows", "recovery_time"):
             limit = getattr(self, option)
             if limit is not None and self.recovery != "cec":
                 raise InputError(f"protect: {option} needs recovery='cec'")
-            if limit is not None and (not isinstance(limit, int) or limit < 1):
+            if option == "recovery_time" or limit is None:
+                continue
+            if not isinstance(limit, int) or limit < 1:
                 raise InputError(f"protect: {option}={limit!r}: expected an integer >= 1")
+            if self.recovery_time is not None:
+                raise InputError(
+                    f"protect: recovery_time={self.recovery_time!r} chooses {option} itself; state "
+                    "only one of them"
+                )
+        if self.recovery_time is not None:
+            duration_us(self.recovery_time, of="protect: recovery_time")
         if self.recovery == "cec" and self.replication != "switch":
             raise InputError(
                 f"protect: recovery='cec' expects replication='switch', found "

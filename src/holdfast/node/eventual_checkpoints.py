@@ -12,11 +12,12 @@ import copy
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from holdfast.core.eventual_checkpoint import Committed, EventualCheckpoint
+from holdfast.core.eventual_checkpoint import Committed, EventualCheckpoint, Settings
 from holdfast.core.progress_events import Run
+from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.engine.footprints import Footprints, Wanted
 from holdfast.engine.inputs import Leaving, Results, StepResult
 from holdfast.engine.state import Version
@@ -43,20 +44,30 @@ class EventualCheckpoints:
         inputs: InputIndex,
         clock: Callable[[], int],
         protection: Protection,
+        settings: Settings | None = None,
     ) -> None:
         self._node, self._log, self._engine, self._inputs = node, log, engine, inputs
         self._clock = clock
-        self._limits = (protection.recovery_entries, protection.recovery_rows)
+        self._settings = settings or Settings.of(protection)
         self.controls: dict[str, EventualCheckpoint] = {}
-        #: The state after a step, until the step is committed.
-        self._next: dict[str, EventualCheckpoint] = {}
+        #: Recoveries that are under way, and how long the last ones took: to load the footprints,
+        #: and in all.
+        self._recoveries: dict[str, _Recovery] = {}
+        self.load_us: dict[str, int] = {}
+        self.recovery_us: dict[str, int] = {}
+        #: Footprints of open windows that were asked for (Gcheck), all entries, and the time to
+        #: write and to sync them.
+        self.written: Counter[str] = Counter()
         #: The files of footprints that the log names, with their buckets, oldest first.
         self._files: dict[str, deque[tuple[int, list[str]]]] = {}
+
+    def _control(self, bucket: int) -> EventualCheckpoint:
+        return EventualCheckpoint(self._settings, bucket)
 
     def recover(self, path: Path) -> Version | None:
         """The state at T, which the following steps restore from footprints, and the rows after
         it. None if the path has never been committed."""
-        records = self._log.states(path.name)
+        began_us, records = self._clock(), self._log.states(path.name)
         if not records:
             return None
         upto = min(self._log.info(output).complete_upto for output in path.outputs)
@@ -78,8 +89,10 @@ class EventualCheckpoints:
                     found.setdefault(op, {}).setdefault(int(number), []).append((bucket, left))
                     entries[bucket] = entries.get(bucket, 0) + Footprints.of(left).entries
         self._files[path.name] = deque(self._present(path, records))
-        control = self.controls[path.name] = EventualCheckpoint.began(oldest, *self._limits)
+        control = self.controls[path.name] = self._control(oldest)
         control.recover(entries, upto)
+        control.costs = RecoveryCosts.of(newest["costs"])
+        self._recoveries[path.name] = _Recovery(began_us, began_us, control.extent)
         version = self._engine.empty(path, oldest)
         return replace(version, found=found, replays_upto=upto if control.replays else None)
 
@@ -111,12 +124,11 @@ class EventualCheckpoints:
     def run(self, path: Path, version: Version, run: Run, on_results: Logged) -> StepResult:
         """Compute the buckets of a stable step. Buckets whose results are logged are replayed by a
         step of their own."""
-        new = EventualCheckpoint.began(version.bucket, *self._limits)
-        before = self.controls.setdefault(path.name, new)
+        control = self.controls.setdefault(path.name, self._control(version.bucket))
+        before = copy.deepcopy(control) if control.replays else control
         try:
             while True:
                 result = self._step(path, version, run.hi, on_results)
-                self._committed(path)
                 version = result.version
                 if version.bucket == run.hi:
                     return result
@@ -125,36 +137,36 @@ class EventualCheckpoints:
             raise
 
     def _step(self, path: Path, version: Version, upto: int, on_results: Logged) -> StepResult:
-        control = self.controls[path.name]
+        control, began_us = self.controls[path.name], self._clock()
         lo, hi = version.bucket + 1, control.last(upto)
-        checks = control.checks(self._clock())
+        checks = control.checks(began_us)
         each = -(-checks.most // self._engine.network.partitions)
-        leaving = Leaving(Wanted(control.oldest, checks.upto, each, control.opened))
+        leaving = Leaving(
+            Wanted(control.oldest, checks.upto, each, control.opened, self._settings.literal)
+        )
+        done: list[Committed] = []
 
         def with_footprints(results: Results) -> None:
-            records = self._records(path, lo, hi, leaving)
+            step = self._committed(path, lo, hi, leaving)
+            done[:] = [step]
             if not control.replays:
-                on_results(results, *records)
+                on_results(results, *self._records(path, step, leaving))
 
-        return self._engine.run(
+        result = self._engine.run(
             path, version, lo, hi, self._inputs, on_results=with_footprints, leaving=leaving
         )
+        self._measure(path.name, done[0], leaving, began_us)
+        if not control.replays:
+            control.logged = control.oldest_after(done[0])
+            entries = sum(done[0].entries.values())
+            self.written.update(checks=done[0].checks, entries=entries, took_us=done[0].took_us)
+        control.committed(done[0])
+        self._delete_unneeded(path.name)
+        return result
 
-    def status(self, path: str) -> dict[str, int] | None:
-        """What recovery would have to do now."""
-        control = self.controls.get(path)
-        if control is None:
-            return None
-        return {
-            "open": control.open, "oldest": control.oldest, "entries_to_read": control.extent,
-            "rows_to_replay": control.replayed,
-        }  # fmt: skip
-
-    def _records(self, path: Path, lo: int, hi: int, leaving: Leaving) -> list[Record]:
-        """The records to be appended with the results of a step over buckets lo..hi."""
-        control = copy.deepcopy(self.controls[path.name])
-        replays = control.replays
-        left = [one for shards in leaving.left.values() for one in shards.values()]
+    def _committed(self, path: Path, lo: int, hi: int, leaving: Leaving) -> Committed:
+        """What a step over buckets lo..hi changes."""
+        left = _each(leaving)
         windows: Counter[int] = Counter()
         for one in left:
             windows.update(one.windows)
@@ -162,26 +174,69 @@ class EventualCheckpoints:
         for stream in path.inputs:
             for file in self._inputs.files(stream, lo, hi):
                 rows[file.bucket] += file.rows
-        control.committed(
-            Committed(
-                hi, rows, {} if replays else {hi: sum(one.entries for one in left)}, windows,
-                sum(one.checks for one in left), sum(one.took_us for one in left),
-            )
+        entries = 0 if self.controls[path.name].replays else sum(one.entries for one in left)
+        return Committed(
+            hi, dict(sorted(rows.items())), {hi: entries}, windows,
+            sum(one.checks for one in left), sum(one.took_us for one in left),
         )  # fmt: skip
-        self._next[path.name] = control
+
+    def _records(self, path: Path, step: Committed, leaving: Leaving) -> list[Record]:
+        """The records to be appended with the results of a step."""
+        control = self.controls[path.name]
         footprints = {
             op: {str(number): one.body() for number, one in shards.items() if one.files()}
             for op, shards in leaving.left.items()
         }
         files = _files(footprints)
-        if replays or not control.must_log(bool(files)):
+        if not control.must_log(step, bool(files)):
             return []
-        control.logged = control.oldest
+        began_us = self._clock()
         self._log.sync([os.path.join("state", file) for file in files])
-        self._files.setdefault(path.name, deque()).append((hi, files))
-        plan = self._engine.plan_hash(path)
-        body = {"footprints": footprints, "oldest": control.oldest, "plan": plan}
-        return [State(path.name, hi, body), DropState(path.name, control.oldest)]
+        self.written["sync_us"] += self._clock() - began_us
+        self._files.setdefault(path.name, deque()).append((step.bucket, files))
+        oldest = control.oldest_after(step)
+        body = {
+            "footprints": footprints, "oldest": oldest, "plan": self._engine.plan_hash(path),
+            "costs": control.costs.body(),
+        }  # fmt: skip
+        return [State(path.name, step.bucket, body), DropState(path.name, oldest)]
+
+    def _measure(self, path: str, step: Committed, leaving: Leaving, began_us: int) -> None:
+        """Take the time of a step, or of a recovery that ends with it."""
+        control, now_us = self.controls[path], self._clock()
+        rows, took_us = sum(step.rows.values()), now_us - began_us
+        recovery = self._recoveries.get(path)
+        if recovery is None:
+            control.costs.stepped(rows, took_us)
+            return
+        loaded_us = sum(one.loaded_us for one in _each(leaving))
+        recovery.load_us += loaded_us
+        if control.replays:
+            recovery.rows += rows
+            recovery.replay_us += max(0, took_us - loaded_us)
+            recovery.until_us = now_us
+            return
+        # Before the first new bucket, the node may have waited for its rows.
+        all_us = recovery.until_us - recovery.began_us + took_us
+        control.costs.recovered(
+            recovery.entries, recovery.rows, recovery.load_us, recovery.replay_us, all_us
+        )
+        self.load_us[path], self.recovery_us[path] = recovery.load_us, all_us
+        del self._recoveries[path]
+
+    def status(self, path: str) -> dict[str, int | None] | None:
+        """What recovery would have to do now, and how long the last one took."""
+        control = self.controls.get(path)
+        if control is None:
+            return None
+        stated_us, last_us = self._settings.targets.recovery_us, self.recovery_us.get(path)
+        return {
+            "open": control.open, "oldest": control.oldest, "entries_to_read": control.extent,
+            "rows_to_replay": control.replayed, "checks": self.written["checks"],
+            "recovery_ms_predicted": round(control.predicted_us / 1_000),
+            "recovery_ms_stated": None if stated_us is None else stated_us // 1_000,
+            "recovery_ms_last": None if last_us is None else round(last_us / 1_000),
+        }  # fmt: skip
 
     def oldest(self, path: str) -> int:
         """T in the log: earlier inputs are not needed."""
@@ -189,12 +244,28 @@ class EventualCheckpoints:
         assert logged is not None, "a step was committed, or the path was recovered"
         return logged
 
-    def _committed(self, path: Path) -> None:
-        """The step was committed. Deletes footprints that are no longer needed."""
-        self.controls[path.name] = self._next.pop(path.name)
-        waiting, oldest = self._files.setdefault(path.name, deque()), self.oldest(path.name)
+    def _delete_unneeded(self, path: str) -> None:
+        waiting, oldest = self._files.setdefault(path, deque()), self.oldest(path)
         while waiting and waiting[0][0] < oldest:
             self._engine.drop_footprints(waiting.popleft()[1])
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """A recovery until the first new bucket is committed."""
+
+    began_us: int
+    #: End of the last replayed step.
+    until_us: int
+    #: Entries of the log, and rows that were replayed.
+    entries: int
+    rows: int = 0
+    load_us: int = 0
+    replay_us: int = 0
+
+
+def _each(leaving: Leaving) -> list[Footprints]:
+    return [one for shards in leaving.left.values() for one in shards.values()]
 
 
 def _files(footprints: Mapping[str, Mapping[Any, Any]]) -> list[str]:

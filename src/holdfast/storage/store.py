@@ -433,15 +433,15 @@ class Log:
 
     def save_state(self, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
         """Syncs and records a state version; `files` are its files and folders below the root."""
-        self.sync(files)
-        # The round trip through JSON gives memory exactly what recovery would read.
+        self.sync(files)  # the round trip through JSON gives memory what recovery would read
         self.append(State(path, bucket, json.loads(json.dumps(body))))
 
     def sync(self, files: Sequence[str]) -> None:
         """Syncs files and folders below the root, if the log syncs its writes."""
-        for file in [f"{self._base}/{name}" for name in files] if self._fsync else ():
-            with storage(file):
-                self._disk.sync_tree(file, self._base)
+        last = {name.rpartition("/")[0]: name for name in files}.values()
+        for name in files if self._fsync else ():
+            with storage(file := f"{self._base}/{name}"):  # the folder with its last file
+                self._disk.sync_tree(file, self._base if name in last else file)
 
     def drop_states(self, path: str, upto: int) -> None:
         """Drops the records of versions before `upto`. The engine deletes their files."""

@@ -1,0 +1,62 @@
+"""How long recovery from footprints would take, from costs that the node measures itself. Pure.
+
+Recovery (`eventual_checkpoint.py`) loads the entries of the log since T, replays the input rows
+since T, and has fixed costs: it opens the log, plans its first jobs, and runs the next bucket. The
+paper (section III.A) leaves the calibration of such a formula open. Here every recovery is measured
+and corrects the costs, which are logged with the footprints. Before the first recovery, the cost of
+a row follows from normal steps, whose rows are fewer, so that each costs more: the prediction is
+then too long rather than too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+#: Costs before anything was measured.
+_ENTRY_US, _ROW_US, _FIXED_US = 5.0, 2.0, 500_000.0
+#: Weight of a new measurement among the earlier ones, at least.
+_WEIGHT = 0.3
+#: The same for a step among many.
+_STEP_WEIGHT = 0.05
+#: A recovery with fewer rows or entries tells little about the cost of each.
+_COUNT_MIN = 10_000
+
+
+@dataclass(slots=True)
+class RecoveryCosts:
+    #: To load an entry of the log, to replay a row, and everything else.
+    entry_us: float = _ENTRY_US
+    row_us: float = _ROW_US
+    fixed_us: float = _FIXED_US
+    #: Number of recoveries that were measured.
+    recoveries: int = 0
+
+    def predicted_us(self, entries: int, rows: int) -> float:
+        return self.fixed_us + self.entry_us * entries + self.row_us * rows
+
+    def stepped(self, rows: int, took_us: int) -> None:
+        """A normal step was measured."""
+        if self.recoveries == 0 and rows:
+            self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
+
+    def recovered(self, entries: int, rows: int, load_us: int, replay_us: int, all_us: int) -> None:
+        """A recovery was measured: the time to load the entries, to replay the rows, and in all."""
+        self.recoveries += 1
+        weight = max(_WEIGHT, 1 / self.recoveries)
+        if entries >= _COUNT_MIN:
+            self.entry_us += weight * (load_us / entries - self.entry_us)
+        if rows >= _COUNT_MIN:
+            self.row_us += weight * (replay_us / rows - self.row_us)
+        rest_us = max(0.0, all_us - self.entry_us * entries - self.row_us * rows)
+        self.fixed_us += weight * (rest_us - self.fixed_us)
+
+    def body(self) -> list[float]:
+        return [round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us),
+                self.recoveries]  # fmt: skip
+
+    @classmethod
+    def of(cls, body: Sequence[float]) -> Self:
+        entry_us, row_us, fixed_us, recoveries = body
+        return cls(entry_us, row_us, fixed_us, int(recoveries))

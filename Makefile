@@ -37,6 +37,7 @@ check: $(READY) ## format, lint, types and the tests that need no Java; before e
 .PHONY: test
 test: check setup ## everything: check, more seeds, the tests on Spark and on processes, random networks, quick experiments
 	$(BIN)/holdfast simulate --seeds 1..200
+	$(BIN)/holdfast simulate --seeds 1..200 --only cec
 	$(WITH_JAVA) $(BIN)/pytest -m "(spark or processes) and not soak"
 	$(WITH_JAVA) $(BIN)/holdfast verify fuzz --networks 1000 --minutes 4 --deployments 0
 	$(WITH_JAVA) for experiment in $(QUICK_EXPERIMENTS); do \
@@ -47,6 +48,7 @@ test: check setup ## everything: check, more seeds, the tests on Spark and on pr
 soak: setup ## what is too long for every commit: planted bugs, 20,000 seeds, long runs
 	$(WITH_JAVA) $(BIN)/pytest -n auto -m soak
 	$(BIN)/holdfast simulate --seeds 1..20000
+	$(BIN)/holdfast simulate --seeds 1..5000 --only cec
 
 .PHONY: experiments
 experiments: setup ## all experiments in full, into docs/results: some hours, on a machine without other work

@@ -220,6 +220,9 @@ def _parser() -> argparse.ArgumentParser:
     selection.add_argument(
         "--scenario", metavar="SCENARIO", help="run a scenario of `holdfast chaos`, or a .toml file"
     )
+    simulate.add_argument(
+        "--only", choices=["cec"], help="of every seed, the scenario with eventual checkpoints"
+    )
     simulate.add_argument("--json", metavar="FILE", help="write the verdicts to FILE, - for stdout")
     simulate.add_argument(
         "--history", metavar="FILE", help="with --seed or --scenario: write the events to FILE"
@@ -450,7 +453,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     return run_simulate(
         seed=args.seed, seeds=args.seeds, json_to=args.json, history_to=args.history,
-        scenario=args.scenario,
+        scenario=args.scenario, only=args.only,
     )  # fmt: skip
 
 

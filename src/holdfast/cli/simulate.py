@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -36,20 +37,27 @@ def run_simulate(
     seed: int | None = None,
     seeds: str | None = None,
     scenario: str | None = None,
+    only: str | None = None,
     json_to: str | None = None,
     history_to: str | None = None,
 ) -> int:
+    if only is not None and scenario is not None:
+        raise InputError("--only selects scenarios of seeds; use it with --seed or --seeds")
     _get_ready()
     console = Console(stderr=json_to == "-")
     if seed is not None or scenario is not None:
-        selected = scenario_of(seed) if seed is not None else find(str(scenario))
-        repeat_with = (
-            f"--seed {seed}" if seed is not None else f"--scenario {shlex.quote(str(scenario))}"
-        )
+        selected = scenario_of(seed, only) if seed is not None else find(str(scenario))
+        repeat_with = f"--scenario {shlex.quote(str(scenario))}"
+        if seed is not None:
+            repeat_with = _selection(seed, only)
         return _one(selected, repeat_with, console, json_to, history_to)
     if history_to is not None:
         raise InputError("--history needs a single run; select it with --seed or --scenario")
-    return _many(_range(seeds or "1..50"), console, json_to)
+    return _many(_range(seeds or "1..50"), only, console, json_to)
+
+
+def _selection(seed: int, only: str | None) -> str:
+    return f"--seed {seed}" if only is None else f"--seed {seed} --only {only}"
 
 
 def _get_ready() -> None:
@@ -124,27 +132,28 @@ def _ran(outcome: Outcome, seconds: float) -> _Ran:
     return _Ran(scenario.seed, scenario.toml(), outcome.verdicts, outcome.node_seconds, seconds)
 
 
-def _run(seed: int) -> _Ran:
+def _run(seed: int, only: str | None) -> _Ran:
     began = time.process_time()
-    outcome = simulate(scenario_of(seed))
+    outcome = simulate(scenario_of(seed, only))
     if seed % 50 == 0:
         gc.collect()
     return _ran(outcome, time.process_time() - began)
 
 
-def _all(seeds: range) -> Iterator[_Ran]:
+def _all(seeds: range, only: str | None) -> Iterator[_Ran]:
     """Run the seeds in parallel, one process per core; seeds are independent of each other."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_begin) as pool:
-        yield from pool.map(_run, seeds)
+        yield from pool.map(partial(_run, only=only), seeds)
 
 
-def _many(seeds: range, console: Console, json_to: str | None) -> int:
+def _many(seeds: range, only: str | None, console: Console, json_to: str | None) -> int:
     failed: list[_Ran] = []
     outcomes: Counter[tuple[str, str]] = Counter()
     node_seconds = seconds = 0.0
     checkers: list[str] = []
-    for ran in track(_all(seeds), "simulating", len(seeds), console=console, transient=True):
+    runs = _all(seeds, only)
+    for ran in track(runs, "simulating", len(seeds), console=console, transient=True):
         node_seconds, seconds = node_seconds + ran.node_seconds, seconds + ran.seconds
         checkers = [verdict.checker for verdict in ran.verdicts]
         outcomes.update((verdict.checker, verdict.outcome) for verdict in ran.verdicts)
@@ -166,9 +175,9 @@ def _many(seeds: range, console: Console, json_to: str | None) -> int:
     console.print(summary, highlight=False, soft_wrap=True)
     if failed:
         console.print(f"\nfailed: seeds {', '.join(str(ran.seed) for ran in failed[:20])}")
-        first = simulate(scenario_of(failed[0].seed))
+        first = simulate(scenario_of(failed[0].seed, only))
         _print_verdicts(first, console)
-        _explain(first, f"--seed {failed[0].seed}", console)
+        _explain(first, _selection(failed[0].seed, only), console)
     _write(failed, node_seconds / 60 / seconds, json_to)
     return 1 if failed else 0
 

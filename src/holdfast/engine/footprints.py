@@ -60,7 +60,7 @@ class Footprints:
     def entries(self) -> int:
         return self.closed + (0 if self.layer is None else self.layer.entries)
 
-    def plus(self, windows: Mapping[int, int], loaded_us: int) -> Footprints:
+    def plus(self, windows: Mapping[int, int], loaded_us: int = 0) -> Footprints:
         """With keys that were restored."""
         return replace(self, windows=_added(self.windows, windows), loaded_us=loaded_us)
 

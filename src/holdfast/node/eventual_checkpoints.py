@@ -105,8 +105,8 @@ class EventualCheckpoints:
             files = _files(body["footprints"])
             yield bucket, files
             for file in files:
-                name = os.path.join(self._engine.folder, file)
-                if not os.path.exists(name):
+                if not self._log.has_file(os.path.join("state", file)):
+                    name = os.path.join(self._engine.folder, file)
                     raise LogCorrupted(
                         f"{name} is missing, a footprint of path {path.name!r} after bucket "
                         f"{bucket}"

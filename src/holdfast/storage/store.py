@@ -17,6 +17,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,7 @@ from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 _COMPACT_RECORDS = 1_000
 _COMPACT_FACTOR = 4
 FOREVER = 2**62
-
-
-def _bucket(segment: Segment) -> int:
-    return segment.id.bucket
+_bucket = attrgetter("id.bucket")
 
 
 class Log:
@@ -311,11 +309,10 @@ class Log:
         self, stream: str, segments: Sequence[Segment], upto: int, *extra_records: Record
     ) -> None:
         """Appends the segments and the boundary that closes their buckets in one frame."""
-        added = [Added(segment) for segment in segments]
         foreign = [segment.id for segment in segments if segment.id.stream != stream]
         if foreign:
             raise ProtocolViolation(f"segments {foreign} are not of stream {stream!r}")
-        self.append(*added, Boundary(stream, upto), *extra_records)
+        self.append(*map(Added, segments), Boundary(stream, upto), *extra_records)
 
     # Reading
 
@@ -442,6 +439,9 @@ class Log:
         for name in files if self._fsync else ():
             with storage(file := f"{self._base}/{name}"):  # the folder with its last file
                 self._disk.sync_tree(file, self._base if name in last else file)
+
+    def has_file(self, name: str) -> bool:
+        return self._disk.exists(f"{self._base}/{name}")
 
     def drop_states(self, path: str, upto: int) -> None:
         """Drops the records of versions before `upto`. The engine deletes their files."""

@@ -37,6 +37,29 @@ def totals(
     return [(end_us - 1, key, after[key]) for key in moved], after
 
 
+#: Number of rows of a window of `batches`, and number of its keys.
+BATCH, BATCH_KEYS = 5, 11
+
+
+def spread(rows: Sequence[Row]) -> list[Row]:
+    """More keys: some windows of `batches` stay open for long."""
+    return [(at, (value * value) % BATCH_KEYS, value) for at, _, value in rows]
+
+
+def batches(
+    state: dict[int, tuple[int, int]], rows: Sequence[Row], end_us: int
+) -> tuple[list[Row], dict[int, tuple[int, int]]]:
+    """A count window per key: its sum is emitted and its state removed after `BATCH` rows."""
+    after, out = dict(state), []
+    for _, key, value in rows:
+        n, total = after.pop(key, (0, 0))
+        if n + 1 == BATCH:
+            out.append((end_us - 1, key, total + value))
+        else:
+            after[key] = n + 1, total + value
+    return out, after
+
+
 def _sources(net: Network, number: int) -> list[Stream]:
     """Rows arrive up to 400 ms late, and there is no grace period: every second source puts late
     rows among its dead letters, the others restamp them."""
@@ -54,6 +77,10 @@ def _windows(stream: Stream, size: str, slide: str) -> Stream:
 
 def _totals(stream: Stream) -> Stream:
     return stream.stateful(totals, key="key", state="key long, total long", out=TOTALS)
+
+
+def _batches(stream: Stream) -> Stream:
+    return stream.stateful(batches, key="key", state="key long, n long, total long", out=TOTALS)
 
 
 def single() -> Network:
@@ -185,6 +212,44 @@ def pairs(lower: int, upper: int) -> Network:
     return physical(net)
 
 
+def cec_single() -> Network:
+    """Windows that close, and state that never does, on one path; a path without state."""
+    net = Network("cec-single", bucket=BUCKET)
+    s1, s2 = _sources(net, 2)
+    merged = net.union(_batches(s1.apply(spread)), _totals(s2.apply(small)))
+    net.output("merged", merged, contract=Contract(within="3s"))
+    net.output("rows", s1.apply(even))
+    return net
+
+
+def cec_chain() -> Network:
+    """Two nodes in a row, both with state."""
+    net = Network("cec-chain", bucket=BUCKET)
+    first = _batches(net.union(*(s.on("first") for s in _sources(net, 2))).apply(spread))
+    net.output("totals", _totals(first.on("second")), contract=Contract(within="3s"))
+    return net
+
+
+def cec_line() -> Network:
+    """Three nodes in a row; the last one has windows of time."""
+    net = Network("cec-line", bucket=BUCKET)
+    (s1,) = _sources(net, 1)
+    first = _totals(s1.on("first"))
+    second = _batches(first.on("second").apply(spread))
+    net.output("windows", _windows(second.on("third"), "1s", "500ms"))
+    return net
+
+
+def cec_fan() -> Network:
+    """A node without state feeds two nodes with state."""
+    net = Network("cec-fan", bucket=BUCKET)
+    s1, s2 = _sources(net, 2)
+    first = net.union(s1.on("first"), s2.on("first")).apply(small)
+    net.output("batches", _batches(first.on("left").apply(spread)))
+    net.output("totals", _totals(first.on("right")), contract=Contract(within="4s"))
+    return net
+
+
 #: Networks of pairs that share hosts: number of hosts, number of standbys.
 HOSTS = {f"pairs-hosts-{n}": (n, 1) for n in range(2, 5)}
 
@@ -199,6 +264,10 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "pair": pair,
     "hours": hours,
     "short": short,
+    "cec-single": cec_single,
+    "cec-chain": cec_chain,
+    "cec-line": cec_line,
+    "cec-fan": cec_fan,
     **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
     **{name: partial(pairs, n, max(1, n - 1)) for name, (n, _) in HOSTS.items()},
 }

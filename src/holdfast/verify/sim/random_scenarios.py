@@ -17,6 +17,14 @@ from holdfast.model.protection import FailurePolicy
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
+from holdfast.verify.sim.random_footprints import (
+    CEC,
+    CEC_NETWORKS,
+    SHARE,
+    failures_together,
+    limits_of,
+    survivable,
+)
 from holdfast.verify.sim.random_host_faults import host_scenario_of
 from holdfast.verify.sim.rare_faults import HOURS, hour_of, rare_faults_of
 
@@ -28,19 +36,27 @@ PAIRS = "pairs"
 SHARED = 0.3
 #: The network whose nodes are never idle, and its share of the seeds.
 SHORT, NEVER_IDLE = "short", 0.01
-NETWORK_CHOICES = [name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT))]
+NETWORK_CHOICES = [
+    name for name in sorted(NETWORKS) if not name.startswith((PAIRS, HOURS, SHORT, CEC))
+]
 NETWORK_CHOICES = sorted([*NETWORK_CHOICES, *[PAIRS] * (len(NETWORK_CHOICES) // 2)])
 #: Share of seeds with rare faults, and among those the share with a failure of one hour.
 RARE_FAULTS, AN_HOUR = 0.5, 0.012
 
 
+#: Numbers of short faults.
+NUMBERS = [0, 1, 2, 4, 6, 8, 10, 12]
 #: Share of seeds in which a source ends during the faults, and in which a node is restarted with an
 #: older copy of its storage.
 ENDS, OLDER_COPIES = 0.06, 0.06
 
 
-def scenario_of(seed: int) -> Scenario:
-    scenario = _with_rare_faults(seed)
+def scenario_of(seed: int, only: str | None = None) -> Scenario:
+    """The scenario of a seed. `only`: `cec`, one with continuous eventual checkpoints."""
+    if only == CEC or random.Random(f"{CEC}/{seed}").random() < SHARE:
+        scenario = _with_footprints(seed)
+    else:
+        scenario = _with_rare_faults(seed)
     if not FAULTS_2 or scenario.network == HOURS:
         return scenario
     chance = random.Random(f"ends/{seed}")
@@ -57,7 +73,28 @@ def scenario_of(seed: int) -> Scenario:
         for_us = _time_in(chance, scenario.seconds, 0.05, 0.35)
         added.append(Fault(at_us, "restore", chance.choice(targets.nodes), for_us))
     faults = sorted((*scenario.faults, *added), key=lambda fault: fault.at_us)
+    if scenario.network in CEC_NETWORKS:
+        faults = survivable(faults, _protected(scenario.network, seed))
     return replace(scenario, faults=tuple(faults))
+
+
+def _with_footprints(seed: int) -> Scenario:
+    chance = random.Random(f"footprints/{seed}")
+    network = chance.choice(CEC_NETWORKS)
+    targets = _targets(network, seed, chance)
+    kind = chance.random()
+    seconds: float = 30
+    if kind < 0.35:
+        faults = failures_together(chance, targets, chance.choice([8, 16, 24]))
+    elif kind < 0.55 and FAULTS_2:
+        faults = rare_faults_of(chance, targets, [])
+    else:
+        seconds, faults = _faults_of(
+            chance, targets, chance.choice([10, 15, 25]), chance.choice(NUMBERS)
+        )
+    faults = survivable(faults, _protected(network, seed))
+    in_order = tuple(sorted(faults, key=lambda fault: fault.at_us))
+    return Scenario(f"seed-{seed}", network, seconds, in_order, seed)
 
 
 def _time_in(chance: random.Random, seconds: float, low: float, high: float) -> int:
@@ -85,24 +122,31 @@ def _scenario_of(seed: int) -> Scenario:
         return host_scenario_of(seed, checkpoints=bool(options_of(seed).checkpoint_buckets))
     if network == PAIRS:
         network = f"pairs-{chance.randint(1, 8)}"
-    seconds = chance.choice([6, 10, 15, 25])
-    number = chance.choice([0, 1, 2, 4, 6, 8, 10, 12])
+    seconds: float = chance.choice([6, 10, 15, 25])
+    number = chance.choice(NUMBERS)
     targets = _targets(network, seed, chance)
     if network.startswith(PAIRS):
         seconds, generated = 30, hosts_fail(chance, targets, _hosts(network))
-    elif chance.random() < 0.5:
+    else:
+        seconds, generated = _faults_of(chance, targets, seconds, number)
+    faults = tuple(sorted(generated, key=lambda fault: fault.at_us))
+    return Scenario(f"seed-{seed}", network, seconds, faults, seed)
+
+
+def _faults_of(
+    chance: random.Random, targets: Targets, seconds: float, number: int
+) -> tuple[float, list[Fault]]:
+    """The seconds and the faults of a run."""
+    if chance.random() < 0.5:
         # Lasting failures, as in the trees of Borealis section 3.5; often with short faults before,
         # during or after them.
-        seconds = 25
         generated = [lasting_of(chance, targets) for _ in range(chance.choice([1, 1, 2, 3]))]
         for _ in range(chance.choice([0, 0, 1, 2, 3, 4])):
             generated.append(beside_of(chance, targets, chance.choice(generated)))
-    else:
-        # Half of the time no fault begins in the second half, so that calm operation is judged.
-        until_s = seconds if chance.random() < 0.5 else seconds / 2
-        generated = [fault_of(chance, targets, until_s) for _ in range(number)]
-    faults = tuple(sorted(generated, key=lambda fault: fault.at_us))
-    return Scenario(f"seed-{seed}", network, seconds, faults, seed)
+        return 25, generated
+    # Half of the time no fault begins in the second half, so that calm operation is judged.
+    until_s = seconds if chance.random() < 0.5 else seconds / 2
+    return seconds, [fault_of(chance, targets, until_s) for _ in range(number)]
 
 
 def _hosts(network: str) -> list[list[str]]:
@@ -114,8 +158,7 @@ def _hosts(network: str) -> list[list[str]]:
 
 
 def _targets(name: str, seed: int, chance: random.Random) -> Targets:
-    network = NETWORKS[name]()
-    protect(network, seed)
+    network = _protected(name, seed)
     replicas = [list(replicas_of(network, part.name)) for part in fragments(network)]
     nodes = [node for names in replicas for node in names]
     sources = [op.name for op in network.sources]
@@ -124,6 +167,12 @@ def _targets(name: str, seed: int, chance: random.Random) -> Targets:
     unlucky = chance.choice(chance.choice([nodes, sources, clients, ["controller"]]))
     wipes = options_of(seed).recovery == "replay"
     return Targets(nodes, sources, clients, everybody, replicas, unlucky, wipes)
+
+
+def _protected(name: str, seed: int) -> Network:
+    network = NETWORKS[name]()
+    protect(network, seed)
+    return network
 
 
 def options_of(seed: int, network: str = "") -> Options:
@@ -146,8 +195,16 @@ def options_of(seed: int, network: str = "") -> Options:
 
 def protect(network: Network, seed: int) -> None:
     """Sets random protections of the fragments; none for seed 0, or if the network has its own."""
-    chance = random.Random(f"protection/{seed}")
-    if network.protections or not seed or chance.random() < 0.2:
+    chance, footprints = random.Random(f"protection/{seed}"), random.Random(f"limits/{seed}")
+    if network.protections or not seed:
+        return
+    if chance.random() < 0.2:
+        for fragment in fragments(network):
+            if (limits := limits_of(network, fragment, footprints)) is not None:
+                rows, entries = limits
+                network.protect(
+                    fragment.name, recovery="cec", recovery_rows=rows, recovery_entries=entries
+                )
         return
     x, most = chance.choice(["850ms", "1s", "1500ms"]), chance.choice([1, 2, 2, 3])
     blocks: list[FailurePolicy] = ["block"] if chance.random() < 0.3 else []
@@ -155,6 +212,7 @@ def protect(network: Network, seed: int) -> None:
     mixed = random.Random(f"recovery/{seed}")
     three = FAULTS_2 and random.Random(f"three/{seed}").random() < 0.25
     for fragment in fragments(network):
+        limits = limits_of(network, fragment, footprints)
         network.protect(
             fragment.name,
             on_failure=chance.choice(["process", "delay", *blocks]),
@@ -162,5 +220,7 @@ def protect(network: Network, seed: int) -> None:
             reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
             max_delay=x,
             replicas=max(chance.randint(1, most), 3 if three else 1),
-            recovery="replay" if mixed.random() < 0.2 else None,
+            recovery="cec" if limits else "replay" if mixed.random() < 0.2 else None,
+            recovery_rows=limits and limits[0],
+            recovery_entries=limits and limits[1],
         )

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import marshal
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from holdfast.engine.footprints import Footprints
 from holdfast.engine.inputs import InputFile, Leaving, OnResults, StepResult
+from holdfast.engine.keyed import FOOTPRINTS
 from holdfast.engine.state import Chunk, Layer, Line, Shard, Version, line_of
 from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
@@ -25,9 +28,11 @@ from holdfast.node.input_index import InputIndex
 from holdfast.storage.disk import Disk
 from holdfast.storage.files import put_file, storage
 from holdfast.verify.sim.simulated_disk import MemoryDisk
+from holdfast.verify.sim.simulated_footprints import MarkedKeys, leave, restored, write_file
 from holdfast.verify.sim.tables import Row, Rows, rows_digest
 
-State = dict[int, int]
+#: By key.
+State = dict[int, Any]
 #: Rows by bucket.
 History = dict[int, list[Row]]
 #: Number of buckets for which inputs are read again before their rows are folded into state.
@@ -110,11 +115,10 @@ class EngineTwin:
         on_results: OnResults | None = None,
         leaving: Leaving | None = None,
     ) -> StepResult:
-        assert leaving is None, "footprints are not simulated"
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         if self.buckets_max is not None and hi - lo >= self.buckets_max:
             raise TooLarge(f"path {path.name}, buckets {lo} to {hi}: too large")
-        step = _Step(self, path, version, inputs, line_of(path.name, line))
+        step = _Step(self, path, version, inputs, line_of(path.name, line), leaving)
         outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
         for bucket in range(lo, hi + 1):
             for name in path.outputs:
@@ -125,15 +129,31 @@ class EngineTwin:
                 if rows:
                     outputs[name].append((bucket, Rows(rows)))
             step.advance(bucket)
-        if on_results is not None:
+        if leaving is None:
+            if on_results is not None:
+                on_results(outputs)
+            return StepResult(outputs, step.after(), 1)
+        assert on_results is not None
+        try:
+            after = step.after()  # the footprints are logged with the results
             on_results(outputs)
-        return StepResult(outputs, step.after(), 1)
+        except Exception:
+            self.drop_footprints(step.footprints)
+            raise
+        return StepResult(outputs, after, 1)
+
+    def marks(self, op: ops.Stateful) -> bool:
+        """Whether the keys of an operator leave footprints."""
+        return self.network.protection(op.fragment).recovery == "cec"
 
     def keep_footprints(self, kept: Collection[str]) -> None:
-        pass
+        files = [file for file in self._disk.files(self.folder) if _is_footprint(file)]
+        self.drop_footprints(file for file in files if file not in kept)
 
     def drop_footprints(self, files: Iterable[str]) -> None:
-        pass
+        for file in files:
+            if self._disk.exists(f"{self.folder}/{file}"):
+                self._disk.delete(f"{self.folder}/{file}")
 
     def reach(self, path: Path) -> int:
         """How many buckets of its inputs a result of the path may depend on."""
@@ -148,7 +168,7 @@ class EngineTwin:
     def recovered(self, versions: list[Version]) -> None:
         referenced = {name for version in versions for name in version.files()}
         for name in self._disk.files(self.folder):
-            if name not in referenced:
+            if name not in referenced and not _is_footprint(name):
                 self._disk.delete(f"{self.folder}/{name}")
         for version in versions:
             self._made[version.path] = version.files()
@@ -163,15 +183,27 @@ class EngineTwin:
         self._made[of_line] = [name for name in files if name in needed]
 
     def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
-        self._number += 1
-        name = f"{op}.{bucket}.{self._number}.{len(state)}"
-        while self._disk.exists(f"{self.folder}/{name}"):
-            self._number += 1
-            name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        name = self._unused(f"{op}.{bucket}", str(len(state)))
         data = marshal.dumps(sorted(state.items()), 2)
         put_file(f"{self.folder}/{name}", data, fsync=False, disk=self._disk)
         self._made.setdefault(line, []).append(name)
         return name
+
+    def _unused(self, begin: str, end: str) -> str:
+        """A name that no file has."""
+        while True:
+            self._number += 1
+            name = f"{begin}.{self._number}.{end}"
+            if not self._disk.exists(f"{self.folder}/{name}"):
+                return name
+
+    def write_footprints(self, op: str, bucket: int, entries: Mapping[int, Any]) -> Layer:
+        name = self._unused(f"{FOOTPRINTS}/{op}.{bucket}", "footprints")
+        return write_file(name, entries, self.folder, self._disk)
+
+    def restore(self, found: Sequence[tuple[int, Any]]) -> MarkedKeys:
+        footprints = [(bucket, Footprints.of(body)) for bucket, body in found]
+        return restored(footprints, self.folder, self._disk)
 
     def load(self, name: str) -> Any:
         path = os.path.join(self.folder, name)
@@ -191,9 +223,16 @@ class _Step:
     """One run: rows of operators by bucket, computed on demand."""
 
     def __init__(
-        self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str
-    ) -> None:
+        self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str,
+        leaving: Leaving | None,
+    ) -> None:  # fmt: skip
         self.engine, self.path, self.inputs, self.line = engine, path, inputs, line
+        self._leaving = leaving
+        #: State of keys with marks, before the step; and the operators among them that had rows.
+        self._marked: dict[str, MarkedKeys] = {}
+        self._ran: set[str] = set()
+        #: Files that the step has written.
+        self.footprints: list[str] = []
         self._known: dict[tuple[str, int], list[Row]] = {}
         self._states: dict[str, State] = {}
         self._histories: dict[str, History] = {}
@@ -230,10 +269,13 @@ class _Step:
                 ]
                 return [row for row in _joined(op, *sides) if row[0] // width == bucket]
             case ops.Stateful():
-                state = self.state(op)
-                out, self._states[op.name] = op.fn(
-                    state, sorted(self.rows(above[0], bucket)), (bucket + 1) * self.engine.width_us
-                )
+                state, rows = self.state(op), sorted(self.rows(above[0], bucket))
+                if rows:
+                    self._ran.add(op.name)
+                if op.name in self._marked and self._before.replays_upto is not None:
+                    rows = self._marked[op.name].unseen(rows, bucket)
+                end_us = (bucket + 1) * self.engine.width_us
+                out, self._states[op.name] = op.fn(state, rows, end_us)
                 return list(out)
             case _:
                 raise NotImplementedError(f"the simulator does not implement {op.kind}")
@@ -266,7 +308,12 @@ class _Step:
     def state(self, op: ops.Stateful) -> State:
         if op.name not in self._states:
             shard = self._before.shards.get(op.name, {}).get(0)
-            self._states[op.name] = self.engine.load(shard.layers[0].file) if shard else {}
+            state = self.engine.load(shard.layers[0].file) if shard else {}
+            if self.engine.marks(op):
+                found = self._before.found.get(op.name, {}).get(0)
+                before = MarkedKeys.of(state) if found is None else self.engine.restore(found)
+                self._marked[op.name], state = before, before.states()
+            self._states[op.name] = state
         return self._states[op.name]
 
     def advance(self, bucket: int) -> None:
@@ -290,13 +337,40 @@ class _Step:
                 if (chunks := self._fold(op, port, hi + 1 - reach))
             }
             needs_from = hi + 1
-        shards = {
-            name: {0: Shard((_layer(self.engine.save(self.line, name, hi, state)),), len(state))}
-            for name, state in self._states.items()
-        }
+        replays_upto = before.replays_upto
+        shards = {}
+        for name, state in self._states.items():
+            if name in self._marked:
+                state = self._mark(name, state).body()
+            layer = _layer(self.engine.save(self.line, name, hi, state))
+            shards[name] = {0: Shard((layer,), len(state))}
         return Version(
-            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan
-        )
+            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan,
+            replays_upto=replays_upto if replays_upto is not None and replays_upto > hi else None,
+        )  # fmt: skip
+
+    def _mark(self, name: str, state: State) -> MarkedKeys:
+        """The state of an operator with marks. Writes its footprints, unless it had no rows and
+        none is wanted."""
+        before, hi, found = self._marked[name], self._bucket, self._before.found
+        replays = self._before.replays_upto is not None
+        wanted = None if self._leaving is None else self._leaving.wanted
+        after = before.after(state, hi if wanted is None else wanted.opened, replays=replays)
+        if self._leaving is None or wanted is None:
+            return after
+        if not (name in self._ran or name in found or wanted.most):
+            return after
+        write = None if replays else partial(self._write, name)
+        after, left = leave(before, after, wanted, hi, write)
+        if name in found:
+            left = left.plus(before.windows())
+        self._leaving.left[name] = {0: left}
+        return after
+
+    def _write(self, name: str, entries: Mapping[int, Any]) -> Layer:
+        layer = self.engine.write_footprints(name, self._bucket, entries)
+        self.footprints.append(layer.file)
+        return layer
 
     def _fold(self, op: ops.Operator, port: int, first: int) -> tuple[Chunk, ...]:
         buckets = range(first, self._bucket + 1)
@@ -305,6 +379,10 @@ class _Step:
             return ()
         name = self.engine.save(self.line, f"{op.name}-{port}", self._bucket, past)
         return (Chunk(name, min(past), max(past), len(past)),)
+
+
+def _is_footprint(file: str) -> bool:
+    return file.startswith(f"{FOOTPRINTS}/")
 
 
 def belongs(key: int, of: int) -> int:

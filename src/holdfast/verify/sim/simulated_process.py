@@ -262,12 +262,13 @@ class Member(Server):
 
 def kept_for_ever(network: Network, options: Options) -> set[str]:
     """Streams that are retained entirely, as promised: with `replay`, an empty node needs all input
-    since the start to rebuild state that is not convergent."""
+    since the start to rebuild state that is not convergent; and with `cec` but without a limit of
+    rows, a key that never closes needs no footprint before a million rows."""
     streams: set[str] = set()
     waiting = [
         op
         for op in network.operators
-        if not op.convergent and recovery_of(network, op.fragment, options) == "replay"
+        if not op.convergent and _replays_everything(network, op.fragment, options)
     ]
     while waiting:
         for up in waiting.pop().inputs:
@@ -275,3 +276,9 @@ def kept_for_ever(network: Network, options: Options) -> set[str]:
                 streams.add(up.name)
                 waiting.append(up)
     return streams
+
+
+def _replays_everything(network: Network, fragment: str, options: Options) -> bool:
+    recovery = recovery_of(network, fragment, options)
+    unlimited = network.protection(fragment).recovery_rows is None
+    return recovery == "replay" or (recovery == "cec" and unlimited)

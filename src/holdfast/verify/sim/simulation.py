@@ -60,18 +60,25 @@ SILENT = {
 LOOK_US = 250_000
 #: Interval of the checks whether a healed fault still has effects.
 FELT_US = 100_000
+#: Least rows in a bucket of the input of a fragment that recovers from footprints, and number of
+#: buckets in which all its windows have left one.
+ROWS_MIN, FOOTPRINT_BUCKETS = 2, 8
 #: Slack beyond window extent, checkpoints and trimming, for the duration of steps and links.
 SLACK_BUCKETS, SLACK_US = 6, 3_000_000
 
 
 def held_buckets(network: Network, options: Options) -> int:
     """How many buckets of a stream a component may hold while no fault is active: those that a node
-    and the nodes downstream need, until the last of them has a newer checkpoint."""
+    and the nodes downstream need, until the last of them has a newer checkpoint, or footprints."""
     parts = fragments(network)
+    checkpointed = [part for part in parts if network.protection(part.name).recovery != "cec"]
+    limits = [network.protection(part.name).recovery_rows for part in parts]
+    footprints = [limit // ROWS_MIN + FOOTPRINT_BUCKETS for limit in limits if limit is not None]
     reach = max(path.extent_us() for part in parts for path in part.paths)
     return (
         -(-reach // network.width_us)
-        + options.checkpoint_buckets * len(parts)
+        + options.checkpoint_buckets * len(checkpointed)
+        + max(footprints, default=0)
         + TRIM_BUCKETS_MAX
         + max(SLACK_BUCKETS, SLACK_US // network.width_us)
         # A replica of a pair receives the positions of its consumers once per `silence`.

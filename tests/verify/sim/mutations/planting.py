@@ -30,30 +30,36 @@ class Mutation:
     scene: Scene
     #: Seed of a random scenario that shows the mistake instead of a scene; 0: none.
     seed: int = 0
+    #: The kind of scenario that the seed selects; None: any.
+    only: str | None = None
     #: The run takes too long for every commit.
     slow: bool = False
 
     @property
     def run_key(self) -> object:
         """Equal for mutations that are shown by the same run."""
-        return self.seed or self.scene
+        return (self.seed, self.only) if self.seed else self.scene
 
     def run(self, patch: pytest.MonkeyPatch) -> set[str]:
         """The checkers that fail, except those that also fail without a mistake."""
-        outcome = simulate(scenario_of(self.seed)) if self.seed else self.scene.run(patch)
+        if self.seed:
+            outcome = simulate(scenario_of(self.seed, self.only))
+        else:
+            outcome = self.scene.run(patch)
         return {verdict.checker for verdict in outcome.failed} - self.scene.also
 
 
 def mutation(
-    name: str, *caught_by: str, scene: str = "", seed: int = 0, faults: tuple[Fault, ...] = (),
-    on: str = "pair", options_seed: int = OPTIONS_SEED, slow: bool = False,
+    name: str, *caught_by: str, scene: str = "", seed: int = 0, only: str | None = None,
+    faults: tuple[Fault, ...] = (), on: str = "pair", options_seed: int = OPTIONS_SEED,
+    slow: bool = False,
 ) -> Callable[[Patch], Patch]:  # fmt: skip
     """`scene` names a shared scene; if no scene shows the mistake, `faults` are given instead."""
 
     def add(plant: Patch) -> Patch:
         run_scene = SCENES[scene] if scene else Scene(on, 20, faults, options_seed=options_seed)
         MUTATIONS.append(
-            Mutation(name, caught_by, plant, run_scene, seed, slow or run_scene.is_long)
+            Mutation(name, caught_by, plant, run_scene, seed, only, slow or run_scene.is_long)
         )
         return plant
 

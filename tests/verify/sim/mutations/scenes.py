@@ -18,6 +18,7 @@ from tests.verify.sim.mutations.stage import (
     damage_a_piece,
     delaying,
     failing,
+    few_entries,
     flip_a_row,
     full_from_the_start,
     long_correction,
@@ -38,6 +39,11 @@ CHECKPOINTS = Options(recovery="checkpoint", checkpoint_buckets=3)
 REPLAY = Options(recovery="replay", checkpoint_buckets=3)
 #: For pairs: one replica is enough to continue.
 PAIRS = Options(recovery="checkpoint", checkpoint_buckets=7)
+#: A node dies again before it has replayed its input, or soon after.
+RESTARTS = (
+    (2, 0.3), (2.45, 2.5), (5.45, 0.3), (6.05, 2.5), (9.25, 0.3), (10.25, 0.9), (11.85, 0.9),
+    (13.05, 0.9),
+)  # fmt: skip
 NO_CHECKPOINTS = Options(recovery="replay", checkpoint_buckets=0)
 
 
@@ -397,6 +403,12 @@ SCENES = {
         CHECKPOINTS,
     ),
     "pairs_two": Scene("pairs-2", 5, (), PAIRS),
+    "replays": Scene(
+        few_entries,
+        16,
+        tuple(at(s, "kill", "main", for_s) for s, for_s in RESTARTS),
+        Options(checkpoint_buckets=3, group_buckets_max=2),
+    ),
     "pairs_slow_fetch": Scene(
         "pairs-1",
         50,

@@ -10,7 +10,7 @@ from holdfast.model.contract import Contract
 from holdfast.model.network import Network
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.networks import _sources as sources
-from holdfast.verify.sim.networks import _windows, even, small
+from holdfast.verify.sim.networks import _windows, cec_single, even, small
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Simulation
 from holdfast.verify.sim.tables import Row
@@ -92,6 +92,13 @@ def three_fragments() -> Network:
     net.output("merged", merged, contract=Contract(within="6s"))
     for fragment in ("left", "right", "end"):
         net.protect(fragment, on_failure="delay", while_correcting="delay")
+    return net
+
+
+def few_entries() -> Network:
+    """Windows leave footprints as soon as recovery would have to read two entries."""
+    net = cec_single()
+    net.protect("main", recovery="cec", recovery_rows=15, recovery_entries=1, on_failure="block")
     return net
 
 

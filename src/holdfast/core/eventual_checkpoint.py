@@ -21,6 +21,10 @@ are in files of the engine. Here they are only counted, by the bucket of the new
 A window that opened after T needs no footprint: replaying its rows opens it again. It counts as if
 it had one at the end of the step before. So T is always the end of a step: a window that opens and
 closes within a step is replayed as a whole, or not at all, and leaves nothing.
+
+Time windows and joins are not replayed. Their footprints are files of panes and of rows, which
+never change, and rows in the inputs that they refer to. Recovery reads these rows again, so they
+count as well: if there are more than U, they are folded into files.
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ class Committed:
     #: Footprints of open windows that were asked for, and the time that they took.
     checks: int = 0
     took_us: int = 0
+    #: Input rows that time windows and joins refer to.
+    referred: int = 0
 
 
 @dataclass(slots=True)
@@ -101,6 +107,8 @@ class EventualCheckpoint:
     windows: dict[int, int] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
+    #: Input rows that time windows and joins refer to.
+    referred: int = 0
     #: Last bucket that was processed.
     bucket: int = -(2**62)
     #: After recovery: the last bucket that was committed before. Until then buckets are replayed,
@@ -141,8 +149,9 @@ class EventualCheckpoint:
 
     @property
     def replayed(self) -> int:
-        """u: input rows that recovery replays."""
-        return self._rows_after(self.oldest)
+        """u: input rows that recovery replays, or reads for time windows and joins. Both are the
+        newest rows of the inputs, so the larger number contains the other."""
+        return max(self._rows_after(self.oldest), self.referred)
 
     @property
     def replays(self) -> bool:
@@ -165,6 +174,10 @@ class EventualCheckpoint:
         footprints, and T is the same."""
         return footprints or self.logged != self.oldest
 
+    def folds(self, referred: int) -> bool:
+        """Whether time windows and joins should fold the rows that they refer to."""
+        return not self.targets.met(0, referred)
+
     def _entries_from(self, bucket: int) -> int:
         return sum(count for at, count in self.entries.items() if at >= bucket)
 
@@ -175,7 +188,7 @@ class EventualCheckpoint:
         """The windows that should leave a footprint in the next step."""
         if not self.windows or self.replays or at_us < self._next_us:
             return NOTHING
-        if self.targets.met(self.extent, self.replayed):
+        if self.targets.met(self.extent, self._rows_after(self.oldest)):
             return NOTHING
         most = EVERYTHING
         if self.pace is not None:
@@ -198,7 +211,7 @@ class EventualCheckpoint:
     def committed(self, step: Committed) -> None:
         if step.bucket < self.bucket:
             raise ProtocolViolation(f"bucket {step.bucket} was committed after {self.bucket}")
-        self.bucket = step.bucket
+        self.bucket, self.referred = step.bucket, step.referred
         for bucket, change in step.windows.items():
             count = self.windows.pop(bucket, 0) + change
             if count < 0 or bucket > max(step.bucket, self.replays_upto):

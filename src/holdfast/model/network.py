@@ -179,7 +179,7 @@ class Network:
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
         recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`, for large keyed
             state: windows are checkpointed one by one, so that recovery reads at most about
-            `recovery_entries` of them and replays about `recovery_rows` rows.
+            `recovery_entries` of them and replays or reads about `recovery_rows` rows.
         """
         if fragment in self.protections:
             raise InputError(

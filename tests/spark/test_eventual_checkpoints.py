@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
-from holdfast.errors import InputError, NetworkError
+from holdfast.errors import InputError
 from holdfast.storage.rows import digest
 from tests.processes.kill_app import totals
 from tests.spark.test_running import WIDTH_US, rows, wait_for
@@ -42,13 +42,15 @@ def network(recovery: Any = "cec", **limits: int) -> hf.Network:
     return net
 
 
-def results(net: hf.Network, storage: Path) -> tuple[dict[str, tuple[int, str]], list[Any]]:
+def results(
+    net: hf.Network, storage: Path, options: hf.Options | None = None
+) -> tuple[dict[str, tuple[int, str]], list[Any]]:
     """The results of all outputs of a run that is stopped several times, and the status of its node
     before each stop."""
-    tables: dict[str, list[pa.Table]] = {"counts": [], "totals": []}
+    tables: dict[str, list[pa.Table]] = {output.name: [] for output in net.outputs}
     statuses, lo = [], 0
     for hi in ENDS:
-        with hf.run(net, storage=str(storage)) as run:
+        with hf.run(net, storage=str(storage), options=options) as run:
             push(run, lo, hi)
             lo = hi
             clients = {name: run.client(name) for name in tables}
@@ -100,16 +102,3 @@ def test_restarts_from_footprints_give_the_same_bits(
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         hf.Network("n").protect("main", **options)
-
-
-def test_no_stateful_operator_is_behind_another_one() -> None:
-    net = hf.Network("n")
-    source = net.source("s", "ts timestamp, key string, x double", time="ts")
-    twice = source.count_window(2, by="key").agg(x=hf.sum("x")).count_window(2, by="key")
-    net.output("twice", twice.agg(x=hf.sum("x")))
-    net.output("sums", source.window("1s").group_by("key").agg(x=hf.sum("x")))
-    net.protect("main", recovery="cec")
-    with pytest.raises(NetworkError) as refused:
-        net.check()
-    assert "count_window-2 must not be behind another stateful operator" in str(refused.value)
-    assert "is for count windows and stateful operators, found window-4" in str(refused.value)

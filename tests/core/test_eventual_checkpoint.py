@@ -228,3 +228,18 @@ def test_counts_agree_with_a_log_that_is_read_backwards(seed: int) -> None:
         assert state.oldest == oldest
         assert state.extent == sum(at >= oldest for at, _ in log)
         assert state.replayed == sum(n for at, n in rows if at > oldest)
+
+
+def test_rows_that_time_windows_refer_to_count_into_u_but_ask_for_no_footprints() -> None:
+    """Both are suffixes of the same inputs: the longer one contains the other."""
+    state = path_of(Targets(rows=30))
+    state.committed(Committed(1, {1: 10}, {}, {0: 2}, referred=31))
+    assert (state.oldest, state.replayed, state.checks(0)) == (0, 31, NOTHING)
+    state.committed(Committed(2, {2: 15}, {}, {}, referred=15))
+    assert (state.oldest, state.replayed) == (0, 25)
+
+
+def test_time_windows_and_joins_fold_if_they_refer_to_more_than_u_rows() -> None:
+    state = path_of(Targets(entries=1, rows=30))
+    assert [state.folds(rows) for rows in (0, 30, 31)] == [False, False, True]
+    assert not path_of(Targets(entries=1)).folds(10**9)

@@ -119,7 +119,7 @@ class SmallNode:
 
     def start(self) -> None:
         self.log = Log.open(self.root, "node", fsync="never")
-        self.engine = SmallEngine(self.root / "state", self.operators)
+        self.engine = self.make_engine()
         engine: Any = self.engine
         inputs: Any = self.inputs
         protection = Protection(recovery="cec", **self.limits)
@@ -131,6 +131,9 @@ class SmallNode:
         if not self.log.has("out"):
             self.log.open_stream("out", "ts timestamp", "ts", 0)
         self.version = version or engine.empty(PATH, -1)
+
+    def make_engine(self) -> SmallEngine:
+        return SmallEngine(self.root / "state", self.operators)
 
     def crash(self) -> None:
         self.log.close()
@@ -151,7 +154,8 @@ class SmallNode:
 
     def named(self) -> set[str]:
         """The files of footprints that the log names."""
-        bodies = [body["footprints"] for _, body in self.log.states(PATH.name)]
+        states = self.log.states(PATH.name)
+        bodies = [body["footprints"] for at, body in states if at >= states[-1][1]["oldest"]]
         lefts = [left for body in bodies for shards in body.values() for left in shards.values()]
         return {file for left in lefts for file in Footprints.of(left).files()}
 

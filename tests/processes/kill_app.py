@@ -40,7 +40,7 @@ def network(name: str, partitions: int | None = None) -> hf.Network:
 
 
 def keyed(name: str) -> hf.Network:
-    """Only operators that can leave footprints."""
+    """Recovers from footprints: keyed state, windows, a join, and keyed state behind a window."""
     net = hf.Network(name, bucket="100ms")
     taps = [
         net.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")
@@ -48,6 +48,11 @@ def keyed(name: str) -> hf.Network:
     ]
     both = net.union(*taps).filter("x >= 0")
     net.output("counts", both.count_window(7, by="key").agg(x=hf.sum("x"), last=hf.last("x")))
+    windows = both.window("1s", slide="300ms").group_by("key").agg(n=hf.count(), x=hf.sum("x"))
+    net.output("windows", windows)
+    net.output("of_windows", windows.count_window(3, by="key").agg(n=hf.max("n")))
+    large = taps[1].filter("x > 1").map("ts", "key", "x AS y")
+    net.output("joined", taps[0].join(large, on=["key"], within="400ms"))
     net.output("sums", both.count_window(5, by="key").agg(n=hf.count(), x=hf.sum("x")))
     net.output(
         "totals",

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
-from holdfast.errors import InputError, NetworkError
+from holdfast.errors import InputError
 from holdfast.storage.rows import digest
 from tests.processes.kill_app import totals
 from tests.spark.test_running import WIDTH_US, rows, wait_for
@@ -29,7 +29,7 @@ def push(run: hf.Run, lo: int, hi: int) -> None:
         run.source("s").advance((bucket + 1) * WIDTH_US)
 
 
-def network(recovery: Any = "cec", **limits: int) -> hf.Network:
+def network(recovery: Any = "cec", **limits: Any) -> hf.Network:
     net = hf.Network("footprints", bucket="100ms")
     source = net.source("s", "ts timestamp, key string, x double", time="ts", clock="manual")
     net.output("counts", source.filter("x > 0.1").count_window(7, by="key").agg(x=hf.sum("x")))
@@ -42,13 +42,15 @@ def network(recovery: Any = "cec", **limits: int) -> hf.Network:
     return net
 
 
-def results(net: hf.Network, storage: Path) -> tuple[dict[str, tuple[int, str]], list[Any]]:
+def results(
+    net: hf.Network, storage: Path, options: hf.Options | None = None
+) -> tuple[dict[str, tuple[int, str]], list[Any]]:
     """The results of all outputs of a run that is stopped several times, and the status of its node
     before each stop."""
-    tables: dict[str, list[pa.Table]] = {"counts": [], "totals": []}
+    tables: dict[str, list[pa.Table]] = {output.name: [] for output in net.outputs}
     statuses, lo = [], 0
     for hi in ENDS:
-        with hf.run(net, storage=str(storage)) as run:
+        with hf.run(net, storage=str(storage), options=options) as run:
             push(run, lo, hi)
             lo = hi
             clients = {name: run.client(name) for name in tables}
@@ -89,27 +91,56 @@ def test_restarts_from_footprints_give_the_same_bits(
     assert found == expected
 
 
+def test_recovery_is_predicted_and_measured(
+    expected: dict[str, tuple[int, str]], tmp_path: Path
+) -> None:
+    found, statuses = results(network(recovery_time="2s"), tmp_path)
+    assert found == expected
+    shown = [path["footprints"] for s in statuses for path in s["paths"].values()]
+    assert all(one["recovery_ms_stated"] == 2_000 for one in shown)
+    assert all(one["recovery_ms_predicted"] > 0 for one in shown)
+    measured = [one["recovery_ms_last"] for one in shown]
+    assert measured[0] is None, "the first run has not recovered"
+    assert all(took > 0 for took in measured[1:] if took is not None) and any(measured[1:])
+
+
+def test_an_operator_without_rows_does_not_hold_back_recovery(tmp_path: Path) -> None:
+    """Its keys leave footprints although they have no rows; T would stay at their last rows."""
+    net = hf.Network("idle", bucket="100ms")
+    schema = "ts timestamp, key string, x double"
+    busy, idle = (net.source(name, schema, time="ts", clock="manual") for name in ("s", "t"))
+    windows = [source.count_window(50, by="key").agg(n=hf.count()) for source in (busy, idle)]
+    net.output("both", net.union(*windows))
+    net.protect("main", recovery="cec", recovery_rows=60)
+    with hf.run(net, storage=str(tmp_path)) as run:
+        client = run.client("both")
+        threading.Thread(
+            target=client.foreach_bucket, args=(lambda table, info: None,), daemon=True
+        ).start()
+        for bucket in range(25):
+            run.source("s").push(rows(bucket))
+            if bucket == 0:
+                run.source("t").push(rows(bucket))
+            for name in ("s", "t"):
+                run.source(name).advance((bucket + 1) * WIDTH_US)
+            wait_for(lambda bucket=bucket: client.position in (bucket, bucket + 1))
+        (path,) = run.nodes["main"].status()["paths"].values()
+        client.close()
+    assert path["footprints"]["oldest"] > 15
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"recovery": "checkpoint", "recovery_rows": 5}, "needs recovery='cec'"),
         ({"recovery": "cec", "recovery_rows": 0}, "an integer >= 1"),
+        ({"recovery": "cec", "reconcile": "undo"}, "use reconcile='checkpoint'"),
+        ({"recovery": "checkpoint", "recovery_time": "2s"}, "needs recovery='cec'"),
+        ({"recovery": "cec", "recovery_time": "soon"}, "recovery_time"),
+        ({"recovery": "cec", "recovery_time": "2s", "recovery_rows": 5}, "only one of them"),
         ({"recovery": "cec", "replicas": 2, "replication": "pairs"}, "rebuilt from its peer"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         hf.Network("n").protect("main", **options)
-
-
-def test_no_stateful_operator_is_behind_another_one() -> None:
-    net = hf.Network("n")
-    source = net.source("s", "ts timestamp, key string, x double", time="ts")
-    twice = source.count_window(2, by="key").agg(x=hf.sum("x")).count_window(2, by="key")
-    net.output("twice", twice.agg(x=hf.sum("x")))
-    net.output("sums", source.window("1s").group_by("key").agg(x=hf.sum("x")))
-    net.protect("main", recovery="cec")
-    with pytest.raises(NetworkError) as refused:
-        net.check()
-    assert "count_window-2 must not be behind another stateful operator" in str(refused.value)
-    assert "is for count windows and stateful operators, found window-4" in str(refused.value)

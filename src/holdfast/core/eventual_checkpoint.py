@@ -22,6 +22,10 @@ are in files of the engine. Here they are only counted, by the bucket of the new
 A window that opened after T needs no footprint: replaying its rows opens it again. It counts as if
 it had one at the end of the step before. So T is always the end of a step: a window that opens and
 closes within a step is replayed as a whole, or not at all, and leaves nothing.
+
+Time windows and joins are not replayed. Their footprints are files of panes and of rows, which
+never change, and rows in the inputs that they refer to. Recovery reads these rows again, so they
+count as well: if there are more than U, they are folded into files.
 """
 
 from __future__ import annotations
@@ -109,6 +113,8 @@ class Committed:
     #: Footprints of open windows that were asked for, and the time that all footprints took.
     checks: int = 0
     took_us: int = 0
+    #: Input rows that time windows and joins refer to.
+    referred: int = 0
 
 
 class _Counts:
@@ -165,6 +171,8 @@ class EventualCheckpoint:
         self.open = 0
         #: What recovery would have to process, since T.
         self._entries, self._rows = _Counts({}), _Counts({})
+        #: Input rows that time windows and joins refer to.
+        self.referred = 0
         #: Last bucket that was processed.
         self.bucket = bucket
         #: After recovery: the last bucket that was committed before. Until then buckets are
@@ -194,7 +202,12 @@ class EventualCheckpoint:
 
     @property
     def replayed(self) -> int:
-        """u: input rows that recovery replays."""
+        """u: input rows that recovery replays, or reads for time windows and joins. Both are the
+        newest rows of the inputs, so the larger number contains the other."""
+        return max(self._replayed, self.referred)
+
+    @property
+    def _replayed(self) -> int:
         return self._rows.since(self.oldest + 1)
 
     @property
@@ -236,7 +249,7 @@ class EventualCheckpoint:
         """The windows that should leave a footprint in the next step."""
         if not self._order or self.replays or at_us < self._next_us:
             return NOTHING
-        if self._met(self.extent, self.replayed):
+        if self._met(self.extent, self._replayed):
             return NOTHING
         most = EVERYTHING
         if self.pace is not None:
@@ -244,6 +257,10 @@ class EventualCheckpoint:
             self._next_us = at_us + self.pace.period_us
         upto = self._upto(most)
         return NOTHING if upto is None else Checks(upto, most)
+
+    def folds(self, referred: int) -> bool:
+        """Whether time windows and joins should fold the rows that they refer to."""
+        return not self._met(0, referred)
 
     def _met(self, entries: int, rows: int) -> bool:
         targets = self.targets
@@ -275,7 +292,7 @@ class EventualCheckpoint:
     def committed(self, step: Committed) -> None:
         if step.bucket < self.bucket:
             raise ProtocolViolation(f"bucket {step.bucket} was committed after {self.bucket}")
-        self.bucket = step.bucket
+        self.bucket, self.referred = step.bucket, step.referred
         for bucket, change in step.windows.items():
             before = self._windows.pop(bucket, 0)
             count = before + change

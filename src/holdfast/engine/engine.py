@@ -89,8 +89,9 @@ class Engine:
         self.join_keys = {
             op.name: keys for op in network.operators if (keys := self._join_keys(op))
         }
-        #: The input edges of these joins.
+        #: The input edges of these joins, and those of which only a replay reads rows.
         self.by_key = {f"{name}:{port}" for name in self.join_keys for port in (0, 1)}
+        self.by_key |= {f"{name}:0" for name in self.compiled.marked}
         #: Operators whose state has no key columns and is read as a whole.
         self.whole = {op.name for op in network.operators if self._is_whole(op)}
         plans = self.compiled.plans
@@ -176,6 +177,10 @@ class Engine:
         before the state is complete; if the step fails afterwards, the caller repeats it and gets
         the same results again."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
+        upto = version.replays_upto
+        if upto is not None and upto < hi:
+            version = self.run(path, version, lo, upto, inputs, line=line, leaving=leaving).version
+            lo = upto + 1
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
             return self._run(path, version, lo, hi, inputs, line, on_results, leaving)

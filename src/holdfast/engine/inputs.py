@@ -35,12 +35,15 @@ OnResults = Callable[[Results], None]
 
 class Leaving:
     """What a step should leave as footprints, and what it left, which is known when `on_results` is
-    called."""
+    called. `folds`: whether time windows and joins fold all rows that they refer to."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: Wanted, *, folds: bool = False) -> None:
+        self.wanted, self.folds = wanted, folds
         #: By operator and number of the shard.
         self.left: dict[str, dict[int, Footprints]] = {}
+        #: The files of time windows and joins, and of rows between stateful operators, and the
+        #: first bucket of the inputs that is needed in addition. None: the path has none of them.
+        self.history: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

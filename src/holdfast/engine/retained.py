@@ -32,11 +32,14 @@ FOLD_BYTES_MAX = 1 << 29
 PIECES_MAX = 2
 
 
-def piece(rows: Mapping[int, int], buckets_min: int, last: int) -> int | None:
+def piece(
+    rows: Mapping[int, int], buckets_min: int, last: int, *, also_large: bool = False
+) -> int | None:
     """The last bucket that is folded, given the rows of each bucket. None if there are fewer than
-    `buckets_min` buckets, if most are large, or if the first one is too large. `last`: the last
-    bucket, which may have no rows."""
-    if len(rows) < buckets_min or sum(rows.values()) > len(rows) * KEYED_ROWS_MAX // 4:
+    `buckets_min` buckets, if most are large, unless `also_large`, or if the first one is too large.
+    `last`: the last bucket, which may have no rows."""
+    are_large = sum(rows.values()) > len(rows) * KEYED_ROWS_MAX // 4
+    if len(rows) < buckets_min or (are_large and not also_large):
         return None
     total, end = 0, None
     for bucket, count in rows.items():
@@ -75,10 +78,16 @@ class Retained(History):
             return ((self.hi + 1) * self.width_us - op.within_us) // self.width_us
         return None
 
+    @property
+    def _buckets_min(self) -> int:
+        """The number of buckets with rows from which on they are folded."""
+        return 1 if self.folds else self.engine.pane_buckets
+
     def _forget(self) -> None:
-        """Drop chunks that no later step needs, merge small files, and set `needs_from`, the first
-        bucket of the inputs that the next version refers to."""
+        """Drop chunks that no later step needs, and merge small files."""
         for op in self.path.operators:
+            if self.leaving is not None and isinstance(op, ops.CountWindow | ops.Stateful):
+                self._forget_replayed(op, self.leaving.wanted.since)
             alive = self._alive_from(op)
             if alive is None:
                 continue
@@ -90,10 +99,27 @@ class Retained(History):
                     chunks = self._fold_rows(op, port, up, chunks, alive)
                 if chunks or edge in self.edges:
                     self.edges[edge] = chunks
-                if self._by_reference(up):
+
+    def _forget_replayed(self, op: ops.Operator, oldest: int) -> None:
+        """Drop rows between stateful operators that no replay needs: it begins after `oldest`."""
+        edge, up = f"{op.name}:0", op.inputs[0]
+        assert up is not None
+        if edge in self.edges:
+            chunks = tuple(chunk for chunk in self.edges[edge] if chunk.hi > oldest)
+            self.edges[edge] = self._merge_by_level(f"{op.name}.0", up, chunks, ())
+
+    def _refers_from(self) -> int:
+        """The first bucket of the inputs that the next version refers to."""
+        first = self.hi + 1
+        for op in self.path.operators:
+            alive = self._alive_from(op)
+            for port, up in enumerate(op.inputs):
+                assert up is not None
+                if alive is not None and self._by_reference(up):
+                    chunks = self.edges.get(f"{op.name}:{port}", ())
                     raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
-                    raw = list(self._raw_counts(up, raw_from))
-                    self.needs_from = min(self.needs_from, raw[0] if raw else self.hi + 1)
+                    first = min([first, *self._raw_counts(up, raw_from)])
+        return first
 
     def _fold_rows(
         self, op: ops.Operator, port: int, up: ops.Operator, chunks: tuple[Chunk, ...], alive: int
@@ -106,12 +132,14 @@ class Retained(History):
         if self._by_reference(up):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             rows = self._raw_counts(up, raw_from)
-            enough = len(rows) >= self.engine.pane_buckets
-            if enough and sum(rows.values()) <= FOLD_ROWS_MAX:
-                span = raw_from, self.hi
-                table = self._raw_rows(up, *span)
-                if table is not None:
-                    chunks = (*chunks, self._write(table, f"{op.name}.{port}", *span, up))
+            last: int | None = self.hi
+            if self.folds:
+                last = piece(rows, 1, self.hi, also_large=True)
+            elif len(rows) < self.engine.pane_buckets or sum(rows.values()) > FOLD_ROWS_MAX:
+                last = None
+            table = None if last is None else self._raw_rows(up, raw_from, last)
+            if last is not None and table is not None:
+                chunks = (*chunks, self._write(table, f"{op.name}.{port}", raw_from, last, up))
         if len(chunks) > PANE_FILES and sum(chunk.rows for chunk in chunks) <= FOLD_ROWS_MAX:
             span = max(alive, chunks[0].lo), chunks[-1].hi
             table = self._merged_rows(up, chunks, *span)
@@ -127,7 +155,7 @@ class Retained(History):
         for _ in range(PIECES_MAX):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             rows = self._raw_counts(up, raw_from)
-            hi = piece(rows, self.engine.pane_buckets, self.hi)
+            hi = piece(rows, self._buckets_min, self.hi, also_large=self.folds)
             table = None if hi is None else self._raw_rows(up, raw_from, hi)
             if hi is None or table is None or table.nbytes > FOLD_BYTES_MAX:
                 break

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from holdfast.engine import keyed
 from holdfast.engine.compiled import count_results, count_windows
@@ -17,10 +20,12 @@ from holdfast.engine.recipe import Query, Read, Recipe, Sharded
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
 from holdfast.engine.time_windows import TimeWindows
-from holdfast.errors import InputError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import parts_of
+
+_log = logging.getLogger("holdfast.engine")
 
 #: The buckets that have rows, with their tables.
 Rows = list[tuple[int, pa.Table]]
@@ -32,6 +37,8 @@ class Step(TimeWindows):
     # -- the run ---------------------------------------------------------------------------
 
     def run(self, on_results: OnResults | None = None) -> StepResult:
+        if self.replays:
+            return self._replay(on_results)
         ends = {output: self._end(output) for output in self.path.outputs}
         end_operators = {end.name: end for end in ends.values()}
         operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
@@ -60,22 +67,70 @@ class Step(TimeWindows):
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
         if self.leaving is not None:
             self._take_shards()  # the footprints are logged with the results
+            self.leaving.history = self._history_to_log()
         if on_results is not None:
             on_results(outputs)  # folding does not delay the results
             self.is_logged = True
         if self.leaving is None:
             self._take_shards()
+            self._fold_history()
+        else:
+            self._try_to_fold()
+        return self._result(outputs)
+
+    def _result(self, outputs: dict[str, Rows]) -> StepResult:
+        version = Version(
+            self.path.name, self.hi, self.panes, self.edges, self.shards, self._refers_from(),
+            self.before.plan, found=self._still_found(), replays_upto=self._replays_upto(),
+        )  # fmt: skip
+        self._merge_layers()
+        return StepResult(outputs, version, self.jobs)
+
+    # -- footprints ------------------------------------------------------------------------------
+
+    def _replay(self, on_results: OnResults | None) -> StepResult:
+        """Restore keyed state. All other state is as it was after the last bucket whose results are
+        logged, and gives no results until then."""
+        for op in self.path.operators:
+            if isinstance(op, ops.CountWindow | ops.Stateful):
+                recipe = self._recipe(op)
+                if recipe is not None:
+                    self._execute(recipe)
+        self._take_shards()
+        outputs: dict[str, Rows] = {output: [] for output in self.path.outputs}
+        if on_results is not None:
+            on_results(outputs)
+        return self._result(outputs)
+
+    def _history_to_log(self) -> Version | None:
+        """The state that is not keyed, with the new rows between stateful operators, but before
+        folding: the next step logs files that this one folds."""
+        operators = self.path.operators
+        if not self.edges and not any(
+            isinstance(op, ops.TimeWindow | ops.Join) for op in operators
+        ):
+            return None
+        return Version(
+            self.path.name, self.hi, dict(self.panes), dict(self.edges),
+            needs_from=self.before.needs_from, plan=self.before.plan,
+        )  # fmt: skip
+
+    def _fold_history(self) -> None:
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
                 self._fold_panes(op)
         self._forget()
-        version = Version(
-            self.path.name, self.hi, self.panes, self.edges, self.shards,
-            min(self.needs_from, self.hi + 1), self.before.plan,
-            found=self._still_found(), replays_upto=self._replays_upto(),
-        )  # fmt: skip
-        self._merge_layers()
-        return StepResult(outputs, version, self.jobs)
+
+    def _try_to_fold(self) -> None:
+        """Fold after the step was committed. The log names files of the step, so an error must not
+        undo it: without folding, the state remains as logged."""
+        panes, edges = dict(self.panes), dict(self.edges)
+        try:
+            self._fold_history()
+        except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
+            self.prepared.reset()
+            self.panes, self.edges = panes, edges
+            _log.warning("path %s: not folded, to be retried: %s", self.path.name, err)
 
     def _still_found(self) -> Mapping[str, Any]:
         """Footprints that no job of this step has read."""
@@ -143,7 +198,7 @@ class Step(TimeWindows):
         state = keyed.StepState(
             self.engine.folder, folder, self.hi, shards, fixed, merge_max,
             None if self.leaving is None else self.leaving.wanted, found,
-            self.before.replays_upto is not None,
+            self.replays,
         )  # fmt: skip
         if not self.one_task:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
@@ -154,6 +209,16 @@ class Step(TimeWindows):
             return Sharded(op.name, rows, file, one_task=True)
         return Sharded(op.name, rows, state, one_task=True)
 
+    def _keyed_rows(self, op: ops.CountWindow | ops.Stateful) -> Recipe | None:
+        """The rows that an operator processes in this step. A replay does not compute the results
+        of closed windows again, so it reads the rows between stateful operators from files."""
+        up = op.inputs[0]
+        assert up is not None
+        if self.replays and not self._by_reference(up):
+            chunks = self.edges.get(f"{op.name}:0", ())
+            return self._chunk_rows(up, chunks, self.lo, self.hi, None)
+        return self._stateless(up, self.lo, self.hi)
+
     def _nothing(self, op: ops.Operator) -> Recipe:
         """No rows of an operator."""
         none = arrow_schema(self.compiled.schema[op.name]).empty_table()
@@ -162,7 +227,7 @@ class Step(TimeWindows):
     def _count_window(self, op: ops.CountWindow) -> Recipe | None:
         up = op.inputs[0]
         assert up is not None
-        rows = self._stateless(up, self.lo, self.hi)
+        rows = self._keyed_rows(op)
         if rows is None and self._without_rows(op):
             rows = self._nothing(up)
         if rows is None:
@@ -178,9 +243,7 @@ class Step(TimeWindows):
         return Query(text, (("rows", self._keyed(op, rows)),))
 
     def _stateful(self, op: ops.Stateful) -> Recipe | None:
-        up = op.inputs[0]
-        assert up is not None
-        rows = self._stateless(up, self.lo, self.hi)
+        rows = self._keyed_rows(op)
         end_us = (self.hi + 1) * self.width_us
         shards = self.shards.get(op.name, {}).values()
         due = any(shard.timer is not None and shard.timer[0] < end_us for shard in shards)

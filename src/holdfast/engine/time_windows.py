@@ -215,7 +215,7 @@ class TimeWindows(Joins):
             c for c in self.panes.get(op.name, ()) if c.buckets and c.buckets[-1] >= since
         )
         enough = (
-            len(self._new_buckets(op, since)) >= self.engine.pane_buckets
+            len(self._new_buckets(op, since)) >= self._buckets_min
             or self._rows_to_fold(op, since) >= FOLD_ROWS_MIN
         )
         folded = self._fold(op, since) if enough or op.name in self.folded else None

@@ -180,8 +180,8 @@ class Network:
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
         recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`, for large keyed
             state: windows are checkpointed one by one, so that recovery takes at most
-            `recovery_time`; or reads at most about `recovery_entries` of them and replays about
-            `recovery_rows` rows.
+            `recovery_time`; or reads at most about `recovery_entries` of them, and replays or
+            reads about `recovery_rows` rows.
         """
         if fragment in self.protections:
             raise InputError(

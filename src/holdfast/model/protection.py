@@ -95,6 +95,11 @@ class Protection:
                 )
         if self.recovery_time is not None:
             duration_us(self.recovery_time, of="protect: recovery_time")
+        if self.recovery == "cec" and self.reconcile == "undo":
+            raise InputError(
+                "protect: recovery='cec' keeps the state before a failure, so it does not go with "
+                "reconcile='undo'; use reconcile='checkpoint'"
+            )
         if self.recovery == "cec" and self.replication != "switch":
             raise InputError(
                 f"protect: recovery='cec' expects replication='switch', found "

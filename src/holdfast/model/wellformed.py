@@ -27,7 +27,6 @@ def check(network: Network) -> None:
         *_schemas(network),
         *_delays(network),
         *_protections(network),
-        *_footprints(network),
         *_patience(network),
         *_partitions(network),
     ]
@@ -254,45 +253,6 @@ def _protections(network: Network) -> list[str]:
                 "and no output downstream promises one; give an output a Contract(within='5s'), or "
                 "the fragment protect(..., max_delay='2s')"
             )
-    return violations
-
-
-def _upstream(op: ops.Operator) -> list[ops.Operator]:
-    """All operators from which rows flow into this one."""
-    found: list[ops.Operator] = []
-    for up in inputs_of(op):
-        found += [up, *_upstream(up)]
-    return found
-
-
-def _footprints(network: Network) -> list[str]:
-    """With recovery="cec", a replay does not give the results of closed windows again, so no
-    stateful operator is behind another one."""
-    from holdfast.model.fragments import fragments  # import this module
-
-    if _cycles(network) or _ports(network):
-        return []
-    violations = []
-    for part in fragments(network):
-        if network.protection(part.name).recovery != "cec":
-            continue
-        for path in part.paths:
-            stateful = [op for op in path.operators if op.stateful]
-            keyed = [op for op in stateful if isinstance(op, ops.CountWindow | ops.Stateful)]
-            if others := [op.name for op in stateful if op not in keyed]:
-                violations.append(
-                    f"protect({part.name!r}): recovery='cec' is for count windows and stateful "
-                    f"operators, found {', '.join(others)}; move it to another fragment with "
-                    ".on(...), or use recovery='checkpoint'"
-                )
-            for op in keyed:
-                behind = [up.name for up in _upstream(op) if up in stateful]
-                if behind:
-                    violations.append(
-                        f"protect({part.name!r}): with recovery='cec', {op.name} must not be "
-                        f"behind another stateful operator of its fragment, found "
-                        f"{', '.join(behind)}; move {op.name} to another fragment with .on(...)"
-                    )
     return violations
 
 

@@ -4,6 +4,10 @@ their results, and from which a restarted node recovers (`core/eventual_checkpoi
 The footprints of a step are files, which the tasks of the step wrote. The append that makes the
 results visible also names these files, and T, the bucket from which recovery would have to replay
 the inputs. So the log always has the results and the footprints of the same steps.
+
+Time windows and joins have a *history*: files of panes and rows, and the inputs from a certain
+bucket on. The log names the files whenever they have changed. Time windows and joins are restored
+as they were after the last step, so a replay leaves them alone.
 """
 
 from __future__ import annotations
@@ -35,6 +39,16 @@ class Logged(Protocol):
     def __call__(self, results: Results, *more: Record) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """The newest history in the log."""
+
+    #: None: the log names no files of a history.
+    version: Version | None = None
+    #: First bucket of the inputs that recovery needs, also for the replay of keyed state.
+    needs_from: int | None = None
+
+
 class EventualCheckpoints:
     def __init__(
         self,
@@ -50,6 +64,7 @@ class EventualCheckpoints:
         self._clock = clock
         self._settings = settings or Settings.of(protection)
         self.controls: dict[str, EventualCheckpoint] = {}
+        self._history: dict[str, History] = {}
         #: Recoveries that are under way, and how long the last ones took: to load the footprints,
         #: and in all.
         self._recoveries: dict[str, _Recovery] = {}
@@ -73,7 +88,7 @@ class EventualCheckpoints:
         upto = min(self._log.info(output).complete_upto for output in path.outputs)
         newest = records[-1][1]
         plan, oldest = newest.get("plan"), newest.get("oldest")
-        if plan != self._engine.plan_hash(path) or oldest is None:
+        if plan != self._engine.plan_hash(path) or oldest is None or "needs_from" not in newest:
             raise HoldfastError(
                 f"node {self._node!r}: its storage holds the state of another query (path "
                 f"{path.name!r}), or of another form of recovery; use another storage (storage=, "
@@ -88,13 +103,28 @@ class EventualCheckpoints:
                 for number, left in shards.items():
                     found.setdefault(op, {}).setdefault(int(number), []).append((bucket, left))
                     entries[bucket] = entries.get(bucket, 0) + Footprints.of(left).entries
-        self._files[path.name] = deque(self._present(path, records))
+        history = History(self._logged_history(path, records), newest["needs_from"])
+        self._history[path.name] = history
+        needed = [record for record in records if record[0] >= oldest]
+        self._files[path.name] = deque(self._present(path, needed))
         control = self.controls[path.name] = self._control(oldest)
         control.recover(entries, upto)
         control.costs = RecoveryCosts.of(newest["costs"])
         self._recoveries[path.name] = _Recovery(began_us, began_us, control.extent)
-        version = self._engine.empty(path, oldest)
-        return replace(version, found=found, replays_upto=upto if control.replays else None)
+        replays_upto = upto if control.replays else None
+        return replace(self.durable(path), found=found, replays_upto=replays_upto)
+
+    def _logged_history(
+        self, path: Path, records: Iterable[tuple[int, dict[str, Any]]]
+    ) -> Version | None:
+        """The newest history in the log. Raises LogCorrupted if a file of it is missing."""
+        histories = [(bucket, body["history"]) for bucket, body in records if "history" in body]
+        if not histories:
+            return None
+        version = Version.of(path.name, *histories[-1])
+        for file in version.files():
+            self._check(file, path, version.bucket)
+        return version
 
     def _present(
         self, path: Path, records: Iterable[tuple[int, dict[str, Any]]]
@@ -105,12 +135,14 @@ class EventualCheckpoints:
             files = _files(body["footprints"])
             yield bucket, files
             for file in files:
-                if not self._log.has_file(os.path.join("state", file)):
-                    name = os.path.join(self._engine.folder, file)
-                    raise LogCorrupted(
-                        f"{name} is missing, a footprint of path {path.name!r} after bucket "
-                        f"{bucket}"
-                    )
+                self._check(file, path, bucket)
+
+    def _check(self, file: str, path: Path, bucket: int) -> None:
+        if not self._log.has_file(os.path.join("state", file)):
+            name = os.path.join(self._engine.folder, file)
+            raise LogCorrupted(
+                f"{name} is missing, a footprint of path {path.name!r} after bucket {bucket}"
+            )
 
     def recovered(self) -> None:
         """Delete footprints of steps that were not committed."""
@@ -141,65 +173,94 @@ class EventualCheckpoints:
         lo, hi = version.bucket + 1, control.last(upto)
         checks = control.checks(began_us)
         each = -(-checks.most // self._engine.network.partitions)
+        referred = self._rows(path, version.needs_from, hi)
         leaving = Leaving(
-            Wanted(control.oldest, checks.upto, each, control.opened, self._settings.literal)
+            Wanted(control.oldest, checks.upto, each, control.opened, self._settings.literal),
+            folds=control.folds(sum(referred.values())),
         )
-        done: list[Committed] = []
+        done: list[tuple[Committed, History]] = []
 
         def with_footprints(results: Results) -> None:
-            step = self._committed(path, lo, hi, leaving)
-            done[:] = [step]
+            step = self._committed(path, referred, hi, leaving)
+            records, history = self._records(path, step, leaving)
+            done[:] = [(step, history)]
             if not control.replays:
-                on_results(results, *self._records(path, step, leaving))
+                on_results(results, *records)
 
         result = self._engine.run(
             path, version, lo, hi, self._inputs, on_results=with_footprints, leaving=leaving
         )
-        self._measure(path.name, done[0], leaving, began_us)
+        ((step, history),) = done
+        self._measure(path.name, step, leaving, began_us)
         if not control.replays:
-            control.logged = control.oldest_after(done[0])
-            entries = sum(done[0].entries.values())
-            self.written.update(checks=done[0].checks, entries=entries, took_us=done[0].took_us)
-        control.committed(done[0])
+            control.logged, self._history[path.name] = control.oldest_after(step), history
+            entries = sum(step.entries.values())
+            self.written.update(checks=step.checks, entries=entries, took_us=step.took_us)
+        control.committed(step)
         self._delete_unneeded(path.name)
         return result
 
-    def _committed(self, path: Path, lo: int, hi: int, leaving: Leaving) -> Committed:
-        """What a step over buckets lo..hi changes."""
-        left = _each(leaving)
-        windows: Counter[int] = Counter()
-        for one in left:
-            windows.update(one.windows)
+    def _rows(self, path: Path, lo: int, hi: int) -> dict[int, int]:
+        """The input rows of each bucket."""
         rows: Counter[int] = Counter()
         for stream in path.inputs:
             for file in self._inputs.files(stream, lo, hi):
                 rows[file.bucket] += file.rows
-        entries = 0 if self.controls[path.name].replays else sum(one.entries for one in left)
+        return dict(sorted(rows.items()))
+
+    def _committed(
+        self, path: Path, referred: Mapping[int, int], hi: int, leaving: Leaving
+    ) -> Committed:
+        """What a step up to bucket `hi` changes. `referred`: the rows of the inputs that the
+        version before refers to, and the new ones."""
+        control, left = self.controls[path.name], _each(leaving)
+        windows: Counter[int] = Counter()
+        for one in left:
+            windows.update(one.windows)
         return Committed(
-            hi, dict(sorted(rows.items())), {hi: entries}, windows,
+            hi, {bucket: count for bucket, count in referred.items() if bucket > control.bucket},
+            {hi: 0 if control.replays else sum(one.entries for one in left)}, windows,
             sum(one.checks for one in left), sum(one.took_us for one in left),
+            0 if leaving.history is None else sum(referred.values()),
         )  # fmt: skip
 
-    def _records(self, path: Path, step: Committed, leaving: Leaving) -> list[Record]:
-        """The records to be appended with the results of a step."""
-        control = self.controls[path.name]
+    def _records(
+        self, path: Path, step: Committed, leaving: Leaving
+    ) -> tuple[list[Record], History]:
+        """The records to be appended with the results of a step, and the history that the log has
+        then."""
+        control, logged = self.controls[path.name], self._history.get(path.name, History())
         footprints = {
             op: {str(number): one.body() for number, one in shards.items() if one.files()}
             for op, shards in leaving.left.items()
         }
-        files = _files(footprints)
-        if not control.must_log(step, bool(files)):
-            return []
+        files, history = _files(footprints), leaving.history
+        oldest = control.oldest_after(step)
+        needs_from = oldest + 1
+        if history is not None:
+            needs_from = min(needs_from, history.needs_from)
+            if logged.version is not None and history.holds_the_same_as(logged.version):
+                history = None
+        changed = history is not None or needs_from != logged.needs_from
+        if not control.must_log(step, bool(files) or changed):
+            return [], logged
+        self._files.setdefault(path.name, deque()).append((step.bucket, list(files)))
+        body: dict[str, Any] = {
+            "footprints": footprints, "oldest": oldest, "plan": self._engine.plan_hash(path),
+            "costs": control.costs.body(), "needs_from": needs_from,
+        }  # fmt: skip
+        if history is not None:
+            body["history"] = history.body()
+            durable = set() if logged.version is None else set(logged.version.files())
+            files += [file for file in history.files() if file not in durable]
         began_us = self._clock()
         self._log.sync([os.path.join("state", file) for file in files])
         self.written["sync_us"] += self._clock() - began_us
-        self._files.setdefault(path.name, deque()).append((step.bucket, files))
-        oldest = control.oldest_after(step)
-        body = {
-            "footprints": footprints, "oldest": oldest, "plan": self._engine.plan_hash(path),
-            "costs": control.costs.body(),
-        }  # fmt: skip
-        return [State(path.name, step.bucket, body), DropState(path.name, oldest)]
+        newest = history or logged.version
+        # The record with the newest history remains, however old it is.
+        upto = oldest if newest is None else min(oldest, newest.bucket)
+        records: list[Record] = [State(path.name, step.bucket, body), DropState(path.name, upto)]
+        return records, History(newest, needs_from)
 
     def _measure(self, path: str, step: Committed, leaving: Leaving, began_us: int) -> None:
         """Take the time of a step, or of a recovery that ends with it."""
@@ -243,6 +304,14 @@ class EventualCheckpoints:
         logged = self.controls[path].logged
         assert logged is not None, "a step was committed, or the path was recovered"
         return logged
+
+    def durable(self, path: Path) -> Version:
+        """The version that the log describes: T, the files of the history, and the first bucket of
+        the inputs that recovery would need."""
+        history, oldest = self._history[path.name], self.oldest(path.name)
+        assert history.needs_from is not None, "a step was committed, or the path was recovered"
+        version = history.version or self._engine.empty(path, oldest)
+        return replace(version, bucket=oldest, needs_from=history.needs_from)
 
     def _delete_unneeded(self, path: str) -> None:
         waiting, oldest = self._files.setdefault(path, deque()), self.oldest(path)

@@ -20,13 +20,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
 from holdfast.engine.inputs import Results
 from holdfast.engine.state import Line, Version
-from holdfast.errors import (
-    LogUnusable,
-    ProtocolViolation,
-    StorageFull,
-    StorageLost,
-    TooLarge,
-)
+from holdfast.errors import LogUnusable, ProtocolViolation, StorageFull, StorageLost, TooLarge
 from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.node import correction_requests
 from holdfast.node.checkpoints import Checkpoints
@@ -328,14 +322,15 @@ class Performer:
         self.step_seconds.append(event.seconds)
         self.versions[run.path] = version
         self._forgotten.discard(run.path)
+        if self.eventual is not None:
+            self.checkpoints.newest[run.path] = self.eventual.durable(path)
         self._release(path)
         extent = self._plans[run.path].extent
         upto = horizon(path, version, self.inputs, extent, self.engine.width_us)
         needs_from = self._needs_from(version)
         done = self.core.handle(core.StepDone(at, run.path, version.bucket, needs_from, upto))
         if self.eventual is not None:
-            oldest = self.eventual.oldest(run.path)
-            done += self.core.handle(core.CheckpointDone(at, run.path, oldest, oldest + 1))
+            done += self.core.handle(self._durable(at, self.checkpoints.newest[run.path]))
         return done
 
     def _finished_tentative(
@@ -480,9 +475,10 @@ class Performer:
         except StorageFull as err:  # `core` requests it again after the next step
             self._wait_for_space(err)
             return
-        self._carrier.post(
-            core.CheckpointDone(self._clock(), path.name, version.bucket, self._needs_from(version))
-        )
+        self._carrier.post(self._durable(self._clock(), version))
+
+    def _durable(self, at: int, version: Version) -> core.CheckpointDone:
+        return core.CheckpointDone(at, version.path, version.bucket, self._needs_from(version))
 
     def _unreferenced(self, stream: str) -> int:
         """Last bucket of the stream that no version reads any more: neither the current versions,

@@ -213,11 +213,13 @@ def pairs(lower: int, upper: int) -> Network:
 
 
 def cec_single() -> Network:
-    """Windows that close, and state that never does, on one path; a path without state."""
+    """Windows that close, state that never does, and windows of time on one path; a path without
+    state."""
     net = Network("cec-single", bucket=BUCKET)
     s1, s2 = _sources(net, 2)
     merged = net.union(_batches(s1.apply(spread)), _totals(s2.apply(small)))
     net.output("merged", merged, contract=Contract(within="3s"))
+    net.output("windows", _windows(net.union(s1, s2).apply(small), "1s", "500ms"))
     net.output("rows", s1.apply(even))
     return net
 

@@ -29,8 +29,6 @@ def limits_of(
     if not network.name.startswith(CEC):
         return None
     operators = [op for path in part.paths for op in path.operators]
-    if any(isinstance(op, ops.TimeWindow | ops.Join) for op in operators):
-        return None
     if not any(isinstance(op, ops.Stateful) for op in operators) and chance.random() < 0.4:
         return None
     rows = chance.choice([1, 15, 40, 40, 120, 120, 400, None])

@@ -217,7 +217,7 @@ def protect(network: Network, seed: int) -> None:
             fragment.name,
             on_failure=chance.choice(["process", "delay", *blocks]),
             while_correcting=chance.choice(["suspend", "delay", "process"]),
-            reconcile=chance.choice(["checkpoint", "checkpoint", "undo"]),
+            reconcile="undo" if chance.choice([0, 0, 1]) and not limits else "checkpoint",
             max_delay=x,
             replicas=max(chance.randint(1, most), 3 if three else 1),
             recovery="cec" if limits else "replay" if mixed.random() < 0.2 else None,

@@ -134,6 +134,10 @@ class EngineTwin:
                 on_results(outputs)
             return StepResult(outputs, step.after(), 1)
         assert on_results is not None
+        if any(isinstance(op, ops.TimeWindow | ops.Join) for op in path.operators):
+            leaving.history = Version(
+                path.name, hi, edges=version.edges, needs_from=version.needs_from, plan=version.plan
+            )
         try:
             after = step.after()  # the footprints are logged with the results
             on_results(outputs)

@@ -156,8 +156,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def recording(patch: pytest.MonkeyPatch, change: Callable[[Record], Record]) -> None:
     original = EventualCheckpoints._records
 
-    def records(self: EventualCheckpoints, *args: Any) -> list[Record]:
-        return [change(record) for record in original(self, *args)]
+    def records(self: EventualCheckpoints, *args: Any) -> Any:
+        found, history = original(self, *args)
+        return [change(record) for record in found], history
 
     patch.setattr(EventualCheckpoints, "_records", records)
 
@@ -305,8 +306,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
                     for op, shards in leaving.left.items()
                 }
                 plan = self.engine.plan_hash(self.paths[work.path])
-                body = {"footprints": footprints, "oldest": control.logged, "plan": plan,
-                        "costs": control.costs.body()}  # fmt: skip
+                oldest = eventual.oldest(work.path)
+                body = {"footprints": footprints, "oldest": oldest, "plan": plan,
+                        "costs": control.costs.body(), "needs_from": oldest + 1}  # fmt: skip
                 self.log.append(State(work.path, work.hi, body))
 
             return log

@@ -51,7 +51,7 @@ class CrashingNode:
     def start(self) -> None:
         self.log = Log.open(self.root / "log", "node", fsync="never")
         self.engine = Engine(
-            self.net, self.sessions, str(self.root / "state"), pane_buckets=4,
+            self.net, self.sessions, str(self.root / "log" / "state"), pane_buckets=4,
             job_rows=LIMITS[self.jobs], compiled=self.compiled,
         )  # fmt: skip
         inputs: Any = self

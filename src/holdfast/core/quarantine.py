@@ -119,8 +119,8 @@ POLICIES: Mapping[Kind, Policy] = {
 
 NOT_REBUILT = (
     "restore the folder of the node from a backup; the node restarts automatically. Its storage is "
-    "not rebuilt: with recovery='checkpoint', upstream does not retain the inputs. Without a "
-    "backup its state is lost: start the network from scratch with another --storage"
+    "not rebuilt: with recovery='checkpoint' or 'cec', upstream does not retain the inputs. "
+    "Without a backup its state is lost: start the network from scratch with another --storage"
 )
 
 #: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not

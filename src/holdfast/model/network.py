@@ -179,8 +179,8 @@ class Network:
         while_correcting: the same for new buckets while tentative results are corrected.
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
         recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`, for large keyed
-            state: windows are checkpointed one by one, so that recovery takes at most
-            `recovery_time`; or reads at most about `recovery_entries` of them, and replays or
+            state: windows are checkpointed one by one, so that recovery is predicted to take less
+            than `recovery_time`; or reads about `recovery_entries` of them at most, and replays or
             reads about `recovery_rows` rows.
         """
         if fragment in self.protections:

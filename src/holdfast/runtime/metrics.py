@@ -119,6 +119,9 @@ class Metrics(Collector):
         )
         tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
         states = _gauge("path_state", "1 for the state of the path", "node", "path", "state")
+        recovery = _gauge(
+            "path_recovery_seconds", "Predicted time of a recovery from footprints", "node", "path"
+        )
         for name, node in list(self._nodes.items()):
             status = node.status()
             steps.add_metric([name], status["steps"])
@@ -130,10 +133,13 @@ class Metrics(Collector):
             for path, path_status in status["paths"].items():
                 for state in OutputState:
                     states.add_metric([name, path, state.value], path_status["state"] == state)
+                if (footprints := path_status["footprints"]) is not None:
+                    predicted_s = footprints["recovery_ms_predicted"] / 1_000
+                    recovery.add_metric([name, path], predicted_s)
         restarts = _counter("host_restarts", "Restarts of the process", "host")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)
-        return iter((steps, seconds, checkpoints, tentative, states, restarts))
+        return iter((steps, seconds, checkpoints, tentative, states, recovery, restarts))
 
     def _of_parts(self) -> Iterator[Metric]:
         unhealthy = _gauge(

@@ -27,7 +27,7 @@ def duration_us(text: str, *, of: str = "duration") -> int:
             "'5min', '1h' (units: us, ms, s, min, h, d)"
         )
     value = float(match[1]) * _UNITS_US[match[2]]
-    if value != int(value) or value <= 0:
+    if value > 1 << 60 or value != int(value) or value <= 0:
         raise InputError(f"{of}: {text!r} must be a positive whole number of microseconds")
     return int(value)
 

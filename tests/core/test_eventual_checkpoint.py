@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from holdfast.core.eventual_checkpoint import (
+    CHECKS_MIN,
     EVERYTHING,
     NOTHING,
     Checks,
@@ -101,22 +102,43 @@ def test_iii_a_an_unattainable_target_checks_all_windows() -> None:
 
 
 def test_iii_time_for_footprints_is_limited() -> None:
-    state = path_of(Targets(rows=0), Pace(interval_us=5_000, period_us=100_000), 50.0)
-    state.committed(opened(1, 1_000))
-    state.committed(opened(2, 1_000))
-    assert state.checks(1_000_000) == Checks(1, 100), "5 ms for footprints of 50 us"
+    state = path_of(Targets(rows=0), Pace(interval_us=5_000, period_us=100_000), 2.0)
+    state.committed(opened(1, 10_000))
+    state.committed(opened(2, 10_000))
+    assert state.checks(1_000_000) == Checks(1, 2_500), "5 ms for footprints of 2 us"
     assert state.checks(1_099_999) == NOTHING
-    assert state.checks(1_100_000).most == 100
+    assert state.checks(1_100_000).most == 2_500
+
+
+def test_slow_footprints_do_not_stop_the_progress_of_t() -> None:
+    """Writing a file takes some time, however few footprints it has: each would seem the slower,
+    the fewer there are."""
+    state = path_of(Targets(rows=0), Pace(5_000, 100_000), 1_000.0)
+    state.committed(opened(1, 10_000))
+    state.committed(opened(2, 10_000))
+    assert state.checks(0).most == CHECKS_MIN
+
+
+def test_without_a_limit_of_the_user_records_count_as_many_entries() -> None:
+    """An idle window holds T back; steps with few rows leave few entries, but many records."""
+    state = path_of(Targets(rows=10**9), bucket=0)
+    state.committed(opened(1, 1))
+    for bucket in range(2, 12_000):
+        state.committed(Committed(bucket, {bucket: 1}, {bucket: 1}, {}))
+        if state.checks(0) != NOTHING:
+            break
+    assert bucket in range(9_000, 11_000)
+    assert state.checks(0) == Checks(1, EVERYTHING)
 
 
 def test_iii_the_duration_of_footprints_is_measured() -> None:
     state = path_of(Targets(rows=0), Pace(5_000, 100_000), 50.0)
-    for bucket in range(1, 60):
+    for bucket in range(1, 80):
         moved = {bucket - 1: -1} if bucket > 1 else {}
-        step = Committed(bucket, {bucket: 1}, {bucket: 1}, {**moved, bucket: 1}, 1, 10)
+        step = Committed(bucket, {bucket: 1}, {bucket: 1}, {**moved, bucket: 1}, 1, 1)
         state.committed(step)
-    state.committed(opened(60, 1))
-    assert state.checks(0).most in range(490, 501)
+    state.committed(opened(80, 1))
+    assert state.checks(0).most in range(4_900, 5_001)
 
 
 def test_windows_that_open_during_a_replay_hold_t_where_recovery_began() -> None:
@@ -163,6 +185,9 @@ def test_iii_a_a_recovery_time_chooses_between_reading_and_replaying() -> None:
             assert state.checks(0) == NOTHING
     # 700 entries and 600,000 rows: 770 ms, of which 700 ms are allowed.
     assert state.predicted_us == 770_000
+    state.costs.fixed_us = 5_000_000
+    assert state.checks(0) != NOTHING, "100 ms are left for reading and replaying, whatever else"
+    state.costs.fixed_us = 100_000
     assert state.checks(0) == Checks(1, EVERYTHING), "one bucket later, 680 ms"
 
 

@@ -144,7 +144,8 @@ class SmallNode:
         self.now_us += 200_000
 
         def on_results(results: Any, *more: Record) -> None:
-            self.log.append(Boundary("out", hi), *more)
+            is_new = hi > self.log.info("out").complete_upto
+            self.log.append(*[Boundary("out", hi)] * is_new, *more)
             for name, table in results.items():
                 rows = table.drop_columns(["__seq"]) if "__seq" in table.column_names else table
                 self.results.update(f"{name} {sorted(row.items())}" for row in rows.to_pylist())

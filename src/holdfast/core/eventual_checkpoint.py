@@ -72,6 +72,14 @@ class Checks:
 
 #: Most rows that recovery replays, unless the user states another limit.
 _ROWS_MAX = 1_000_000
+#: Most entries that recovery reads, unless the user states a limit; or so many times the open
+#: windows. A record of the log costs as much as so many entries.
+_ENTRIES_MAX, _ENTRIES_SHARE, _RECORD_ENTRIES = 1_000_000, 4, 100
+#: At least so many windows leave a footprint in a period, if a target is missed.
+CHECKS_MIN = 1_000
+#: At least this share of the stated recovery time is for reading and replaying, also if everything
+#: else takes longer than stated.
+_VARIABLE_SHARE = 0.1
 _PACE = Pace()
 #: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
 _AIM = 0.7
@@ -171,6 +179,8 @@ class EventualCheckpoint:
         self.open = 0
         #: What recovery would have to process, since T.
         self._entries, self._rows = _Counts({}), _Counts({})
+        #: Records of the log with entries, since T.
+        self._records = _Counts({})
         #: Input rows that time windows and joins refer to.
         self.referred = 0
         #: Last bucket that was processed.
@@ -188,6 +198,7 @@ class EventualCheckpoint:
         """Begin at the bucket of the oldest footprint. `entries`: of the log since then, by
         bucket; `replays_upto`: the last bucket that was committed."""
         self._entries, self.replays_upto = _Counts(entries), replays_upto
+        self._records = _Counts(dict.fromkeys(entries, 1))
         self.restored_at = self.logged = self.bucket
 
     @property
@@ -249,41 +260,47 @@ class EventualCheckpoint:
         """The windows that should leave a footprint in the next step."""
         if not self._order or self.replays or at_us < self._next_us:
             return NOTHING
-        if self._met(self.extent, self._replayed):
+        if self._met(self.extent, self._replayed, self._records.sum):
             return NOTHING
         most = EVERYTHING
         if self.pace is not None:
-            most = max(1, int(self.pace.interval_us / self.check_us))
+            most = max(CHECKS_MIN, int(self.pace.interval_us / self.check_us))
             self._next_us = at_us + self.pace.period_us
         upto = self._upto(most)
         return NOTHING if upto is None else Checks(upto, most)
 
     def folds(self, referred: int) -> bool:
         """Whether time windows and joins should fold the rows that they refer to."""
-        return not self._met(0, referred)
+        return not self._met(0, referred, 0)
 
-    def _met(self, entries: int, rows: int) -> bool:
+    def _met(self, entries: int, rows: int, records: int) -> bool:
         targets = self.targets
-        if targets.entries is not None and entries > targets.entries:
+        if targets.entries is not None:
+            if entries > targets.entries:
+                return False
+        elif entries + _RECORD_ENTRIES * records > max(_ENTRIES_MAX, _ENTRIES_SHARE * self.open):
             return False
         if targets.rows is not None and rows > targets.rows:
             return False
-        limit_us = targets.recovery_us
-        return limit_us is None or self.costs.predicted_us(entries, rows) <= _AIM * limit_us
+        if targets.recovery_us is None:
+            return True
+        fixed_us = self.costs.predicted_us(0, 0)
+        left_us = max(_AIM - fixed_us / targets.recovery_us, _VARIABLE_SHARE) * targets.recovery_us
+        return self.costs.predicted_us(entries, rows) - fixed_us <= left_us
 
     def _upto(self, most: int) -> int | None:
         """Windows whose newest footprint is in this bucket or earlier leave another one. Recovery
         then begins at the next bucket that windows still have their newest footprint in. If no
         number of footprints is enough, all windows leave one; for a recovery time, as many as
         shorten it most (None: none)."""
-        entries, rows = _Left(self._entries), _Left(self._rows)
+        entries, rows, records = map(_Left, (self._entries, self._rows, self._records))
         checked, shortest_us, best = 0, self.predicted_us, None
         for number, bucket in enumerate(self._order):
             last = number + 1 == len(self._order)
             following = self.bucket if last else self._order[number + 1]
             checked += self._windows[bucket]
             left = entries.after(following - 1) + checked, rows.after(following)
-            if checked >= most or self._met(*left):
+            if checked >= most or self._met(*left, records.after(following - 1) + 1):
                 return bucket
             if (left_us := self.costs.predicted_us(*left)) < shortest_us:
                 shortest_us, best = left_us, bucket
@@ -309,12 +326,13 @@ class EventualCheckpoint:
             elif before and not count:
                 self._order.remove(bucket)
         self._entries.add(step.entries)
+        self._records.add({bucket: 1 for bucket, count in step.entries.items() if count})
         self._rows.add(step.rows)
         if step.checks:
             footprints = max(step.checks, sum(step.entries.values()))
             measured = max(CHECK_US_MIN, step.took_us / footprints)
             self.check_us += 0.2 * (measured - self.check_us)
-        for held in (self._entries, self._rows):
+        for held in (self._entries, self._rows, self._records):
             held.forget_before(self.oldest)
 
 

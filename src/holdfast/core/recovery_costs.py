@@ -20,7 +20,9 @@ _ENTRY_US, _ROW_US, _FIXED_US = 5.0, 2.0, 500_000.0
 _WEIGHT = 0.3
 #: The same for a step among many.
 _STEP_WEIGHT = 0.05
-#: A recovery with fewer rows or entries tells little about the cost of each.
+#: A step with fewer rows tells little about the cost of each.
+_STEP_ROWS_MIN = 1_000
+#: The same for the rows and entries of a recovery.
 _COUNT_MIN = 10_000
 
 
@@ -38,7 +40,7 @@ class RecoveryCosts:
 
     def stepped(self, rows: int, took_us: int) -> None:
         """A normal step was measured."""
-        if self.recoveries == 0 and rows:
+        if self.recoveries == 0 and rows >= _STEP_ROWS_MIN:
             self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
 
     def recovered(self, entries: int, rows: int, load_us: int, replay_us: int, all_us: int) -> None:

@@ -310,15 +310,15 @@ class Engine:
         folder = os.path.join(self.folder, FOOTPRINTS)
         for file in files_below(folder):
             if f"{FOOTPRINTS}/{file}" not in kept:
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, file))
+                self.drop_footprints([f"{FOOTPRINTS}/{file}"])
 
     def drop_footprints(self, files: Iterable[str]) -> None:
         for file in files:
             path = os.path.join(self.folder, file)
-            with suppress(OSError):
+            with suppress(FileNotFoundError):
                 os.unlink(path)
-                os.rmdir(os.path.dirname(path))  # fails unless empty
+            with suppress(OSError):  # not empty
+                os.rmdir(os.path.dirname(path))
 
     def made(self, line: str, file: str) -> None:
         self._made.setdefault(line, set()).add(file)

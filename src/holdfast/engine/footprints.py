@@ -50,7 +50,7 @@ class Footprints:
     closed: int
     #: How the number of open keys changed, by mark.
     windows: Mapping[int, int]
-    #: Footprints that were asked for (Gcheck), and the time that all footprints took.
+    #: Footprints that were asked for (Gcheck), and the time to write all footprints.
     checks: int
     took_us: int = 0
     #: The time to restore the shard from earlier footprints.
@@ -203,7 +203,6 @@ def leave(
     """Write the footprints of a step, unless it replays buckets (no name): only the marks change.
     Also returns the marks that were set. `checked`: hashes of keys that should leave a footprint,
     among others (`marked`)."""
-    began_s = time.perf_counter()
     old, state = _open_only(before), _sorted(change.state)
     if len(checked):
         untouched = old.of(checked).without(change.touched)
@@ -227,19 +226,25 @@ def leave(
     place = state.rows.column_names.index(MARK)
     rows = state.rows.set_column(place, MARK, pa.array(np.repeat(marks, keys.rows)))
     state = KeyedState(rows, state.hashes)
-    layer = None
+    layer, began_s = None, time.perf_counter()
     if name is not None and len(chosen) + len(closed):
         footprints = state.of(chosen)
         entries = Entries.of(footprints.rows, footprints.hashes, chosen)
         layer = write_layer(entries, None, 0, name, marks_of(closed, np.full(len(closed), upto)))
+    took_us = int(1e6 * (time.perf_counter() - began_s))
     is_set = is_new | is_chosen
     moved = is_in(old_keys.hashes, distinct(chosen, gone))
     windows = _added(_counts(old_keys.marks[moved], -1), _counts(marks[is_set], 1))
     touched = distinct(change.touched, chosen)
     after = replace(change, touched=touched, state=state.of(touched))
-    took_us = int(1e6 * (time.perf_counter() - began_s))
     left = Footprints(layer, len(closed), windows, checks, took_us)
     return after, left, marks_of(keys.hashes[is_set], marks[is_set])
+
+
+def all_marks(state: KeyedState) -> Timers:
+    """The marks of all keys of a state that is in the order of hashes."""
+    keys = _Keys.of(state)
+    return marks_of(keys.hashes, keys.marks)
 
 
 def _counts(marks: I64, sign: int) -> dict[int, int]:

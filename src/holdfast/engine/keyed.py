@@ -23,7 +23,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.engine.footprints import Footprints, Marked, Wanted, leave, restored, unseen
+from holdfast.engine.footprints import (
+    Footprints,
+    Marked,
+    Wanted,
+    all_marks,
+    leave,
+    restored,
+    unseen,
+)
 from holdfast.engine.keyed_operators import Change, KeyedOperator, KeyedState
 from holdfast.engine.layers import (
     NO_TIMERS,
@@ -48,6 +56,9 @@ from holdfast.storage.rows import sort_canonical
 
 #: Folder of the footprints, in the folder of all state.
 FOOTPRINTS = "footprints+"  # no name of an output has a plus
+#: Of each shard, at least so many keys with the oldest marks are read if some should leave a
+#: footprint: their marks may have changed.
+CHECKED_MIN = 1_024
 #: The column with the shard of a row, if one task processes all shards.
 SHARD = "__shard"
 
@@ -193,9 +204,11 @@ def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepSt
         needed = distinct(needed, due_timers(root, shard.layers, schema, shard.timer[0], end_us))
     checked = None
     if step.wanted is not None:
-        checked = marked(root, shard.layers, schema, step.wanted.since, step.wanted.upto)
-        needed = distinct(needed, checked)
-    before = KeyedState(*state_of(root, shard.layers, schema, needed))
+        span, most = (step.wanted.since, step.wanted.upto), max(CHECKED_MIN, 2 * step.wanted.most)
+        checked = marked(root, shard.layers, schema, *span, min(most, 1 << 40), step.upto)
+    everything = needed if checked is None else distinct(needed, checked)
+    held = KeyedState(*state_of(root, shard.layers, schema, everything))
+    before = held if len(everything) == len(needed) else held.of(needed)
     if step.replays:
         assert isinstance(operator, Marked)
         new = unseen(before, hashes, operator.buckets(rows))
@@ -204,11 +217,13 @@ def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepSt
     if step.wanted is not None and checked is not None:
         folder = footprints_of(step.folder)
         durable = None if step.replays else replace(name, folder=folder)
-        change, footprints, marks = leave(before, change, checked, step.wanted, step.upto, durable)
+        change, footprints, marks = leave(held, change, checked, step.wanted, step.upto, durable)
+        if operator.is_whole:  # the new layer replaces all others
+            marks = all_marks(change.state)
         footprints = footprints.plus(windows, int(1e6 * loaded_s))
     if not len(change.touched):
         return ShardResult(change.out, shard, footprints)
-    replaced = len(before.of(change.touched).hashes)
+    replaced = len(held.of(change.touched).hashes)
     state = change.state
     top = NewLayer(Entries.of(state.rows, state.hashes, change.touched), marks)
     layers = with_layer(shard.layers, top, operator, name, step, step.fixed.get(number, 0))

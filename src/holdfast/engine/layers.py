@@ -195,16 +195,16 @@ def marks_of(hashes: I64, marks: I64) -> Timers:
 
 
 def _valid_marks(records: Timers, entries: Entries) -> Timers:
-    """Without the records of keys that have another mark in these entries, or are closed."""
+    """Without the records of keys that have another mark in these entries, are closed or were
+    removed. The layer with the record of a key also has an entry of the key."""
     if MARK not in entries.rows.column_names or not len(records):
         return records
     marks = entries.rows[MARK].combine_chunks().fill_null(0).to_numpy()
     closed = entries.rows[CLOSED].combine_chunks().fill_null(True).to_numpy(zero_copy_only=False)
     place = np.searchsorted(entries.hashes, records["hash"])
     place = np.minimum(place, max(0, len(entries) - 1))
-    elsewhere = entries.hashes[place] != records["hash"]
-    is_valid = (marks[place] + _MARKS_US == records["us"]) & ~closed[place]
-    kept: Timers = records[elsewhere | is_valid]
+    is_held = entries.hashes[place] == records["hash"]
+    kept: Timers = records[is_held & (marks[place] + _MARKS_US == records["us"]) & ~closed[place]]
     return kept
 
 
@@ -328,11 +328,21 @@ def due_timers(
     return distinct(_timers(folder, layers, schema, from_us, to_us, math.inf)["hash"])
 
 
-def marked(folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int) -> I64:
-    """Hashes of the keys that may have a mark from `since` to `upto`, sorted. In newer layers,
-    these keys may have other marks, or be closed."""
+def marked(
+    folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int, most: int,
+    turn: int,
+) -> I64:  # fmt: skip
+    """Hashes of the keys that may have a mark from `since` to `upto`, sorted; about `most`, with
+    the oldest marks. In newer layers, these keys may have other marks, or be closed: if many keys
+    have the same mark, `turn`, which rises, selects others the next time."""
     span = since + _MARKS_US, upto + 1 + _MARKS_US
-    return distinct(_timers(folder, layers, schema, *span, math.inf)["hash"])
+    found = in_order(_timers(folder, layers, schema, *span, math.inf))
+    if len(found) > most:
+        found = found[found["us"] <= found["us"][most - 1]]
+    if len(found) > most:
+        first = turn * most % len(found)
+        found = np.roll(found, -first)[:most]
+    return distinct(found["hash"])
 
 
 def next_timer(

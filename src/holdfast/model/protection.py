@@ -87,7 +87,7 @@ class Protection:
                 raise InputError(f"protect: {option} needs recovery='cec'")
             if option == "recovery_time" or limit is None:
                 continue
-            if not isinstance(limit, int) or limit < 1:
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
                 raise InputError(f"protect: {option}={limit!r}: expected an integer >= 1")
             if self.recovery_time is not None:
                 raise InputError(

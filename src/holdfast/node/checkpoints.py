@@ -29,6 +29,12 @@ class Checkpoints:
         """The newest durable version of a path whose files are usable."""
         plan = self._engine.plan_hash(path)
         for bucket, body in reversed(self._log.states(path.name)):
+            if "footprints" in body:
+                raise HoldfastError(
+                    f"node {self._node!r}: its storage was written with recovery='cec' (path "
+                    f"{path.name!r}); use recovery='cec' again, or another storage (storage=, "
+                    "--storage)"
+                )
             version = Version.of(path.name, bucket, body)
             if version.plan != plan:
                 raise HoldfastError(

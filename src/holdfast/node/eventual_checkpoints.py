@@ -85,8 +85,9 @@ class EventualCheckpoints:
         began_us, records = self._clock(), self._log.states(path.name)
         if not records:
             return None
-        upto = min(self._log.info(output).complete_upto for output in path.outputs)
-        newest = records[-1][1]
+        (committed, newest), upto = records[-1], self._complete_upto(path)
+        if newest.get("behind"):
+            upto = committed
         plan, oldest = newest.get("plan"), newest.get("oldest")
         if plan != self._engine.plan_hash(path) or oldest is None or "needs_from" not in newest:
             raise HoldfastError(
@@ -103,22 +104,23 @@ class EventualCheckpoints:
                 for number, left in shards.items():
                     found.setdefault(op, {}).setdefault(int(number), []).append((bucket, left))
                     entries[bucket] = entries.get(bucket, 0) + Footprints.of(left).entries
-        history = History(self._logged_history(path, records), newest["needs_from"])
+        history = History(self._logged_history(path), newest["needs_from"])
         self._history[path.name] = history
         needed = [record for record in records if record[0] >= oldest]
         self._files[path.name] = deque(self._present(path, needed))
         control = self.controls[path.name] = self._control(oldest)
         control.recover(entries, upto)
         control.costs = RecoveryCosts.of(newest["costs"])
-        self._recoveries[path.name] = _Recovery(began_us, began_us, control.extent)
+        self._recoveries[path.name] = _Recovery(self._clock() - began_us, control.extent)
         replays_upto = upto if control.replays else None
         return replace(self.durable(path), found=found, replays_upto=replays_upto)
 
-    def _logged_history(
-        self, path: Path, records: Iterable[tuple[int, dict[str, Any]]]
-    ) -> Version | None:
+    def _complete_upto(self, path: Path) -> int:
+        return min(self._log.info(output).complete_upto for output in path.outputs)
+
+    def _logged_history(self, path: Path) -> Version | None:
         """The newest history in the log. Raises LogCorrupted if a file of it is missing."""
-        histories = [(bucket, body["history"]) for bucket, body in records if "history" in body]
+        histories = self._log.states(_history_of(path))
         if not histories:
             return None
         version = Version.of(path.name, *histories[-1])
@@ -157,7 +159,9 @@ class EventualCheckpoints:
         """Compute the buckets of a stable step. Buckets whose results are logged are replayed by a
         step of their own."""
         control = self.controls.setdefault(path.name, self._control(version.bucket))
-        before = copy.deepcopy(control) if control.replays else control
+        before, recovery = control, self._recoveries.get(path.name)
+        if control.replays:
+            before, recovery = copy.deepcopy(control), copy.copy(recovery)
         try:
             while True:
                 result = self._step(path, version, run.hi, on_results)
@@ -166,6 +170,8 @@ class EventualCheckpoints:
                     return result
         except BaseException:  # the run is repeated from its beginning
             self.controls[path.name] = before
+            if recovery is not None:
+                self._recoveries[path.name] = recovery
             raise
 
     def _step(self, path: Path, version: Version, upto: int, on_results: Logged) -> StepResult:
@@ -220,7 +226,7 @@ class EventualCheckpoints:
         return Committed(
             hi, {bucket: count for bucket, count in referred.items() if bucket > control.bucket},
             {hi: 0 if control.replays else sum(one.entries for one in left)}, windows,
-            sum(one.checks for one in left), sum(one.took_us for one in left),
+            sum(one.checks for one in left), max((one.took_us for one in left), default=0),
             0 if leaving.history is None else sum(referred.values()),
         )  # fmt: skip
 
@@ -241,26 +247,28 @@ class EventualCheckpoints:
             needs_from = min(needs_from, history.needs_from)
             if logged.version is not None and history.holds_the_same_as(logged.version):
                 history = None
-        changed = history is not None or needs_from != logged.needs_from
+        # The log may have results from before the first record: a recovery computes them again.
+        behind = step.bucket < self._complete_upto(path)
+        changed = history is not None or needs_from != logged.needs_from or behind
         if not control.must_log(step, bool(files) or changed):
             return [], logged
         self._files.setdefault(path.name, deque()).append((step.bucket, list(files)))
         body: dict[str, Any] = {
             "footprints": footprints, "oldest": oldest, "plan": self._engine.plan_hash(path),
-            "costs": control.costs.body(), "needs_from": needs_from,
+            "costs": control.costs.body(), "needs_from": needs_from, "behind": behind,
         }  # fmt: skip
+        records: list[Record] = [
+            State(path.name, step.bucket, body), DropState(path.name, oldest),
+        ]  # fmt: skip
         if history is not None:
-            body["history"] = history.body()
+            name = _history_of(path)
+            records += [State(name, step.bucket, history.body()), DropState(name, step.bucket)]
             durable = set() if logged.version is None else set(logged.version.files())
             files += [file for file in history.files() if file not in durable]
         began_us = self._clock()
         self._log.sync([os.path.join("state", file) for file in files])
         self.written["sync_us"] += self._clock() - began_us
-        newest = history or logged.version
-        # The record with the newest history remains, however old it is.
-        upto = oldest if newest is None else min(oldest, newest.bucket)
-        records: list[Record] = [State(path.name, step.bucket, body), DropState(path.name, upto)]
-        return records, History(newest, needs_from)
+        return records, History(history or logged.version, needs_from)
 
     def _measure(self, path: str, step: Committed, leaving: Leaving, began_us: int) -> None:
         """Take the time of a step, or of a recovery that ends with it."""
@@ -275,10 +283,9 @@ class EventualCheckpoints:
         if control.replays:
             recovery.rows += rows
             recovery.replay_us += max(0, took_us - loaded_us)
-            recovery.until_us = now_us
             return
-        # Before the first new bucket, the node may have waited for its rows.
-        all_us = recovery.until_us - recovery.began_us + took_us
+        # Without the time in which the node waited for its inputs, or for disk space.
+        all_us = recovery.open_us + recovery.load_us + recovery.replay_us + took_us
         control.costs.recovered(
             recovery.entries, recovery.rows, recovery.load_us, recovery.replay_us, all_us
         )
@@ -323,14 +330,18 @@ class EventualCheckpoints:
 class _Recovery:
     """A recovery until the first new bucket is committed."""
 
-    began_us: int
-    #: End of the last replayed step.
-    until_us: int
+    #: Time to read the log.
+    open_us: int
     #: Entries of the log, and rows that were replayed.
     entries: int
     rows: int = 0
     load_us: int = 0
     replay_us: int = 0
+
+
+def _history_of(path: Path) -> str:
+    """The name of the records with the history of a path; no name of an output has a plus."""
+    return f"{path.name}+history"
 
 
 def _each(leaving: Leaving) -> list[Footprints]:

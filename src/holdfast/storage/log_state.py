@@ -7,7 +7,7 @@ function before anything is written.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -126,6 +126,10 @@ class LogState:
         return self.streams[name]
 
 
+def _bucket_of(version: tuple[int, Any]) -> int:
+    return version[0]
+
+
 def fold(state: LogState, record: Record) -> None:
     match record:
         case Epoch():
@@ -184,13 +188,15 @@ def fold(state: LogState, record: Record) -> None:
         case Counter():
             state.counters[record.name] = record.value
         case State():
-            versions = [v for v in state.states.get(record.path, []) if v[0] != record.bucket]
-            insort(versions, (record.bucket, record.body), key=lambda version: version[0])
-            state.states[record.path] = versions
+            versions = state.states.setdefault(record.path, [])
+            at = bisect_left(versions, record.bucket, key=_bucket_of)
+            is_known = at < len(versions) and versions[at][0] == record.bucket
+            versions[at : at + is_known] = [(record.bucket, record.body)]
         case DropState():
-            versions = [v for v in state.states.pop(record.path, []) if v[0] >= record.upto]
-            if versions:
-                state.states[record.path] = versions
+            versions = state.states.get(record.path, [])
+            del versions[: bisect_left(versions, record.upto, key=_bucket_of)]
+            if not versions:
+                state.states.pop(record.path, None)
         case Note():
             pass
         case _:

@@ -213,13 +213,11 @@ def pairs(lower: int, upper: int) -> Network:
 
 
 def cec_single() -> Network:
-    """Windows that close, state that never does, and windows of time on one path; a path without
-    state."""
+    """Windows that close, and state that never does, on one path; a path without state."""
     net = Network("cec-single", bucket=BUCKET)
     s1, s2 = _sources(net, 2)
     merged = net.union(_batches(s1.apply(spread)), _totals(s2.apply(small)))
     net.output("merged", merged, contract=Contract(within="3s"))
-    net.output("windows", _windows(net.union(s1, s2).apply(small), "1s", "500ms"))
     net.output("rows", s1.apply(even))
     return net
 
@@ -243,13 +241,24 @@ def cec_line() -> Network:
 
 
 def cec_fan() -> Network:
-    """A node without state feeds two nodes with state."""
+    """A node without state feeds two nodes with state, one of them also with windows of time."""
     net = Network("cec-fan", bucket=BUCKET)
     s1, s2 = _sources(net, 2)
     first = net.union(s1.on("first"), s2.on("first")).apply(small)
-    net.output("batches", _batches(first.on("left").apply(spread)))
+    left = first.on("left")
+    net.output("batches", _batches(left.apply(spread)))
+    net.output("windows", _windows(left, "1s", "500ms"))
     net.output("totals", _totals(first.on("right")), contract=Contract(within="4s"))
     return net
+
+
+def cec_parts() -> Network:
+    """Keyed state in partitions, repartitioned by key."""
+    net = Network("cec-parts", bucket=BUCKET)
+    sources = [s.on("lower", by="key", partitions=2) for s in _sources(net, 2)]
+    lower = _batches(net.union(*sources).apply(small))
+    net.output("totals", _totals(lower.on("upper", by="key", partitions=2)))
+    return physical(net)
 
 
 #: Networks of pairs that share hosts: number of hosts, number of standbys.
@@ -270,6 +279,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "cec-chain": cec_chain,
     "cec-line": cec_line,
     "cec-fan": cec_fan,
+    "cec-parts": cec_parts,
     **{f"pairs-{n}": partial(pairs, n, max(1, 4 - n // 2)) for n in range(1, 9)},
     **{name: partial(pairs, n, max(1, n - 1)) for name, (n, _) in HOSTS.items()},
 }

@@ -87,7 +87,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Footprints, "plus", lambda self, windows, loaded_us=0: self)
 
 
-@planted("count windows that close as open", 5, "bounded", *STATE)
+@planted("count windows that close as open", 12, "bounded", *STATE)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = simulated_footprints.leave
 
@@ -137,7 +137,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventualCheckpoint, "checks", eager)
 
 
-@planted("log footprints only if the oldest one changes", 4)
+@planted("log footprints only if the oldest one changes", 7)
 def _(patch: pytest.MonkeyPatch) -> None:
     def moves(self: EventualCheckpoint, step: Committed, footprints: bool) -> bool:
         return not self.replays and self.logged != self.oldest_after(step)
@@ -145,7 +145,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventualCheckpoint, "must_log", moves)
 
 
-@planted("never check a window", 5, "bounded")
+@planted("never check a window", 7, "bounded")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventualCheckpoint, "checks", lambda self, at_us: NOTHING)
 
@@ -241,7 +241,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "sync", unsynced)
 
 
-@planted("retain the counts of a failed run", 146)
+@planted("retain the counts of a failed run", 342)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = EventualCheckpoints.run
 
@@ -283,7 +283,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventualCheckpoints, "recovered", newest)
 
 
-@planted("tentative steps leave footprints", 12)
+@planted("tentative steps leave footprints", 5)
 def _(patch: pytest.MonkeyPatch) -> None:
     original = Performer.step
 

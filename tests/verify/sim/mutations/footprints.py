@@ -137,7 +137,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventualCheckpoint, "checks", eager)
 
 
-@planted("log footprints only if the oldest one changes", 7)
+@planted("log footprints only if the oldest one changes", 9)
 def _(patch: pytest.MonkeyPatch) -> None:
     def moves(self: EventualCheckpoint, step: Committed, footprints: bool) -> bool:
         return not self.replays and self.logged != self.oldest_after(step)

@@ -41,8 +41,8 @@ REPLAY = Options(recovery="replay", checkpoint_buckets=3)
 PAIRS = Options(recovery="checkpoint", checkpoint_buckets=7)
 #: A node dies again before it has replayed its input, or soon after.
 RESTARTS = (
-    (2, 0.3), (2.45, 2.5), (5.45, 0.3), (6.05, 2.5), (9.25, 0.3), (10.25, 0.9), (11.85, 0.9),
-    (13.05, 0.9),
+    (2, 0.2), (3.3, 0.5), (3.9, 0.3), (4.8, 0.3), (6.1, 0.2), (8.1, 0.5), (8.7, 0.3), (9.3, 0.5),
+    (11.3, 0.5),
 )  # fmt: skip
 NO_CHECKPOINTS = Options(recovery="replay", checkpoint_buckets=0)
 
@@ -407,7 +407,7 @@ SCENES = {
         few_entries,
         16,
         tuple(at(s, "kill", "main", for_s) for s, for_s in RESTARTS),
-        Options(checkpoint_buckets=3, group_buckets_max=2),
+        Options(checkpoint_buckets=3, group_buckets_max=1),
     ),
     "pairs_slow_fetch": Scene(
         "pairs-1",

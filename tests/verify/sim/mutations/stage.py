@@ -96,9 +96,9 @@ def three_fragments() -> Network:
 
 
 def few_entries() -> Network:
-    """Windows leave footprints as soon as recovery would have to read two entries."""
+    """Windows leave footprints as soon as recovery would have to read nine entries."""
     net = cec_single()
-    net.protect("main", recovery="cec", recovery_rows=15, recovery_entries=1, on_failure="block")
+    net.protect("main", recovery="cec", recovery_rows=120, recovery_entries=8, on_failure="block")
     return net
 
 

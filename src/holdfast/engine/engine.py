@@ -40,7 +40,7 @@ from holdfast.engine.state import (
     write_rows,
 )
 from holdfast.engine.step import Step
-from holdfast.engine.step_inputs import PANE_BUCKETS, MoreRows, at_time
+from holdfast.engine.step_inputs import PANE_BUCKETS, MoreRows, NoTask, at_time
 from holdfast.errors import HoldfastError, InputError, TooLarge
 from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
@@ -77,6 +77,9 @@ class Engine:
         #: Operators that use their general plan: all of every path in which a short plan has raised
         #: `TOO_WIDE`.
         self.general: set[str] = set()
+        #: Keyed operators whose rows Spark's optimizer has proved to be empty. They must run
+        #: because of their timers and footprints, so they read an empty file, too.
+        self.never_empty: set[str] = set()
         #: Time windows whose panes were too large for the driver to assign them to windows.
         self.wide: set[str] = set()
         #: Joins that have sent new rows to all tasks, and those of them that no longer do so,
@@ -220,8 +223,10 @@ class Engine:
                 except MoreRows as more:
                     rows_min = more.rows
                     self._more_rows[name] = (more.rows, STEPS_WITH_MORE_ROWS)
-                    self._undo(step)
-                    prepared.end()
+                except NoTask as without:
+                    self.never_empty.add(without.op)
+                self._undo(step)
+                prepared.end()
         except BaseException as err:
             prepared.reset()
             if not isinstance(err, HoldfastError | PySparkException | Py4JJavaError | OSError):

@@ -19,6 +19,7 @@ from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.recipe import Query, Read, Recipe, Sharded
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
+from holdfast.engine.step_inputs import NoTask
 from holdfast.engine.time_windows import TimeWindows
 from holdfast.errors import HoldfastError, InputError
 from holdfast.model import operators as ops
@@ -217,7 +218,10 @@ class Step(TimeWindows):
         if self.replays and not self._by_reference(up):
             chunks = self.edges.get(f"{op.name}:0", ())
             return self._chunk_rows(up, chunks, self.lo, self.hi, None)
-        return self._stateless(up, self.lo, self.hi)
+        rows = self._stateless(up, self.lo, self.hi)
+        if rows is not None and op.name in self.engine.never_empty:
+            return self._united((rows, self._nothing(up)))
+        return rows
 
     def _nothing(self, op: ops.Operator) -> Recipe:
         """No rows of an operator."""
@@ -265,6 +269,8 @@ class Step(TimeWindows):
                 # Spark runs no task if its optimizer proves that the results are never read.
                 frames = (self.builder.build(recipe) for recipe in self.executed)
                 if any(contains(frame, keyed.name_of(name)) for frame in frames):
+                    if name not in self.engine.never_empty:
+                        raise NoTask(name)
                     raise keyed.lost_note(path, 0)
                 continue
             shards, footprints = written

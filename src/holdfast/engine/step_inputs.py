@@ -93,6 +93,15 @@ class MoreRows(Exception):
         self.rows = rows
 
 
+class NoTask(Exception):
+    """No task of a keyed operator ran: Spark's optimizer has proved that its rows are empty, for
+    example because a filter is never true."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op)
+        self.op = op
+
+
 class Folded(NamedTuple):
     """New rows of a time window, as panes."""
 

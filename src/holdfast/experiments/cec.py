@@ -1,0 +1,140 @@
+"""Continuous eventual checkpointing: the figures of the paper, recovery-time objectives, and
+checkpoints of the whole state on the same workload.
+
+Everything runs in this process, without transport (`cec_bench.py`), on Spark. Crashes forget
+everything but the files, and the page cache is dropped; the JVM stays, as if the process had
+started and done a first job. `cec_kills.py` kills real processes.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from holdfast.config import Options
+from holdfast.engine import session
+from holdfast.experiments import cec_kills
+from holdfast.experiments.cec_objectives import delays, objectives, whole_state
+from holdfast.experiments.cec_sweeps import PAPER, SCALE, baseline, load_times, sweep
+
+
+def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    sessions = session.start(Options(master="local[2]", memory="2g"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdfast-cec-") as folder:
+            base = baseline(sessions, folder, *((3, 10) if quick else (5, 30)), say)
+            swept = sweep(sessions, folder, *((3, 10) if quick else (5, 20)), say)
+            stated = objectives(sessions, folder, 10 if quick else 100, say)
+            whole = whole_state(sessions, folder, *((50, 2) if quick else (100, 5)), say)
+            slow = delays(sessions, folder, 500 if quick else 5_000, say)
+    finally:
+        sessions.stop()
+    killed = cec_kills.run(2 if quick else 10, say)
+    return {
+        **_ratios(base),
+        **load_times(swept),
+        "monotone": swept["monotone"],
+        "time_ratio": whole["time_ratio"],
+        "bytes_ratio": whole["bytes_ratio"],
+        "p999_ratio": slow["p999_ratio"],
+        "baseline": base,
+        "sweeps": swept,
+        "objectives": stated,
+        "whole_state": whole,
+        "delays": slow,
+        "kills": killed,
+    }
+
+
+def _ratios(base: Mapping[str, Any]) -> dict[str, float]:
+    def median(kind: str, form: str) -> float:
+        return round(float(statistics.median(base[kind]["ratios"][form])), 3)
+
+    return {
+        **{f"baseline_ratio_{kind}": median(kind, "default") for kind in ("fast", "slow")},
+        **{f"literal_ratio_{kind}": median(kind, "literal") for kind in ("fast", "slow")},
+        "lazy_ratio": median("slow", "lazy"),
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(title="Continuous eventual checkpoints: what the dials change")
+    for column in ("dial", "footprints of open windows a step", "entries to read", "load (s)",
+                   "replayed (MB)", "recovery (s)", "response (s)"):  # fmt: skip
+        shown.add_column(column, justify="left" if column == "dial" else "right")
+    units = {"q": "Q = {} times the open windows", "u": "U = {:,} rows", "cp": "CP = {} ms"}
+    for dial, label in units.items():
+        paper = PAPER[dial]
+        for number, row in enumerate(result["sweeps"][dial]):
+            value = SCALE * row["value"] if dial == "cp" else row["value"]
+            shown.add_row(
+                label.format(value), f"{row['checks']:,.0f}",
+                *(_beside(row, key, paper, number) for key in ("extent", "load_s", "replayed_mb")),
+                f"{row['recovery_s']:.1f}", _beside(row, "response_s", paper, number),
+            )  # fmt: skip
+    shown.caption = "\n".join(_captions(result))
+    return shown
+
+
+def _beside(row: Mapping[str, Any], key: str, paper: Mapping[str, Any], number: int) -> str:
+    value = f"{row[key]:,.0f}" if row[key] >= 100 else f"{row[key]:.2f}"
+    theirs = paper.get(key, (None,) * 4)[number]
+    return value if theirs is None else f"{value} (paper {theirs:,g})"
+
+
+def _captions(result: dict[str, Any]) -> list[str]:
+    whole, slow = result["whole_state"], result["delays"]
+    captions = [
+        f"rows/s with footprints over those without: fast windows "
+        f"{result['baseline_ratio_fast']:.2f} (literal {result['literal_ratio_fast']:.2f}), slow "
+        f"windows {result['baseline_ratio_slow']:.2f} (literal {result['literal_ratio_slow']:.2f}; "
+        f"paper: above 0.9); ten buckets a step without footprints {result['lazy_ratio']:.2f}",
+        *(
+            f"loading {name[7:]} entries: {result[name]:.2f} s"
+            for name in ("load_s_120k", "load_s_500k")
+            if name in result
+        ),
+        f"at the same recovery time as copies of the whole state every "
+        f"{whole['full_every_rows']:,} rows: {result['time_ratio']:.2f} of their time, "
+        f"{result['bytes_ratio']:.2f} of their bytes",
+        f"99.9th percentile of delays over {slow['steps']:,} steps: "
+        f"{slow['cec']['ms_p999']:.0f} ms with footprints, {slow['none']['ms_p999']:.0f} without",
+    ]
+    for stated, of in (*result["objectives"].items(), *result["kills"].items()):
+        captions.append(
+            f"{of.get('what', 'crash')}, recovery stated {stated}: {of['within']} of "
+            f"{of['crashes']} within, median {statistics.median(of['recovery_s']):.2f} s, "
+            f"predicted {statistics.median(of['predicted_s']):.2f} s"
+        )
+    return captions
+
+
+def plot(result: dict[str, Any], folder: str) -> list[str]:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6))
+    keys = ("checks", "extent", "load_s", "replayed_mb")
+    labels = ("Gchecks a step", "extent (entries)", "load (s)", "replayed (MB)")
+    for line, (dial, name) in enumerate((("q", "Q / open windows"), ("u", "U (rows)"))):
+        rows = result["sweeps"][dial]
+        for at, key, label in zip(axes[line], keys, labels, strict=True):
+            at.plot([row["value"] for row in rows], [row[key] for row in rows], marker="o")
+            theirs = PAPER[dial].get(key)
+            if theirs:
+                points = [(r["value"], v) for r, v in zip(rows, theirs, strict=True) if v]
+                at.plot(*zip(*points, strict=True), marker="x", linestyle=":", label="paper")
+                at.legend()
+            at.set_xlabel(name)
+            at.set_title(label, fontsize=10)
+            at.set_ylim(bottom=0)
+            at.grid(alpha=0.3)
+    path = os.path.join(folder, "cec.png")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return [path]

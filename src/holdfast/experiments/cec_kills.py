@@ -1,0 +1,95 @@
+"""A real deployment whose node is killed with SIGKILL and recovers from footprints.
+
+The node measures its recovery itself, from the moment when its log is open (the process has started
+and has run its first jobs) until the first new bucket is committed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import holdfast as hf
+from holdfast.experiments.cec_bench import OUTPUT, WIDTH_US, Workload
+from holdfast.runtime.running import Run
+
+STATED_S = 5
+WORK = Workload(100_000, 10, 5_000)
+net = WORK.network(recovery="cec", recovery_time=f"{STATED_S}s")
+#: Buckets before the first kill, and between two.
+WARM, BETWEEN = 120, 30
+LIMIT_S = 180.0
+
+
+def run(kills: int, say: Callable[[str], None]) -> dict[str, Any]:
+    folder = tempfile.mkdtemp(prefix="holdfast-cec-kills-")
+    try:
+        return {f"{STATED_S}s": _run(folder, kills, say)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder: str, kills: int, say: Callable[[str], None]) -> dict[str, Any]:
+    options = hf.Options(memory="1g", archive=False)
+    running = Run(
+        net, storage=folder, deployment="processes", options=options,
+        app="holdfast.experiments.cec_kills:net",
+    )  # fmt: skip
+    rng, took_s, predicted_s = random.Random(1), [], []
+    with running:
+        client, source = running.client(OUTPUT), running.source("items")
+        thread = threading.Thread(
+            target=client.foreach_bucket, args=(lambda table, info: None,), daemon=True
+        )
+        thread.start()
+        pushed = 0
+
+        def wait_for(upto: int) -> None:
+            running.wait_for(
+                lambda: client.position is not None and client.position >= upto,
+                LIMIT_S, f"the results of bucket {upto}",
+            )  # fmt: skip
+
+        def push(count: int) -> None:
+            nonlocal pushed
+            for _ in range(count):
+                source.push(WORK.table(pushed))
+                pushed += 1
+                source.advance(pushed * WIDTH_US)
+                wait_for(pushed - 20)
+
+        push(WARM)
+        process = running.processes["main"]
+        for kill in range(kills):
+            push(rng.randrange(BETWEEN // 2, BETWEEN))
+            wait_for(pushed - 1)
+            predicted_s.append(_footprints(running)["recovery_ms_predicted"] / 1_000)
+            process.kill()
+            push(2)
+            wait_for(pushed - 1)
+            took_s.append(_footprints(running)["recovery_ms_last"] / 1_000)
+            say(f"SIGKILL {kill + 1}: recovery {took_s[-1]:.2f} s, predicted "
+                f"{predicted_s[-1]:.2f} s")  # fmt: skip
+        source.end()
+        thread.join(LIMIT_S)
+    errors = [abs(p - took) / took for p, took in zip(predicted_s, took_s, strict=True)]
+    return {
+        "what": "SIGKILL",
+        "crashes": kills,
+        "within": sum(took <= STATED_S for took in took_s),
+        "recovery_s": [round(took, 2) for took in took_s],
+        "predicted_s": [round(predicted, 2) for predicted in predicted_s],
+        "error_median": round(statistics.median(errors), 3),
+    }
+
+
+def _footprints(running: Run) -> dict[str, Any]:
+    (node,) = (node for node in running.status()["nodes"] if node["name"] == "main")
+    (path,) = node["paths"].values()
+    found: dict[str, Any] = path["footprints"]
+    return found

@@ -1,0 +1,187 @@
+"""Recovery-time objectives, and whole-state checkpoints on the same workload.
+
+`objectives`: the user states how long recovery may take; the node is crashed at random moments.
+`whole_state`: what eventual checkpoints cost beside copies of the whole state that give the same
+recovery time, and beside checkpoints of changed layers only.
+`delays`: what they cost the slowest results.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from typing import Any
+
+from holdfast.core.eventual_checkpoint import Settings, Targets
+from holdfast.engine.keyed import FOOTPRINTS
+from holdfast.engine.session import Sessions
+from holdfast.experiments.cec_bench import Bench, Form, Inputs, Recovery, Workload, forget_pages
+from holdfast.experiments.cec_sweeps import IDS, ROWS, WINDOW, Say
+from holdfast.experiments.growth_bench import Written
+from holdfast.model.protection import Protection
+
+OBJECTIVES_S = (1, 2, 5)
+#: Every window has closed at least once.
+WARM = 2 * IDS * WINDOW // ROWS
+#: U of the comparison with checkpoints of the whole state.
+COMPARED_ROWS = 1_000_000
+
+
+def crash(bench: Bench) -> Recovery:
+    bench.crash()
+    forget_pages(bench.folder, bench.inputs.folder)
+    return bench.recover()
+
+
+def objectives(sessions: Sessions, folder: str, crashes: int, say: Say) -> dict[str, Any]:
+    work, found = Workload(IDS, WINDOW, ROWS), dict[str, Any]()
+    inputs = Inputs(work, os.path.join(folder, "in"))
+    for stated_s in OBJECTIVES_S:
+        settings = Settings.of(Protection(recovery="cec", recovery_time=f"{stated_s}s"))
+        name = os.path.join(folder, f"objective-{stated_s}")
+        bench = Bench(work, Form("cec", settings), sessions, name, inputs)
+        bench.advance(WARM)
+        rng, took_s, predicted_s, bytes_, rows = random.Random(stated_s), [], [], 0, 0
+        written = Written(os.path.join(name, "state", FOOTPRINTS))
+        for _ in range(crashes):
+            written.look()
+            written.reset()
+            for _ in range(rng.randrange(3, 20)):
+                bench.advance(1)
+                written.look()
+                rows += ROWS
+            bytes_ += written.state_bytes
+            assert bench.eventual is not None
+            predicted_s.append(bench.eventual.controls[bench.path.name].predicted_us / 1e6)
+            took_s.append(crash(bench).seconds)
+        errors = sorted(
+            abs(predicted - took) / took
+            for predicted, took in zip(predicted_s, took_s, strict=True)
+        )
+        found[f"{stated_s}s"] = {
+            "crashes": crashes,
+            "within": sum(took <= stated_s for took in took_s),
+            "recovery_s": [round(took, 2) for took in took_s],
+            "predicted_s": [round(predicted, 2) for predicted in predicted_s],
+            "error_median": round(statistics.median(errors), 3),
+            "error_p90": round(errors[int(0.9 * len(errors))], 3),
+            "bytes_per_row": round(bytes_ / rows, 2),
+        }
+        say(f"recovery within {stated_s} s: {found[f'{stated_s}s']['within']} of {crashes}, median "
+            f"{statistics.median(took_s):.2f} s, predicted {statistics.median(predicted_s):.2f} s, "
+            f"{bytes_ / rows:.1f} bytes of footprints a row")  # fmt: skip
+        bench.close()
+    return found
+
+
+def whole_state(
+    sessions: Sessions, folder: str, steps: int, crashes: int, say: Say
+) -> dict[str, Any]:
+    """Time and bytes of eventual checkpoints, and of copies of the whole state that are made as
+    often as the same recovery time requires."""
+    work = Workload(IDS, WINDOW, ROWS)
+    inputs = Inputs(work, os.path.join(folder, "in"))
+    every = COMPARED_ROWS // ROWS
+    forms = {
+        "none": Form("none"),
+        "cec": Form("cec", Settings(Targets(rows=COMPARED_ROWS))),
+        "full": Form("full", every=every),
+        "delta": Form("delta", every=every),
+    }
+    benches, written = {}, {}
+    for name, form in forms.items():
+        benches[name] = Bench(work, form, sessions, os.path.join(folder, f"whole-{name}"), inputs)
+        benches[name].advance(WARM + every)  # every window has a footprint or a checkpoint
+        written[name] = Written(benches[name].folder)
+        written[name].look()
+        written[name].reset()
+    base = {name: bench.spent_us for name, bench in benches.items()}
+    for number in range(steps):
+        for name in list(forms) if number % 2 else list(forms)[::-1]:
+            benches[name].advance(1)
+            written[name].look()
+    rows = steps * ROWS
+    for bench in benches.values():
+        bench.settle()
+    found: dict[str, Any] = {}
+    for name, bench in benches.items():
+        written[name].look()
+        found[name] = {
+            "us_per_row": (bench.spent_us - base[name]) / rows,
+            "bytes_per_row": (written[name].state_bytes - written["none"].state_bytes) / rows,
+        }
+    for name in ("cec", "full", "delta"):
+        found[name]["recoveries"] = [
+            _recovery(benches[name], late) for _ in range(crashes) for late in (False, True)
+        ]
+    for bench in benches.values():
+        bench.close()
+    found |= _ratios(found)
+    say(f"time {found['time_ratio']:.2f} and bytes {found['bytes_ratio']:.2f} of copies of the "
+        f"whole state every {found['full_every_rows']:,.0f} rows")  # fmt: skip
+    return found
+
+
+def _recovery(bench: Bench, late: bool) -> dict[str, Any]:
+    """Crash soon after a checkpoint of the whole state, or just before the next one; with CEC at
+    any moment."""
+    if bench.form.every:
+        at = bench.form.every - 1 if late else 1
+        bench.advance((at - bench.bucket) % bench.form.every or bench.form.every)
+        bench.settle()
+    else:
+        bench.advance(7)
+    recovery = crash(bench)
+    return {"seconds": round(recovery.seconds, 2), "rows": recovery.buckets * ROWS, "late": late}
+
+
+def _ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the whole state are made every so many rows that the longest recovery takes as long
+    as the median one with CEC, which always replays about as many rows. The time of a recovery from
+    copies is a linear function of the rows since the last copy."""
+
+    def median(key: str, name: str, late: bool | None = None) -> float:
+        of = [one for one in found[name]["recoveries"] if late is None or one["late"] == late]
+        return float(statistics.median(one[key] for one in of))
+
+    soon_s, late_s = (median("seconds", "full", late) for late in (False, True))
+    soon_rows, late_rows = (median("rows", "full", late) for late in (False, True))
+    per_row_s = max(1e-9, (late_s - soon_s) / (late_rows - soon_rows))
+    equal_rows = max(ROWS, late_rows + (median("seconds", "cec") - late_s) / per_row_s)
+    factor = late_rows / equal_rows
+    ratios = {
+        name: round(found["cec"][key] / (factor * found["full"][key]), 3)
+        for name, key in (("time_ratio", "us_per_row"), ("bytes_ratio", "bytes_per_row"))
+    }
+    return {"full_every_rows": round(equal_rows), **ratios}
+
+
+def delays(sessions: Sessions, folder: str, steps: int, say: Say) -> dict[str, Any]:
+    """Delays of results of small steps, with and without footprints, in turn."""
+    work = Workload(IDS, WINDOW, 1_000)
+    inputs = Inputs(work, os.path.join(folder, "in-delays"))
+    forms = {"none": Form("none"), "cec": Form("cec", Settings(Targets(rows=100_000)))}
+    benches = {
+        name: Bench(work, form, sessions, os.path.join(folder, f"delays-{name}"), inputs)
+        for name, form in forms.items()
+    }
+    took_s: dict[str, list[float]] = {name: [] for name in forms}
+    for number in range(steps + steps // 5):
+        for name in list(forms) if number % 2 else list(forms)[::-1]:
+            seconds = benches[name].advance(1)
+            if number >= steps // 5:
+                took_s[name] += seconds
+    for bench in benches.values():
+        bench.close()
+    found: dict[str, Any] = {"steps": steps}
+    for name, times in took_s.items():
+        times.sort()
+        found[name] = {
+            f"ms_{label}": round(1_000 * times[min(len(times) - 1, int(share * len(times)))], 1)
+            for label, share in (("median", 0.5), ("p99", 0.99), ("p999", 0.999))
+        }
+    found["p999_ratio"] = round(found["cec"]["ms_p999"] / found["none"]["ms_p999"], 3)
+    say(f"99.9th percentile of delays: {found['cec']['ms_p999']} ms with footprints, "
+        f"{found['none']['ms_p999']} ms without")  # fmt: skip
+    return found

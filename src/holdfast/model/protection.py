@@ -56,8 +56,9 @@ class Protection:
     #: after a checkpoint.
     recovery: RecoveryPolicy | None = None
     #: With `cec`, windows leave new footprints if recovery would have to read more entries of the
-    #: output log, or replay more input rows (Q and U of the paper, section III.A). None: no limit
-    #: of entries, and 1,000,000 rows unless `recovery_time` is stated.
+    #: output log, or replay more input rows (Q and U of the paper, section III.A). None:
+    #: 1,000,000 entries or four times the open windows, and 1,000,000 rows unless `recovery_time`
+    #: is stated.
     recovery_entries: int | None = None
     recovery_rows: int | None = None
     #: With `cec`, how long recovery may take after the process has started: windows leave as many

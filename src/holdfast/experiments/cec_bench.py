@@ -14,7 +14,6 @@ import os
 import shutil
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,18 +27,18 @@ from holdfast.core.eventual_checkpoint import Settings
 from holdfast.core.job_size import JobLimits, JobSize
 from holdfast.core.progress_events import Run
 from holdfast.engine.engine import Engine
-from holdfast.engine.inputs import InputFile, Results
+from holdfast.engine.inputs import Results
 from holdfast.engine.layers import LayerName, merge_layers
 from holdfast.engine.recipe import Builder
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version
+from holdfast.experiments.growth_bench import InputFolder
 from holdfast.model.fragments import fragments
 from holdfast.model.protection import Protection
 from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.eventual_checkpoints import EventualCheckpoints
 from holdfast.storage import Log, Record
 from holdfast.storage.rows import TIMESTAMP
-from holdfast.storage.segment import write_segment
 from holdfast.streams.soutput import SOutput
 
 WIDTH_US = 100_000
@@ -81,31 +80,18 @@ class Workload:
         return net
 
 
-class Inputs:
-    """The segments of the source."""
+class Inputs(InputFolder):
+    """The segments of the source, made when they are needed."""
 
     def __init__(self, workload: Workload, folder: str) -> None:
+        super().__init__(folder)
         self._workload, self.folder = workload, folder
-        self._files: list[InputFile] = []
-        os.makedirs(folder, exist_ok=True)
+        self._prepared_upto = -1
 
     def prepare(self, upto: int) -> None:
-        for bucket in range(len(self._files), upto + 1):
-            path = os.path.join(self.folder, f"{bucket}.parquet")
-            table = self._workload.table(bucket)
-            written = write_segment(table, path, time="ts", fsync=False)
-            self._files.append(InputFile(bucket, path, table.num_rows, written.crc))
-
-    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-        def at(file: InputFile) -> int:
-            return file.bucket
-
-        return self._files[
-            bisect_left(self._files, lo, key=at) : bisect_right(self._files, hi, key=at)
-        ]
-
-    def paths(self, lo: int, hi: int) -> list[str]:
-        return [file.path for file in self.files("items", lo, hi)]
+        for bucket in range(self._prepared_upto + 1, upto + 1):
+            self.add("items", bucket, self._workload.table(bucket))
+            self._prepared_upto = bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,13 @@ class EventualCheckpoint:
         self.logged: int | None = None
         self._next_us = -(2**62)
 
+    @staticmethod
+    def is_behind(bucket: int, complete_upto: int) -> bool:
+        """Whether the log has results after this bucket that are older than its first record, from
+        another form of recovery. Recovery then replays up to the newest record only, and computes
+        the buckets after it again."""
+        return bucket < complete_upto
+
     def recover(self, entries: Mapping[int, int], replays_upto: int) -> None:
         """Begin at the bucket of the oldest footprint. `entries`: of the log since then, by
         bucket; `replays_upto`: the last bucket that was committed."""

@@ -247,8 +247,7 @@ class EventualCheckpoints:
             needs_from = min(needs_from, history.needs_from)
             if logged.version is not None and history.holds_the_same_as(logged.version):
                 history = None
-        # The log may have results from before the first record: a recovery computes them again.
-        behind = step.bucket < self._complete_upto(path)
+        behind = control.is_behind(step.bucket, self._complete_upto(path))
         changed = history is not None or needs_from != logged.needs_from or behind
         if not control.must_log(step, bool(files) or changed):
             return [], logged

@@ -101,11 +101,23 @@ def _captions(result: dict[str, Any]) -> list[str]:
         ),
         f"at the same recovery time as copies of the whole state every "
         f"{whole['full_every_rows']:,} rows: {result['time_ratio']:.2f} of their time, "
-        f"{result['bytes_ratio']:.2f} of their bytes",
+        f"{result['bytes_ratio']:.2f} of their bytes ({whole['durable_ratio']:.2f} of those that "
+        f"are flushed); step {whole['cec']['step_ms']:.0f} ms, with copies "
+        f"{whole['full']['step_ms']:.0f}, without both {whole['none']['step_ms']:.0f}",
         f"99.9th percentile of delays over {slow['steps']:,} steps: "
         f"{slow['cec']['ms_p999']:.0f} ms with footprints, {slow['none']['ms_p999']:.0f} without",
     ]
-    for stated, of in (*result["objectives"].items(), *result["kills"].items()):
+    captions.append(
+        "bytes of footprints at 5 s over those at 1 s: "
+        f"{result['objectives']['bytes_5s_over_1s']:.2f}"
+    )
+    stated_times = [
+        (stated, of)
+        for part in (result["objectives"], result["kills"])
+        for stated, of in part.items()
+        if isinstance(of, dict)
+    ]
+    for stated, of in stated_times:
         captions.append(
             f"{of.get('what', 'crash')}, recovery stated {stated}: {of['within']} of "
             f"{of['crashes']} within, median {statistics.median(of['recovery_s']):.2f} s, "

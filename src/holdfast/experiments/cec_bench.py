@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,9 +116,12 @@ class Bench:
         self.network = workload.network(**({} if form.settings is None else {"recovery": "cec"}))
         (fragment,) = fragments(self.network)
         (self.path,) = fragment.paths
-        #: Time spent on checkpoints of the whole state.
+        #: Time spent on checkpoints of the whole state, and bytes that they have flushed.
         self.checkpoint_us = 0
+        self.durable_bytes = 0
         self._copying: threading.Thread | None = None
+        #: The version that is being copied; its files must stay.
+        self._copied: list[Version] = []
         self.engine = self._engine()
         self.open()
 
@@ -198,9 +202,9 @@ class Bench:
             self.version = self.engine.run(
                 self.path, self.version, work.lo, hi, self.inputs, on_results=on_results
             ).version
-        kept = [self.version]
         if self.form.every and hi % self.form.every == 0:
             self._checkpoint()
+        kept = [self.version, *self._copied]
         if self.form.every:
             kept += self.checkpoints.newest.values()
         self.engine.release(self.path, kept)
@@ -218,10 +222,14 @@ class Bench:
 
     def _checkpoint(self) -> None:
         if self.form.kind == "delta":
+            newest = self.checkpoints.newest.get(self.version.path)
+            durable = set() if newest is None else {*newest.files()}
             began_us = monotonic_us()
             self.checkpoints.write(self.version)
             self.checkpoint_us += monotonic_us() - began_us
+            self.durable_bytes += self._bytes({*self.version.files()} - durable)
         elif self._copying is None or not self._copying.is_alive():
+            self._copied = [self.version]
             self._copying = threading.Thread(target=self._copy, args=(self.version,))
             self._copying.start()
 
@@ -250,7 +258,12 @@ class Bench:
         if before is not None:
             for file in before.files():
                 os.unlink(os.path.join(self.engine.folder, file))
+        self._copied = []
         self.checkpoint_us += monotonic_us() - began_us
+        self.durable_bytes += self._bytes(self.checkpoints.newest[version.path].files())
+
+    def _bytes(self, files: Iterable[str]) -> int:
+        return sum(os.path.getsize(os.path.join(self.engine.folder, file)) for file in files)
 
     # -- recovery ----------------------------------------------------------------------------------
 

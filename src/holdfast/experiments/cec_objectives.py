@@ -72,6 +72,8 @@ def objectives(sessions: Sessions, folder: str, crashes: int, say: Say) -> dict[
             f"{statistics.median(took_s):.2f} s, predicted {statistics.median(predicted_s):.2f} s, "
             f"{bytes_ / rows:.1f} bytes of footprints a row")  # fmt: skip
         bench.close()
+    first, last = (found[f"{stated_s}s"]["bytes_per_row"] for stated_s in OBJECTIVES_S[::2])
+    found["bytes_5s_over_1s"] = round(last / first, 3)
     return found
 
 
@@ -96,21 +98,31 @@ def whole_state(
         written[name] = Written(benches[name].folder)
         written[name].look()
         written[name].reset()
-    base = {name: bench.spent_us for name, bench in benches.items()}
+    footprints = Written(os.path.join(benches["cec"].folder, "state", FOOTPRINTS))
+    footprints.look()
+    footprints.reset()
+    before = {name: (bench.spent_us, bench.durable_bytes) for name, bench in benches.items()}
+    took_s: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(steps):
         for name in list(forms) if number % 2 else list(forms)[::-1]:
-            benches[name].advance(1)
+            took_s[name].append(benches[name].timed(1))
             written[name].look()
+        footprints.look()
     rows = steps * ROWS
     for bench in benches.values():
         bench.settle()
     found: dict[str, Any] = {}
     for name, bench in benches.items():
         written[name].look()
+        spent_us, durable_bytes = before[name]
+        more_bytes = written[name].state_bytes - written["none"].state_bytes
         found[name] = {
-            "us_per_row": (bench.spent_us - base[name]) / rows,
-            "bytes_per_row": (written[name].state_bytes - written["none"].state_bytes) / rows,
+            "us_per_row": round((bench.spent_us - spent_us) / rows, 4),
+            "bytes_per_row": round(more_bytes / rows, 2),
+            "durable_bytes_per_row": round((bench.durable_bytes - durable_bytes) / rows, 2),
+            "step_ms": round(1_000 * statistics.median(took_s[name]), 1),
         }
+    found["cec"]["durable_bytes_per_row"] = round(footprints.state_bytes / rows, 2)
     for name in ("cec", "full", "delta"):
         found[name]["recoveries"] = [
             _recovery(benches[name], late) for _ in range(crashes) for late in (False, True)
@@ -118,8 +130,9 @@ def whole_state(
     for bench in benches.values():
         bench.close()
     found |= _ratios(found)
-    say(f"time {found['time_ratio']:.2f} and bytes {found['bytes_ratio']:.2f} of copies of the "
-        f"whole state every {found['full_every_rows']:,.0f} rows")  # fmt: skip
+    say(f"time {found['time_ratio']:.2f}, bytes {found['bytes_ratio']:.2f} and flushed bytes "
+        f"{found['durable_ratio']:.2f} of copies of the whole state every "
+        f"{found['full_every_rows']:,.0f} rows")  # fmt: skip
     return found
 
 
@@ -139,7 +152,8 @@ def _recovery(bench: Bench, late: bool) -> dict[str, Any]:
 def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     """Copies of the whole state are made every so many rows that the longest recovery takes as long
     as the median one with CEC, which always replays about as many rows. The time of a recovery from
-    copies is a linear function of the rows since the last copy."""
+    copies is a linear function of the rows since the last copy. `_median`: the same, if the median
+    recovery from copies, which replays half as many rows, should take as long."""
 
     def median(key: str, name: str, late: bool | None = None) -> float:
         of = [one for one in found[name]["recoveries"] if late is None or one["late"] == late]
@@ -149,10 +163,14 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     soon_rows, late_rows = (median("rows", "full", late) for late in (False, True))
     per_row_s = max(1e-9, (late_s - soon_s) / (late_rows - soon_rows))
     equal_rows = max(ROWS, late_rows + (median("seconds", "cec") - late_s) / per_row_s)
-    factor = late_rows / equal_rows
+    keys = {
+        "time_ratio": "us_per_row", "bytes_ratio": "bytes_per_row",
+        "durable_ratio": "durable_bytes_per_row",
+    }  # fmt: skip
     ratios = {
-        name: round(found["cec"][key] / (factor * found["full"][key]), 3)
-        for name, key in (("time_ratio", "us_per_row"), ("bytes_ratio", "bytes_per_row"))
+        f"{name}{kind}": round(found["cec"][key] * rows / (late_rows * found["full"][key]), 3)
+        for name, key in keys.items()
+        for kind, rows in (("", equal_rows), ("_median", 2 * equal_rows))
     }
     return {"full_every_rows": round(equal_rows), **ratios}
 

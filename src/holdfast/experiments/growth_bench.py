@@ -246,11 +246,15 @@ class Written:
     def look(self) -> None:
         seen = dict(_files(self._folder))
         for path, file in seen.items():
-            if self._seen.get(path) != file:
-                if _is_of_a_job(path):
-                    self.job_bytes += file[2]
-                else:
-                    self.state_bytes += file[2]
+            before = self._seen.get(path)
+            if before == file:
+                continue
+            appended = before is not None and before[0] == file[0] and before[2] < file[2]
+            written = file[2] - before[2] if appended and before is not None else file[2]
+            if _is_of_a_job(path):
+                self.job_bytes += written
+            else:
+                self.state_bytes += written
         self._seen = seen
 
 

@@ -118,6 +118,8 @@ def main(master: str, folder: str, runs: str, *conf: str) -> None:
         found = digests(run_network(net, tables, sessions, groups=groups, jobs="large"))
         if found != expected:
             differences.append([number, found])
+        print(f"run {number + 1}: {len(differences)} differ, {dict(killer.kills)} killed",
+              file=sys.stderr, flush=True)  # fmt: skip
     killer.stop()
     # In every run, the function is called once for each bucket of each shard.
     names = Counter(path.name.split(".")[0] for path in calls.iterdir())

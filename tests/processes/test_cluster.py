@@ -126,7 +126,7 @@ DISTURBED = (
 
 @pytest.mark.processes
 @pytest.mark.soak
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(7_200)
 def test_killed_and_repeated_tasks_change_nothing(
     master: str, network: Namespaces | Loopback, tmp_path: Path
 ) -> None:
@@ -135,10 +135,10 @@ def test_killed_and_repeated_tasks_change_nothing(
     done = subprocess.run(
         [sys.executable, "-m", "tests.processes.killed_tasks_main", master, str(tmp_path), "100",
          *host, *DISTURBED],
-        capture_output=True, text=True, timeout=3_500, cwd=ROOT,
+        stdout=subprocess.PIPE, text=True, timeout=7_000, cwd=ROOT,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stderr[-3_000:]
+    assert lines, f"exit code {done.returncode}; `pytest -s` shows what the runs print"
     report = json.loads(lines[-1])
     assert report["differences"] == []
     assert report["kills"]["worker"] > 50 and report["kills"]["executor"] > 3

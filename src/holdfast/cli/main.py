@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         default="replay",
         help="replay: upstream retains the rows from which a node that lost its storage is "
         "rebuilt; checkpoint: upstream retains only the rows after the newest checkpoint, and lost "
-        "storage is not rebuilt (default: %(default)s)",
+        "storage is rebuilt only if no row was deleted; 'cec': see Network.protect (default: "
+        "%(default)s)",
     )
     run.add_argument(
         "--checkpoint-buckets",

@@ -49,7 +49,8 @@ SHOWN_S = (2, 6, 14, 30, 60)
 CHECKS = {
     "nothing_tentative_below_alpha_x": "no tentative rows if the failure is shorter than alpha X",
     "in_time": "process+process and delay+delay always below X",
-    "delay_gives_fewer": "delay during the failure gives fewer tentative rows",
+    "delay_gives_fewer": "delay+delay gives fewer tentative rows than process+process, and "
+    "delay+suspend than process+suspend",
     "lossless": "each row exactly once as a stable result",
 }
 #: Policies that must keep every delay below X for any length of the failure (section 5.1).

@@ -185,7 +185,7 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"{result['latency_ratio']:.2f} of installed, {result['latency_ratio_tuned']:.2f} of tuned;"
         f" of tuned: sliding {result['sliding_ratio_tuned']:.2f}, join "
         f"{result['join_ratio_tuned']:.2f}, stateless {result['stateless_ratio_tuned']:.2f}; count "
-        f"windows {result['count_window_ratio']:.2f} of the fastest of three ways",
+        f"windows {result['count_window_ratio']:.2f} of the fastest of three ways (ms per step)",
         f"rows/s, Holdfast over Structured Streaming: one bucket a step "
         f"{result['throughput_ratio']:.1f} of installed, {result['throughput_ratio_tuned']:.1f} of "
         f"tuned; ten buckets {result['throughput_ratio_10']:.2f} and "
@@ -194,8 +194,8 @@ def _captions(result: dict[str, Any]) -> list[str]:
     if wait_ms := result["watermark_wait_ms"]:
         lines.append(
             f"not counted: Structured Streaming emits a window in the batch of a bucket that "
-            f"arrives {wait_ms:.0f} ms after the last bucket of the window (without "
-            "`noDataMicroBatches`)"
+            f"arrives {wait_ms:.0f} ms after the last bucket of the window "
+            "(`noDataMicroBatches` disabled)"
         )
     ends = result["end_to_end"]
     lines.append(

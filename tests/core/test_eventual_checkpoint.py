@@ -119,12 +119,14 @@ def test_slow_footprints_do_not_stop_the_progress_of_t() -> None:
     assert state.checks(0).most == CHECKS_MIN
 
 
-def test_without_a_limit_of_the_user_records_count_as_many_entries() -> None:
-    """An idle window holds T back; steps with few rows leave few entries, but many records."""
+@pytest.mark.parametrize("entries", [0, 1])
+def test_without_a_limit_of_the_user_records_count_as_many_entries(entries: int) -> None:
+    """An idle window holds T back; steps with few rows leave few entries, but many records; so do
+    time windows beside it, which leave none."""
     state = path_of(Targets(rows=10**9), bucket=0)
     state.committed(opened(1, 1))
     for bucket in range(2, 12_000):
-        state.committed(Committed(bucket, {bucket: 1}, {bucket: 1}, {}))
+        state.committed(Committed(bucket, {bucket: 1}, {bucket: entries}, {}, logged=True))
         if state.checks(0) != NOTHING:
             break
     assert bucket in range(9_000, 11_000)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from holdfast.core.recovery_costs import RecoveryCosts
+from holdfast.core.recovery_costs import Recovery, RecoveryCosts
 
 
 def test_before_the_first_recovery_rows_cost_what_they_cost_in_normal_steps() -> None:
@@ -43,3 +43,44 @@ def test_small_recoveries_say_nothing_about_the_cost_of_rows() -> None:
     costs.recovered(entries=10, rows=100, load_us=90_000, replay_us=200_000, all_us=900_000)
     assert (costs.entry_us, costs.row_us) == (4.0, 3.0)
     assert costs.fixed_us == pytest.approx(900_000, rel=0.01)
+
+
+def test_few_rows_can_lower_the_cost_of_a_row() -> None:
+    """After a slow recovery, few rows are left to be replayed; the estimate must not stay."""
+    costs = RecoveryCosts(entry_us=4.0, row_us=2_000.0, fixed_us=500_000.0)
+    for _ in range(20):
+        rows = int(700_000 / costs.row_us)  # as many as a stated time allows
+        replay_us = 50_000 + 2 * rows
+        costs.recovered(0, rows, 0, replay_us, 500_000 + replay_us)
+    assert costs.row_us < 5
+
+
+def test_no_measurement_makes_rows_or_entries_free() -> None:
+    costs = RecoveryCosts()
+    costs.recovered(entries=100_000, rows=100_000, load_us=0, replay_us=0, all_us=100)
+    assert costs.entry_us > 0 and costs.row_us > 0
+    assert costs.predicted_us(0, 10**9) > 10_000_000
+
+
+def test_parallel_tasks_do_not_load_longer_than_the_step_takes() -> None:
+    recovery, costs = Recovery(open_us=100_000, entries=80_000), RecoveryCosts()
+    recovery.replayed({1: 50_000, 2: 50_000}, took_us=4_000_000, loaded_us=9_000_000)
+    assert (recovery.load_us, recovery.replay_us, recovery.rows) == (4_000_000, 0, 100_000)
+    assert recovery.finished({3: 10}, 200_000, 0, costs) == 4_300_000
+
+
+def test_a_backlog_is_not_a_cost_of_recovery() -> None:
+    """After an outage, the first new step contains all buckets since."""
+    recovery, costs = Recovery(100_000, 0), RecoveryCosts(row_us=10.0)
+    backlog = dict.fromkeys(range(4, 604), 10_000)
+    took_us = recovery.finished(backlog, 60_000_000, 0, costs)
+    assert took_us == 200_000, "599 buckets at 100 ms are backlog"
+    assert costs.predicted_us(0, 0) == pytest.approx(200_000)
+
+
+def test_entries_that_the_first_new_step_loads_count_once() -> None:
+    recovery, costs = Recovery(500_000, entries=100_000), RecoveryCosts()
+    assert (
+        recovery.finished({9: 10}, took_us=2_500_000, loaded_us=2_000_000, costs=costs) == 3_000_000
+    )
+    assert costs.entry_us == pytest.approx(20.0)

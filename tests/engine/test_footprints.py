@@ -75,8 +75,9 @@ class Operator:
         assert upto == self.control.last(upto)
         checks = self.control.checks(upto * WIDTH_US)
         wanted = Wanted(
-            self.control.oldest, checks.upto, checks.most, self.control.opened, self.literal
-        )
+            self.control.oldest, checks.upto, checks.most, self.control.opened, self.literal,
+            self.control.turn,
+        )  # fmt: skip
         step = StepState(
             str(self.folder), f"p/op.{upto}.{len(self.log)}", upto, {0: self.shard}, {}, 1 << 18,
             wanted, {0: self.found} if self.found else {}, replays,
@@ -183,3 +184,20 @@ def test_closed_keys_leave_no_marks_behind(tmp_path: Path) -> None:
             records += len(file.marked())
     assert operator.control.open == 449
     assert records < 3 * operator.control.open
+
+
+@pytest.mark.parametrize("width", [1, 2, 20])
+def test_t_moves_if_many_windows_have_equally_old_footprints(width: int, tmp_path: Path) -> None:
+    """Each check chooses other windows, however many buckets a step has. The oldest layer, which no
+    merge replaces, still names the windows that have left a footprint meanwhile."""
+    operator = Operator(TOTALS, tmp_path, Targets(rows=1_000), Pace(1, WIDTH_US))
+    keys = np.arange(16_000)
+    first = pa.table([np.arange(16_000), keys, np.ones(16_000, int)], schema=ROWS)
+    operator.step([first, *[ROWS.empty_table()] * (width - 1)])
+    steps = 0
+    while operator.control.oldest == -1 and steps < 100:
+        times = (operator.bucket + 1) * WIDTH_US + np.arange(20)
+        few = pa.table([times, np.full(20, -1 - steps % 3), np.ones(20, int)], schema=ROWS)
+        operator.step([few, *[ROWS.empty_table()] * (width - 1)])
+        steps += 1
+    assert 8 <= steps < 60, "at most 2,000 windows at a time"

@@ -47,15 +47,20 @@ def union() -> Network:
 
 
 class Failing(EngineTwin):
-    """Raises `error` in every tentative step while `error` is set."""
+    """Raises `error` in every tentative step while `error` is set. While `full` is set, stable
+    steps write a file, as a replay does, and then find no more space."""
 
     error: Exception | None = None
+    full = False
 
     def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any,
             *, line: Line = "stable",
             on_results: OnResults | None = None) -> StepResult:  # fmt: skip
         if line == "tentative" and self.error is not None:
             raise self.error
+        if line == "stable" and self.full:
+            self.save(path.name, "replayed", hi, {})
+            raise StorageFull("no space left")
         return super().run(path, version, lo, hi, inputs, line=line, on_results=on_results)
 
 
@@ -251,6 +256,20 @@ def test_a_tentative_step_without_disk_space_is_retried(node: Node) -> None:
     node.engine.error = None
     node.passes(1_000 * MS + RETRY_US)
     assert node.holds()[9] == ("TENTATIVE", 1)
+
+
+def test_a_step_without_disk_space_leaves_no_files_behind(node: Node) -> None:
+    """With eventual checkpoints, a run consists of several steps. If the last one finds no space,
+    all are repeated: their files would fill the disk."""
+    before = node.disk.files("/main/state")
+    node.engine.full = True
+    node.gets("s2", 9)
+    node.passes(5_000 * MS)
+    assert node.performer.trouble == "no space left"
+    assert node.disk.files("/main/state") == before
+    node.engine.full = False
+    node.passes(2_000 * MS)
+    assert node.performer.trouble is None
 
 
 def test_consumers_receive_the_delay_spent_upstream_and_in_the_node(node: Node) -> None:

@@ -123,6 +123,8 @@ class Committed:
     took_us: int = 0
     #: Input rows that time windows and joins refer to.
     referred: int = 0
+    #: Whether the log has a record of the step.
+    logged: bool = False
 
 
 class _Counts:
@@ -179,7 +181,7 @@ class EventualCheckpoint:
         self.open = 0
         #: What recovery would have to process, since T.
         self._entries, self._rows = _Counts({}), _Counts({})
-        #: Records of the log with entries, since T.
+        #: Records of the log, since T.
         self._records = _Counts({})
         #: Input rows that time windows and joins refer to.
         self.referred = 0
@@ -192,6 +194,9 @@ class EventualCheckpoint:
         self.restored_at = -(2**62)
         #: T in the log.
         self.logged: int | None = None
+        #: How often windows were asked for footprints. If many have equally old ones, each time
+        #: others are asked.
+        self.turn = 0
         self._next_us = -(2**62)
 
     @staticmethod
@@ -202,8 +207,8 @@ class EventualCheckpoint:
         return bucket < complete_upto
 
     def recover(self, entries: Mapping[int, int], replays_upto: int) -> None:
-        """Begin at the bucket of the oldest footprint. `entries`: of the log since then, by
-        bucket; `replays_upto`: the last bucket that was committed."""
+        """Begin at the bucket of the oldest footprint. `entries`: those of each record of the log
+        since then, by bucket; `replays_upto`: the last bucket that was committed."""
         self._entries, self.replays_upto = _Counts(entries), replays_upto
         self._records = _Counts(dict.fromkeys(entries, 1))
         self.restored_at = self.logged = self.bucket
@@ -274,7 +279,10 @@ class EventualCheckpoint:
             most = max(CHECKS_MIN, int(self.pace.interval_us / self.check_us))
             self._next_us = at_us + self.pace.period_us
         upto = self._upto(most)
-        return NOTHING if upto is None else Checks(upto, most)
+        if upto is None:
+            return NOTHING
+        self.turn += 1
+        return Checks(upto, most)
 
     def folds(self, referred: int) -> bool:
         """Whether time windows and joins should fold the rows that they refer to."""
@@ -333,7 +341,7 @@ class EventualCheckpoint:
             elif before and not count:
                 self._order.remove(bucket)
         self._entries.add(step.entries)
-        self._records.add({bucket: 1 for bucket, count in step.entries.items() if count})
+        self._records.add({step.bucket: int(step.logged)})
         self._rows.add(step.rows)
         if step.checks:
             footprints = max(step.checks, sum(step.entries.values()))

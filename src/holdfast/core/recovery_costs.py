@@ -10,7 +10,7 @@ then too long rather than too short.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,6 +24,8 @@ _STEP_WEIGHT = 0.05
 _STEP_ROWS_MIN = 1_000
 #: The same for the rows and entries of a recovery.
 _COUNT_MIN = 10_000
+#: Shortest time for a row or an entry that is assumed, so that their number stays limited.
+_EACH_US_MIN = 0.05
 
 
 @dataclass(slots=True)
@@ -47,10 +49,8 @@ class RecoveryCosts:
         """A recovery was measured: the time to load the entries, to replay the rows, and in all."""
         self.recoveries += 1
         weight = max(_WEIGHT, 1 / self.recoveries)
-        if entries >= _COUNT_MIN:
-            self.entry_us += weight * (load_us / entries - self.entry_us)
-        if rows >= _COUNT_MIN:
-            self.row_us += weight * (replay_us / rows - self.row_us)
+        self.entry_us = _corrected(self.entry_us, entries, load_us, weight)
+        self.row_us = _corrected(self.row_us, rows, replay_us, weight)
         rest_us = max(0.0, all_us - self.entry_us * entries - self.row_us * rows)
         self.fixed_us += weight * (rest_us - self.fixed_us)
 
@@ -62,3 +62,49 @@ class RecoveryCosts:
     def of(cls, body: Sequence[float]) -> Self:
         entry_us, row_us, fixed_us, recoveries = body
         return cls(entry_us, row_us, fixed_us, int(recoveries))
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The times of a recovery, until the first new bucket is committed. The time in which the node
+    waits for its inputs, or for disk space, does not count."""
+
+    #: Time to read the log.
+    open_us: int
+    #: Entries of the log, and rows that were replayed.
+    entries: int
+    rows: int = 0
+    load_us: int = 0
+    replay_us: int = 0
+
+    def replayed(self, rows: Mapping[int, int], took_us: int, loaded_us: int) -> None:
+        """A step has replayed buckets. `rows`: by bucket; `loaded_us`: of the step, to load
+        entries."""
+        loaded_us = min(loaded_us, took_us)
+        self.load_us += loaded_us
+        self.replay_us += took_us - loaded_us
+        self.rows += sum(rows.values())
+
+    def finished(
+        self, rows: Mapping[int, int], took_us: int, loaded_us: int, costs: RecoveryCosts
+    ) -> int:
+        """The first step with new buckets is committed. Corrects the costs and returns the time of
+        the recovery. Of a backlog, only the first bucket counts."""
+        loaded_us = min(loaded_us, took_us)
+        self.load_us += loaded_us
+        backlog = sum(rows.values()) - next(iter(rows.values()), 0)
+        new_us = max(0.0, took_us - loaded_us - costs.row_us * backlog)
+        all_us = round(self.open_us + self.load_us + self.replay_us + new_us)
+        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us)
+        return all_us
+
+
+def _corrected(each_us: float, count: int, took_us: int, weight: float) -> float:
+    """The cost of each row or entry, after another measurement. Few of them have a part in other
+    costs, which makes each seem expensive: they can only lower the estimate."""
+    if count == 0:
+        return each_us
+    measured_us = max(_EACH_US_MIN, took_us / count)
+    if count >= _COUNT_MIN:
+        return each_us + weight * (measured_us - each_us)
+    return min(each_us, measured_us)

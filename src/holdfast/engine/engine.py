@@ -320,7 +320,7 @@ class Engine:
     def drop_footprints(self, files: Iterable[str]) -> None:
         for file in files:
             path = os.path.join(self.folder, file)
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # what stays is deleted when the node starts again
                 os.unlink(path)
             with suppress(OSError):  # not empty
                 os.rmdir(os.path.dirname(path))

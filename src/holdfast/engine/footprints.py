@@ -93,6 +93,8 @@ class Wanted:
     opened: int
     #: Every window that opens leaves a footprint (Gopen), as in the paper; for comparison.
     literal: bool = False
+    #: How often footprints were asked for: each time, others of many equally old marks are chosen.
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)

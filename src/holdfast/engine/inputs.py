@@ -39,6 +39,8 @@ class Leaving:
 
     def __init__(self, wanted: Wanted, *, folds: bool = False) -> None:
         self.wanted, self.folds = wanted, folds
+        #: Whether one task processed all shards, one after the other.
+        self.one_task = True
         #: By operator and number of the shard.
         self.left: dict[str, dict[int, Footprints]] = {}
         #: The files of time windows and joins, and of rows between stateful operators, and the

@@ -205,7 +205,8 @@ def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepSt
     checked = None
     if step.wanted is not None:
         span, most = (step.wanted.since, step.wanted.upto), max(CHECKED_MIN, 2 * step.wanted.most)
-        checked = marked(root, shard.layers, schema, *span, min(most, 1 << 40), step.upto)
+        most = min(most, 1 << 40)
+        checked = marked(root, shard.layers, schema, *span, most, step.wanted.turn)
     everything = needed if checked is None else distinct(needed, checked)
     held = KeyedState(*state_of(root, shard.layers, schema, everything))
     before = held if len(everything) == len(needed) else held.of(needed)

@@ -58,6 +58,7 @@ _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<
 #: The time of a timer and the hash of its key.
 _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
 NO_TIMERS: Timers = np.zeros(0, _TIMER)
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,13 +335,14 @@ def marked(
 ) -> I64:  # fmt: skip
     """Hashes of the keys that may have a mark from `since` to `upto`, sorted; about `most`, with
     the oldest marks. In newer layers, these keys may have other marks, or be closed: if many keys
-    have the same mark, `turn`, which rises, selects others the next time."""
+    have the same mark, `turn`, which counts the calls, selects others the next time. Its multiples
+    of the golden ratio reach all of them soon, also if their number changes."""
     span = since + _MARKS_US, upto + 1 + _MARKS_US
     found = in_order(_timers(folder, layers, schema, *span, math.inf))
     if len(found) > most:
         found = found[found["us"] <= found["us"][most - 1]]
     if len(found) > most:
-        first = turn * most % len(found)
+        first = int(turn * _GOLDEN % 1.0 * len(found))
         found = np.roll(found, -first)[:most]
     return distinct(found["hash"])
 

@@ -275,7 +275,7 @@ class Step(TimeWindows):
                 continue
             shards, footprints = written
             if self.leaving is not None:
-                self.leaving.left[name] = footprints
+                self.leaving.left[name], self.leaving.one_task = footprints, tasks == 1
                 left = {file for one in footprints.values() for file in one.files()}
                 durable = os.path.join(self.engine.folder, keyed.footprints_of(folder))
                 if os.path.isdir(durable):

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.core.eventual_checkpoint import Committed, EventualCheckpoint, Settings
 from holdfast.core.progress_events import Run
-from holdfast.core.recovery_costs import RecoveryCosts
+from holdfast.core.recovery_costs import Recovery, RecoveryCosts
 from holdfast.engine.footprints import Footprints, Wanted
 from holdfast.engine.inputs import Leaving, Results, StepResult
 from holdfast.engine.state import Version
@@ -67,9 +67,10 @@ class EventualCheckpoints:
         self._history: dict[str, History] = {}
         #: Recoveries that are under way, and how long the last ones took: to load the footprints,
         #: and in all.
-        self._recoveries: dict[str, _Recovery] = {}
+        self._recoveries: dict[str, Recovery] = {}
         self.load_us: dict[str, int] = {}
         self.recovery_us: dict[str, int] = {}
+        self._status: dict[str, dict[str, int | None]] = {}
         #: Footprints of open windows that were asked for (Gcheck), all entries, and the time to
         #: write and to sync them.
         self.written: Counter[str] = Counter()
@@ -100,10 +101,11 @@ class EventualCheckpoints:
         for bucket, body in records:
             if bucket < oldest:
                 continue
+            entries[bucket] = 0
             for op, shards in body["footprints"].items():
                 for number, left in shards.items():
                     found.setdefault(op, {}).setdefault(int(number), []).append((bucket, left))
-                    entries[bucket] = entries.get(bucket, 0) + Footprints.of(left).entries
+                    entries[bucket] += Footprints.of(left).entries
         history = History(self._logged_history(path), newest["needs_from"])
         self._history[path.name] = history
         needed = [record for record in records if record[0] >= oldest]
@@ -111,7 +113,8 @@ class EventualCheckpoints:
         control = self.controls[path.name] = self._control(oldest)
         control.recover(entries, upto)
         control.costs = RecoveryCosts.of(newest["costs"])
-        self._recoveries[path.name] = _Recovery(self._clock() - began_us, control.extent)
+        self._recoveries[path.name] = Recovery(self._clock() - began_us, control.extent)
+        self._publish(path.name)
         replays_upto = upto if control.replays else None
         return replace(self.durable(path), found=found, replays_upto=replays_upto)
 
@@ -181,15 +184,16 @@ class EventualCheckpoints:
         each = -(-checks.most // self._engine.network.partitions)
         referred = self._rows(path, version.needs_from, hi)
         leaving = Leaving(
-            Wanted(control.oldest, checks.upto, each, control.opened, self._settings.literal),
+            Wanted(control.oldest, checks.upto, each, control.opened, self._settings.literal,
+                   control.turn),
             folds=control.folds(sum(referred.values())),
-        )
+        )  # fmt: skip
         done: list[tuple[Committed, History]] = []
 
         def with_footprints(results: Results) -> None:
             step = self._committed(path, referred, hi, leaving)
             records, history = self._records(path, step, leaving)
-            done[:] = [(step, history)]
+            done[:] = [(replace(step, logged=bool(records)), history)]
             if not control.replays:
                 on_results(results, *records)
 
@@ -203,6 +207,7 @@ class EventualCheckpoints:
             entries = sum(step.entries.values())
             self.written.update(checks=step.checks, entries=entries, took_us=step.took_us)
         control.committed(step)
+        self._publish(path.name)
         self._delete_unneeded(path.name)
         return result
 
@@ -271,33 +276,29 @@ class EventualCheckpoints:
 
     def _measure(self, path: str, step: Committed, leaving: Leaving, began_us: int) -> None:
         """Take the time of a step, or of a recovery that ends with it."""
-        control, now_us = self.controls[path], self._clock()
-        rows, took_us = sum(step.rows.values()), now_us - began_us
+        control, took_us = self.controls[path], self._clock() - began_us
         recovery = self._recoveries.get(path)
         if recovery is None:
-            control.costs.stepped(rows, took_us)
+            control.costs.stepped(sum(step.rows.values()), took_us)
             return
-        loaded_us = sum(one.loaded_us for one in _each(leaving))
-        recovery.load_us += loaded_us
+        loads_us = [one.loaded_us for one in _each(leaving)]
+        loaded_us = sum(loads_us) if leaving.one_task else max(loads_us, default=0)
         if control.replays:
-            recovery.rows += rows
-            recovery.replay_us += max(0, took_us - loaded_us)
+            recovery.replayed(step.rows, took_us, loaded_us)
             return
-        # Without the time in which the node waited for its inputs, or for disk space.
-        all_us = recovery.open_us + recovery.load_us + recovery.replay_us + took_us
-        control.costs.recovered(
-            recovery.entries, recovery.rows, recovery.load_us, recovery.replay_us, all_us
-        )
-        self.load_us[path], self.recovery_us[path] = recovery.load_us, all_us
+        self.recovery_us[path] = recovery.finished(step.rows, took_us, loaded_us, control.costs)
+        self.load_us[path] = recovery.load_us
         del self._recoveries[path]
 
     def status(self, path: str) -> dict[str, int | None] | None:
-        """What recovery would have to do now, and how long the last one took."""
-        control = self.controls.get(path)
-        if control is None:
-            return None
+        """What recovery would have to do after the last step, and how long the last one took. May
+        be called while a step runs."""
+        return self._status.get(path)
+
+    def _publish(self, path: str) -> None:
+        control = self.controls[path]
         stated_us, last_us = self._settings.targets.recovery_us, self.recovery_us.get(path)
-        return {
+        self._status[path] = {
             "open": control.open, "oldest": control.oldest, "entries_to_read": control.extent,
             "rows_to_replay": control.replayed, "checks": self.written["checks"],
             "recovery_ms_predicted": round(control.predicted_us / 1_000),
@@ -323,19 +324,6 @@ class EventualCheckpoints:
         waiting, oldest = self._files.setdefault(path, deque()), self.oldest(path)
         while waiting and waiting[0][0] < oldest:
             self._engine.drop_footprints(waiting.popleft()[1])
-
-
-@dataclass(slots=True)
-class _Recovery:
-    """A recovery until the first new bucket is committed."""
-
-    #: Time to read the log.
-    open_us: int
-    #: Entries of the log, and rows that were replayed.
-    entries: int
-    rows: int = 0
-    load_us: int = 0
-    replay_us: int = 0
 
 
 def _history_of(path: Path) -> str:

@@ -306,6 +306,8 @@ class Performer:
                 return self.core.handle(event if event.at == at else replace(event, at=at))
 
     def _finished(self, run: core.Run, event: Finished, at: int) -> list[core.Action]:
+        if isinstance(event.error, StorageFull | TooLarge):
+            self._release(self.paths[run.path])  # of steps before the one that failed
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
             self._carrier.post(Again(run), FULL_S)

@@ -146,7 +146,10 @@ class Options:
         if self.fsync not in ("always", "never"):
             raise InputError(f"fsync: {self.fsync!r} is not one of 'always', 'never'")
         if self.recovery not in ("replay", "checkpoint"):
-            raise InputError(f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'")
+            raise InputError(
+                f"recovery: {self.recovery!r} is not one of 'replay', 'checkpoint'; choose 'cec' "
+                "for a fragment, with net.protect('main', recovery='cec')"
+            )
         for name, least, otherwise in (
             ("checkpoint_buckets", 0, "0 disables checkpoints"),
             ("group_buckets_max", 1, ""),

@@ -225,6 +225,18 @@ def test_steps_of_the_wall_clock_are_shown(
     assert [text for text in lines if "clock" in text] == ([] if line is None else [line])
 
 
+def test_a_recovery_that_takes_longer_than_stated_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slow = {"recovery_ms_stated": 2_000, "recovery_ms_last": 19_713, "recovery_ms_predicted": 1_900}
+    late = path("STABLE", now()) | {"footprints": slow}
+    text = shown(status(nodes=[node("main", 4712, top=late)]), capsys)
+    assert "node main: the last recovery took 19.7 s; recovery_time is 2 s" in text
+    for other in (None, slow | {"recovery_ms_last": None}, slow | {"recovery_ms_stated": None}):
+        calm = path("STABLE", now()) | {"footprints": other}
+        assert "recovery" not in shown(status(nodes=[node("main", 4712, top=calm)]), capsys)
+
+
 def test_restamped_rows_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for count, rows in ((1, "1 late or future row was"), (7, "7 late or future rows were")):
         tap = source(now()) | {"restamped_rows": count}

@@ -345,3 +345,14 @@ def test_names_of_columns_that_holdfast_adds_are_reserved(name: str) -> None:
     net.output("out", rows.filter("true"))
     with pytest.raises(NetworkError, match=f"rows: schema: column '{name}': this name is reserved"):
         net.check()
+
+
+def test_a_join_takes_a_column_name_as_pyspark_does() -> None:
+    net, a = network()
+    b = net.source("b", SCHEMA, time="ts").map("ts", "k", y="x")
+    operators = [a.join(b, on=on, within="1s").op for on in ("k", ["k"], "l.k = r.k and r.y > 0")]
+    assert [getattr(op, "on", None) for op in operators] == [
+        ("k",),
+        ("k",),
+        "l.k = r.k and r.y > 0",
+    ]

@@ -132,11 +132,12 @@ def test_an_operator_without_rows_does_not_hold_back_recovery(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recovery": "checkpoint", "recovery_rows": 5}, "needs recovery='cec'"),
+        ({"recovery": "checkpoint", "recovery_rows": 5}, "expects recovery='cec', found"),
         ({"recovery": "cec", "recovery_rows": 0}, "an integer >= 1"),
         ({"recovery": "cec", "reconcile": "undo"}, "use reconcile='checkpoint'"),
-        ({"recovery": "checkpoint", "recovery_time": "2s"}, "needs recovery='cec'"),
+        ({"recovery": "checkpoint", "recovery_time": "2s"}, "expects recovery='cec', found"),
         ({"recovery": "cec", "recovery_time": "soon"}, "recovery_time"),
+        ({"recovery": "cec", "recovery_time": "1ms"}, "expected at least 100ms"),
         ({"recovery": "cec", "recovery_time": "2s", "recovery_rows": 5}, "only one of them"),
         ({"recovery": "cec", "replicas": 2, "replication": "pairs"}, "rebuilt from its peer"),
     ],

@@ -10,7 +10,8 @@ from rich.table import Table
 from holdfast.config import duration_text
 from holdfast.verify.checkers import write_json
 
-NOT_CONVERGENT = "not convergent: with recovery='replay' its inputs are retained forever"
+NOT_CONVERGENT = "not convergent"
+REPLAYED = "not convergent: with recovery='replay' its inputs are retained forever"
 
 
 def show_network(network: Any, compiled: Any) -> None:
@@ -23,7 +24,9 @@ def show_network(network: Any, compiled: Any) -> None:
     for op in network.operators:
         state = "-"
         if op.stateful:
-            state = "convergent" if op.convergent else NOT_CONVERGENT
+            replayed = network.protection(op.fragment).recovery in (None, "replay")
+            lasting = REPLAYED if replayed else NOT_CONVERGENT
+            state = "convergent" if op.convergent else lasting
         reads = ", ".join(up.name for up in op.inputs if up is not None)
         table.add_row(op.name, op.kind, reads, compiled.schema.get(op.name, ""), state)
     console.print(table)

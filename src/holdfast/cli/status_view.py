@@ -138,6 +138,10 @@ class _View:
                 yield f"host {host}: {_times(process['restarts'], 'restart')}"
         for part in status.get("unhealthy", ()):
             yield _unhealthy(part)
+        for node in status["nodes"]:
+            for path in node.get("paths", {}).values():
+                if late := _recovery(path.get("footprints")):
+                    yield f"[yellow]node {node['node']}: {late}[/yellow]"
         for node, differences in status.get("differs", {}).items():
             for text in differences:
                 yield f"[red]node {node}:[/red] {escape(text)}"
@@ -214,6 +218,22 @@ def _state(path: dict[str, Any]) -> str:
     if path["state"] == "STABILIZATION" and path["tentative_upto"] is None:
         state = "CATCHING UP"  # after a restart, nothing is corrected
     return f"[{color}]{state}[/{color}]"
+
+
+def _recovery(footprints: dict[str, Any] | None) -> str:
+    """That recovery took, or is predicted to take, longer than stated; empty: nothing to say."""
+    if footprints is None or footprints["recovery_ms_stated"] is None:
+        return ""
+    stated_ms, last_ms = footprints["recovery_ms_stated"], footprints["recovery_ms_last"]
+    parts = []
+    if last_ms is not None and last_ms > stated_ms:
+        parts.append(f"the last recovery took {last_ms / 1_000:.1f} s")
+    if footprints["recovery_ms_predicted"] > stated_ms:
+        parts.append(f"the next one is predicted to take "
+                     f"{footprints['recovery_ms_predicted'] / 1_000:.1f} s")  # fmt: skip
+    if not parts:
+        return ""
+    return f"{', and '.join(parts)}; recovery_time is {stated_ms / 1_000:g} s"
 
 
 def _clock(steps: int, apart_ms: float) -> str:

@@ -330,11 +330,12 @@ class Stream:
         within: str,
         name: str | None = None,
     ) -> Stream:
-        """Join pairs of rows whose times are at most `within` apart. `on`: a list of columns that
-        are equal on both sides, or SQL over the aliases l and r such as "l.id = r.seller and
-        r.price > 10". A result has the columns of the left side and the further columns of the
-        right side. Its time is the later of the two times."""
-        condition: str | tuple[str, ...] = on if isinstance(on, str) else _keys(on, "join")
+        """Join pairs of rows whose times are at most `within` apart. `on`: a column, or a list of
+        columns, that are equal on both sides, or SQL over the aliases l and r such as "l.id =
+        r.seller and r.price > 10". A result has the columns of the left side and the further
+        columns of the right side. Its time is the later of the two times."""
+        is_sql = isinstance(on, str) and not on.isidentifier()
+        condition: str | tuple[str, ...] = str(on) if is_sql else _keys(on, "join")
         return self._then(
             ops.Join(
                 name=self._named("join", name),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from holdfast.config import RecoveryPolicy, duration_us
+from holdfast.config import RecoveryPolicy, duration_text, duration_us
 from holdfast.errors import InputError
 
 Replication = Literal["switch", "pairs", "clusters"]
 FailurePolicy = Literal["block", "delay", "process"]
 CorrectionPolicy = Literal["suspend", "delay", "process"]
 Reconcile = Literal["checkpoint", "undo"]
+
+#: The shortest recovery time that can be stated.
+RECOVERY_US_MIN = 100_000
 
 _CHOICES = {
     "replication": get_args(Replication),
@@ -85,7 +88,9 @@ class Protection:
         for option in ("recovery_entries", "recovery_rows", "recovery_time"):
             limit = getattr(self, option)
             if limit is not None and self.recovery != "cec":
-                raise InputError(f"protect: {option} needs recovery='cec'")
+                raise InputError(
+                    f"protect: {option} expects recovery='cec', found recovery={self.recovery!r}"
+                )
             if option == "recovery_time" or limit is None:
                 continue
             if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -96,7 +101,12 @@ class Protection:
                     "only one of them"
                 )
         if self.recovery_time is not None:
-            duration_us(self.recovery_time, of="protect: recovery_time")
+            stated_us = duration_us(self.recovery_time, of="protect: recovery_time")
+            if stated_us < RECOVERY_US_MIN:
+                raise InputError(
+                    f"protect: recovery_time={self.recovery_time!r}: expected at least "
+                    f"{duration_text(RECOVERY_US_MIN)}; the first Spark jobs alone take longer"
+                )
         if self.recovery == "cec" and self.reconcile == "undo":
             raise InputError(
                 "protect: recovery='cec' keeps the state before a failure, so it does not go with "

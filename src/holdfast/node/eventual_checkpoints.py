@@ -13,6 +13,7 @@ as they were after the last step, so a replay leaves them alone.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,8 @@ from holdfast.model.protection import Protection
 from holdfast.node.input_index import InputIndex
 from holdfast.node.node_events import StepEngine
 from holdfast.storage import DropState, Log, Record, State
+
+_log = logging.getLogger("holdfast.node")
 
 
 class Logged(Protocol):
@@ -146,7 +149,9 @@ class EventualCheckpoints:
         if not self._log.has_file(os.path.join("state", file)):
             name = os.path.join(self._engine.folder, file)
             raise LogCorrupted(
-                f"{name} is missing, a footprint of path {path.name!r} after bucket {bucket}"
+                f"{name} is missing, a footprint of path {path.name!r} after bucket {bucket}; "
+                f"restore the folder {self._log.root} from a backup, or delete it: the node then "
+                "starts again from the first bucket, if none of its inputs was deleted"
             )
 
     def recovered(self) -> None:
@@ -289,6 +294,14 @@ class EventualCheckpoints:
         self.recovery_us[path] = recovery.finished(step.rows, took_us, loaded_us, control.costs)
         self.load_us[path] = recovery.load_us
         del self._recoveries[path]
+        took_s, stated_us = self.recovery_us[path] / 1e6, self._settings.targets.recovery_us
+        if stated_us is not None and took_s > stated_us / 1e6:
+            _log.warning(
+                "node %s: path %s recovered in %.1f s, stated are %.1f s; footprints can shorten "
+                "loading (%.1f s) and replaying (%.1f s), but not the rest",
+                self._node, path, took_s, stated_us / 1e6, recovery.load_us / 1e6,
+                recovery.replay_us / 1e6,
+            )  # fmt: skip
 
     def status(self, path: str) -> dict[str, int | None] | None:
         """What recovery would have to do after the last step, and how long the last one took. May
@@ -302,6 +315,8 @@ class EventualCheckpoints:
             "open": control.open, "oldest": control.oldest, "entries_to_read": control.extent,
             "rows_to_replay": control.replayed, "checks": self.written["checks"],
             "recovery_ms_predicted": round(control.predicted_us / 1_000),
+            "recovery_ms_fixed": round(control.costs.fixed_us / 1_000),
+            "recoveries_measured": control.costs.recoveries,
             "recovery_ms_stated": None if stated_us is None else stated_us // 1_000,
             "recovery_ms_last": None if last_us is None else round(last_us / 1_000),
         }  # fmt: skip

@@ -213,12 +213,13 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else "`" + name.replace("`", "``") + "`"
 
 
-def check_time(schema: pa.Schema, time: str, *, of: str) -> str | None:
-    """The reason why `time` cannot be the time column of `schema`; None if it can."""
+def check_time(schema: pa.Schema, time: str, *, of: str, option: str = "time") -> str | None:
+    """The reason why `time` cannot be the time column of `schema`; None if it can. `option`: the
+    one that names the column."""
     if time not in schema.names:
         return (
             f"{of}: no time column {time!r} among the columns {', '.join(schema.names)}; name one "
-            "of the timestamp columns with time="
+            f"of the timestamp columns with {option}="
         )
     kind = schema.field(time).type
     if not pa.types.is_timestamp(kind) or kind.tz is None:

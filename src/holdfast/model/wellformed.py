@@ -175,7 +175,7 @@ def _schemas(network: Network) -> list[str]:
                     violations.append(f"{op.name}, {label}: {err}")
                     continue
                 if label == "state" and op.timer is not None:
-                    problem = check_time(schema, op.timer, of=f"{op.name}, timer")
+                    problem = check_time(schema, op.timer, of=f"{op.name}, timer", option="timer")
                     if problem:
                         violations.append(problem)
         if isinstance(op, ops.Source) and (problem := _feed_problem(op)):

@@ -94,7 +94,7 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
 
 
 def _footprints(running: Run) -> dict[str, Any]:
-    (node,) = (node for node in running.status()["nodes"] if node["name"] == "main")
+    (node,) = (node for node in running.status()["nodes"] if node["node"] == "main")
     (path,) = node["paths"].values()
     found: dict[str, Any] = path["footprints"]
     return found

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from contextlib import suppress
@@ -28,6 +29,8 @@ from holdfast.verify.fuzz.engine_run import digests, run_network
 from tests.processes.kill_app import totals
 
 BUCKETS, ROWS, KEYS = 4, 300, 40
+#: Time between two kills of executors: each starts a JVM, in which tasks run slowly at first.
+EXECUTOR_REST_S = 20.0
 
 
 def slow(state: pa.Table, rows: pa.Table, info: Any, *, calls: str) -> tuple[pa.Table, pa.Table]:
@@ -74,12 +77,15 @@ class Killer:
         self._thread.start()
 
     def _run(self) -> None:
-        rng = random.Random(1)
+        rng, rest_until_s = random.Random(1), 0.0
         while not self._stopped.wait(rng.uniform(0.3, 1.5)):
             executors = [pid for pid, _, line in processes() if f"--app-id {self._app}" in line]
             workers = [p for p, parent, line in processes() if "pyspark.daemon" in line
                        and (parent in executors or self._parent(parent) in executors)]  # fmt: skip
-            kind, pids = ("executor", executors) if rng.random() < 0.05 else ("worker", workers)
+            kind, pids = "worker", workers
+            if rng.random() < 0.05 and time.monotonic() > rest_until_s:
+                kind, pids = "executor", executors
+                rest_until_s = time.monotonic() + EXECUTOR_REST_S
             if pids:
                 with suppress(ProcessLookupError):
                     os.kill(rng.choice(pids), signal.SIGKILL)

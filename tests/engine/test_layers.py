@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,27 @@ def test_layers_are_merged_level_by_level() -> None:
     assert layers.to_merge([0, *many], sizes, fixed=0, most=10 * layers.FANOUT) == (
         1, 1 + layers.FANOUT,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_timers_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None:
+    """Runs of equal times, which are stored without them, and others between them."""
+    rng = np.random.default_rng(seed)
+    runs = [
+        int(rng.choice([1, 3, layers.SAME_TIME_MIN - 1, layers.SAME_TIME_MIN, 2_500]))
+        for _ in range(12)
+    ]
+    us = np.repeat(np.sort(rng.choice(1_000, len(runs), replace=False)) - 500, runs)
+    timers = np.zeros(len(us), layers.NO_TIMERS.dtype)
+    timers["us"], timers["hash"] = us, rng.integers(-(2**62), 2**62, len(us))
+    nothing = layers.Entries(np.array([], np.int64), np.array([], bool), STATE.empty_table())
+    layer = layers.write_layer(
+        nothing, None, 0, layers.LayerName(str(tmp_path), "p", "x"), layers.in_order(timers)
+    )
+    with layers.LayerFile(str(tmp_path), layer, STATE) as file:
+        for _ in range(20):
+            lo, hi = np.sort(rng.integers(-600, 600, 2)).tolist()
+            wanted = layers.in_order(timers[(timers["us"] >= lo) & (timers["us"] < hi)])
+            assert (layers.in_order(file.timers(lo, hi, math.inf)) == wanted).all()
+    stored = (tmp_path / layer.file).stat().st_size
+    assert stored < 16 * len(timers)

@@ -20,6 +20,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,6 +59,10 @@ _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<
 #: The time of a timer and the hash of its key.
 _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
 NO_TIMERS: Timers = np.zeros(0, _TIMER)
+#: So many timers with the same time are stored without it.
+SAME_TIME_MIN = 64
+#: The begin of a block without times; no timer is set at the earliest time of 64 bits.
+_SAME_TIME = np.array([-(1 << 63)], "<i8").tobytes()
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -215,9 +220,33 @@ def in_order(timers: Timers) -> Timers:
 
 
 def _timer_blocks(timers: Timers) -> Iterator[tuple[int, bytes]]:
+    """The first time of each block, and the block: timers, or, if all have this time, only the
+    hashes after `_SAME_TIME`. Marks often have the same time."""
+    starts = np.flatnonzero(np.r_[True, np.diff(timers["us"]) != 0][: len(timers)]).tolist()
+    begin = 0
+    for start, end in pairwise([*starts, len(timers)]):
+        if end - start >= SAME_TIME_MIN:
+            yield from _mixed(timers[begin:start])
+            for at in range(start, end, BLOCK_TIMERS):
+                block = timers[at : min(at + BLOCK_TIMERS, end)]
+                yield int(block["us"][0]), _SAME_TIME + block["hash"].tobytes()
+            begin = end
+    yield from _mixed(timers[begin:])
+
+
+def _mixed(timers: Timers) -> Iterator[tuple[int, bytes]]:
     for at in range(0, len(timers), BLOCK_TIMERS):
         block = timers[at : at + BLOCK_TIMERS]
         yield int(block["us"][0]), block.tobytes()
+
+
+def _timers_of(first_us: int, data: bytes) -> Timers:
+    if not data.startswith(_SAME_TIME):
+        return np.frombuffer(data, _TIMER)
+    hashes = np.frombuffer(data, np.int64, offset=len(_SAME_TIME))
+    timers = np.empty(len(hashes), _TIMER)
+    timers["us"], timers["hash"] = first_us, hashes
+    return timers
 
 
 class LayerFile:
@@ -281,7 +310,7 @@ class LayerFile:
         for first, at, size, crc in self._timers[begin:].tolist():
             if first >= to_us or count >= most:
                 break
-            block = np.frombuffer(self._read(at, size, crc), _TIMER)
+            block = _timers_of(first, self._read(at, size, crc))
             lo, hi = np.searchsorted(block["us"], (from_us, to_us), side="left")
             found.append(block[lo:hi])
             count += int(hi - lo)

@@ -122,6 +122,7 @@ def _captions(result: dict[str, Any]) -> list[str]:
             f"{of.get('what', 'crash')}, recovery stated {stated}: {of['within']} of "
             f"{of['crashes']} within, median {statistics.median(of['recovery_s']):.2f} s, "
             f"predicted {statistics.median(of['predicted_s']):.2f} s"
+            + (f", pause {statistics.median(of['pause_s']):.1f} s" if "pause_s" in of else "")
         )
     return captions
 

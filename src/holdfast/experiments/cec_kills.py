@@ -1,7 +1,8 @@
 """A real deployment whose node is killed with SIGKILL and recovers from footprints.
 
 The node measures its recovery itself, from the moment when its log is open (the process has started
-and has run its first jobs) until the first new bucket is committed.
+and has run its first jobs) until the first new bucket is committed. The pause of the client, from
+the kill to the first new bucket, also contains the start of the process and of its JVM.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +47,10 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
         NETWORKS[stated_s], storage=folder, deployment="processes", options=options,
         app=f"holdfast.experiments.cec_kills:net_{stated_s}s",
     )  # fmt: skip
-    rng, took_s, predicted_s = random.Random(1), [], []
+    rng = random.Random(1)
+    took_s: list[float] = []
+    predicted_s: list[float] = []
+    pause_s: list[float] = []
     with running:
         client, source = running.client(OUTPUT), running.source("items")
         thread = threading.Thread(
@@ -74,12 +79,15 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
             push(rng.randrange(BETWEEN // 2, BETWEEN))
             wait_for(pushed - 1)
             predicted_s.append(_footprints(running)["recovery_ms_predicted"] / 1_000)
+            killed_s = time.monotonic()
             process.kill()
             push(2)
+            wait_for(pushed - 2)
+            pause_s.append(time.monotonic() - killed_s)
             wait_for(pushed - 1)
             took_s.append(_footprints(running)["recovery_ms_last"] / 1_000)
             say(f"{stated_s} s stated, SIGKILL {kill + 1}: recovery {took_s[-1]:.2f} s, predicted "
-                f"{predicted_s[-1]:.2f} s")  # fmt: skip
+                f"{predicted_s[-1]:.2f} s, pause {pause_s[-1]:.1f} s")  # fmt: skip
         source.end()
         thread.join(LIMIT_S)
     errors = [abs(p - took) / took for p, took in zip(predicted_s, took_s, strict=True)]
@@ -89,6 +97,7 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
         "within": sum(took <= stated_s for took in took_s),
         "recovery_s": [round(took, 2) for took in took_s],
         "predicted_s": [round(predicted, 2) for predicted in predicted_s],
+        "pause_s": [round(pause, 1) for pause in pause_s],
         "error_median": round(statistics.median(errors), 3),
     }
 

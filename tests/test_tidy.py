@@ -65,6 +65,7 @@ ENTRY_POINTS = {
     "holdfast.experiments.peers.bytewax_peer": "vs-peers, by another interpreter",
     "holdfast.experiments.peers.flink_peer": "vs-peers, by another interpreter",
     "holdfast.experiments.peers.pathway_peer": "vs-peers, by another interpreter",
+    "holdfast.experiments.versus.alternatives": "python -m, see docs/experiments.md",
     "holdfast.experiments.versus.live_holdfast": "vs_structured_streaming, with python -m",
     "holdfast.experiments.versus.live_spark": "vs_structured_streaming, with python -m",
 }

@@ -125,7 +125,7 @@ def test_a_damaged_file_stops_the_step(sessions: Sessions, tmp_path: Path, build
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("build", [counted, sliding, joined, passed_on])
 def test_ten_thousand_flipped_bits(sessions: Sessions, tmp_path: Path, build: Build) -> None:
     """2,500 flips per query, in the state files and in the segment of the next bucket: none gives a

@@ -106,12 +106,15 @@ class _Host:
 
     def _begin(self, stop: threading.Event) -> int:
         """Get an epoch for the process. A first start and a standby also warm up; a restarted host
-        with nodes does not, because its waiting buckets warm up the code."""
+        with nodes does not, because its waiting buckets warm up the code, unless a recovery time is
+        stated, of which the warm-up is no part."""
         chief = self._place.chief
         request = NextEpoch(process_of(self.name), identity=self._identity)
         epoch = patiently(lambda: chief.call(request).epoch, stop)
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
-        if epoch == 1 or not assigned:
+        network = self._place.network
+        stated = [network.protection(fragment_of(node)).recovery_time for node in assigned]
+        if epoch == 1 or not assigned or any(stated):
             self._warm_up(assigned)
         return epoch
 

@@ -16,7 +16,14 @@ from typing import Any
 
 from holdfast.core.eventual_checkpoint import Pace, Settings, Targets
 from holdfast.engine.session import Sessions
-from holdfast.experiments.cec_bench import Bench, Form, Inputs, Workload, forget_pages
+from holdfast.experiments.cec_bench import (
+    WIDTH_US,
+    Bench,
+    Form,
+    Inputs,
+    Workload,
+    forget_pages,
+)
 
 Say = Callable[[str], None]
 
@@ -115,7 +122,10 @@ def sweep(sessions: Sessions, folder: str, crashes: int, steps: int, say: Say) -
         name = "without" if point is None else f"{point.dial}-{point.value}"
         bench = Bench(work, form, sessions, os.path.join(folder, name), inputs)
         bench.advance(warm)
-        samples = [_sample(bench, steps, lifetime, crash=point is not None) for _ in range(crashes)]
+        of_point = max(steps, 0 if point is None else _steps_of(point.settings))
+        samples = [
+            _sample(bench, of_point, lifetime, crash=point is not None) for _ in range(crashes)
+        ]
         median = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
         row = {"value": None if point is None else point.value, "samples": samples, **median}
         if point is None:
@@ -126,6 +136,11 @@ def sweep(sessions: Sessions, folder: str, crashes: int, steps: int, say: Say) -
         bench.close()
     found["monotone"] = monotone(found)
     return found
+
+
+def _steps_of(settings: Settings) -> int:
+    """Steps that contain two periods CP; a step takes a tenth of a second or longer."""
+    return 0 if settings.pace is None else -(-2 * settings.pace.period_us // WIDTH_US)
 
 
 def _sample(bench: Bench, steps: int, lifetime: int, *, crash: bool) -> dict[str, float]:

@@ -74,7 +74,7 @@ def test_the_documents_equal_the_stored_results(document: Path) -> None:
 
 
 #: Stored from `--quick`, which has all repeats; a full run only has more and longer steps.
-QUICK = {"vs-structured-streaming", "vs-peers", "growth"}
+QUICK = {"cec", "vs-structured-streaming", "vs-peers", "growth"}
 
 
 def test_stored_results_are_full_runs_or_say_that_they_are_quick() -> None:
@@ -135,7 +135,6 @@ def test_every_number_in_the_readme_comes_from_code_or_a_stored_result() -> None
     assert re.findall(r".*\d.*", unexplained(f"{readme} It takes 4 ms.")) == [" It takes 4 ms."]
 
 
-@pytest.mark.xfail(strict=True, reason="`holdfast experiment cec` has not been measured yet")
 def test_every_table_has_a_stored_result() -> None:
     names = {
         name for path in figures.DOCUMENTS for _, name, _ in figures.BLOCK.findall(path.read_text())

@@ -61,7 +61,7 @@ _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
 NO_TIMERS: Timers = np.zeros(0, _TIMER)
 #: So many timers with the same time are stored without it.
 SAME_TIME_MIN = 64
-#: The begin of a block without times; no timer is set at the earliest time of 64 bits.
+#: The start of a block without times; no timer is set at the earliest time of 64 bits.
 _SAME_TIME = np.array([-(1 << 63)], "<i8").tobytes()
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
